@@ -1,0 +1,77 @@
+# The two commands: `make demo` and `make test`. Both install what they need into .venv first.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+
+# Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.
+TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint types contracts fmt docs docs-check bench check wheel clean
+
+help:  ## tell what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.tensorflow  ## run all tests
+	$(BIN)/python -m pytest $(PYTEST)
+
+unit: $(VENV)/.dev  ## run the tests that take milliseconds
+	$(BIN)/python -m pytest tests/unit $(PYTEST)
+
+lint: $(VENV)/.dev  ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## check types
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev  ## check that imports point down
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.dev  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## write the generated pages of docs/ anew
+	$(BIN)/python docs/generate.py
+
+docs-check: $(VENV)/.dev
+	$(BIN)/python docs/generate.py --check
+
+bench: $(VENV)/.dev  ## measure what the project makes claims about
+	$(BIN)/python -m benchmarks
+
+check: lint types contracts docs-check test  ## all that continuous integration runs
+
+wheel: $(VENV)/.dev  ## build the package
+	$(BIN)/python -m build --wheel
+
+clean:  ## remove what was installed and built here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.tensorflow: $(VENV)/.dev
+	@echo "installing TensorFlow ($(TENSORFLOW)); this takes a minute the first time"
+	@$(PIP) install --editable '.[$(TENSORFLOW)]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(BIN)/python
+	@echo "installing gpulease and its tools into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+# Debian and Ubuntu keep venv in a package of its own.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gpulease needs Python 3.11 or later; try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	  rm -rf $(VENV); \
+	  echo "this Python has no venv: installing the package python3-venv"; \
+	  as_root=; [ "$$(id -u)" = 0 ] || as_root=sudo; \
+	  $$as_root apt-get update -qq && $$as_root apt-get install -qq -y python3-venv >/dev/null \
+	    && $(PYTHON) -m venv $(VENV); } || \
+	  { echo "cannot make $(VENV); install python3-venv and try again" >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""The `gpulease` command: parse, one call, print. Each verb is a file, imported when it is used."""

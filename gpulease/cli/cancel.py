@@ -1,0 +1,48 @@
+"""`gpulease cancel`: ask jobs to end, whether they wait or run."""
+
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.render import complain, show
+from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.wire import JobView
+
+
+def cancel(
+    ctx: typer.Context,
+    jobs: Annotated[list[int], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    socket: SocketOption = None,
+) -> int:
+    """End jobs: one that waits leaves the queue, one that runs is asked to go, then made to.
+
+    \b
+    Examples:
+      gpulease cancel 17
+      gpulease cancel 17 18 19
+    """
+    client = connect(ctx, socket)
+    status = 0
+    for number in dict.fromkeys(jobs):
+        try:
+            show(said(client.cancel(number)))
+        except NoDaemon:
+            raise
+        except GpuleaseError as error:
+            complain(error)
+            status = error.exit_code
+    return status
+
+
+def said(job: JobView) -> str:
+    """Say what became of a job that was cancelled."""
+    match job.state:
+        case "releasing":
+            return f"job {job.id} is asked to end"
+        case "ended" if job.outcome != "cancelled":
+            return f"job {job.id} had ended before"
+        case "ended":
+            return f"job {job.id} is cancelled"
+        case _:
+            return f"job {job.id} will end"

@@ -1,0 +1,126 @@
+"""`gpulease doctor`: what the daemon finds wrong, and what the user's own side finds wrong."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import gpulease
+from gpulease.cli.caller import environment, working_directory
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.program import python_of
+from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.tables import Block, Page, Span, Style, line
+from gpulease.cli.text import clean
+from gpulease.client import encode, indent
+from gpulease.errors import GpuleaseError
+from gpulease.wire import CheckView, DoctorView
+
+_ANSWERS_WITHIN = 20.0
+_HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
+_MARKS: dict[str, tuple[str, Style]] = {
+    "ok": ("ok      ", "good"),
+    "warning": ("warning ", "warn"),
+    "failure": ("FAILURE ", "bad"),
+}
+_ASK_VERSION = (
+    "import importlib.metadata as m, sys\n"
+    "found = [d for d in ('tensorflow', 'tensorflow-cpu', 'tf-nightly')"
+    " for _ in m.distributions(name=d)]\n"
+    "print(sys.version.split()[0], found[0] + ' ' + m.version(found[0]) if found else '')\n"
+)
+"""What is installed, without importing it: TensorFlow takes seconds, and memory on a GPU."""
+
+
+def doctor(
+    ctx: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    socket: SocketOption = None,
+) -> int:
+    """Look at this machine and this account, and say how to mend what is wrong; exit 1 if a lot.
+
+    \b
+    Examples:
+      gpulease doctor
+      gpulease doctor --json | jq '.checks[] | select(.state != "ok")'
+    """
+    view = DoctorView(checks=[*_daemon_checks(ctx, socket), *_own_checks()])
+    if json:
+        show(indent(encode(view)))
+    else:
+        show_page(page(view), screen_of(sys.stdout, environment()))
+    return int(any(check.state == "failure" for check in view.checks))
+
+
+def page(view: DoctorView) -> Page:
+    """Lay out the checks, each mend under its own."""
+    return [block for check in view.checks for block in _check(check)]
+
+
+def _check(check: CheckView) -> Iterator[Block]:
+    mark, style = _MARKS[check.state]
+    yield (Span(mark, style), Span(f"{clean(check.name)}: {clean(check.message)}"))
+    if check.mend:
+        yield line(f"        {clean(check.mend)}", "dim")
+
+
+def _daemon_checks(ctx: typer.Context, socket: Path | None) -> Iterator[CheckView]:
+    try:
+        client = connect(ctx, socket)
+        found = client.doctor().checks
+    except GpuleaseError as error:
+        yield CheckView("daemon", "failure", error.message, error.hint)
+        return
+    yield CheckView("daemon", "ok", f"it answers on {client.path}")
+    yield from found
+
+
+def _own_checks() -> Iterator[CheckView]:
+    yield _hooks()
+    try:
+        python = python_of(Path(working_directory()), environment())
+    except GpuleaseError as error:
+        yield CheckView("python", "warning", error.message, error.hint)
+        return
+    yield from _python(python)
+
+
+def _hooks() -> CheckView:
+    if os.access(_HOOKS, os.R_OK | os.X_OK):
+        return CheckView("hooks", "ok", f"{_HOOKS} can be read")
+    return CheckView(
+        "hooks",
+        "failure",
+        f"{_HOOKS} cannot be read, so no framework can be held to its lease",
+        "install gpulease where every user may read it",
+    )
+
+
+def _python(python: str) -> Iterator[CheckView]:
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK_VERSION],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ANSWERS_WITHIN,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        yield CheckView("python", "warning", f"{python} does not work: {error}")
+        return
+    version, _, framework = asked.stdout.strip().partition(" ")
+    yield CheckView("python", "ok", f".py jobs run under {python} ({version})")
+    if framework:
+        yield CheckView("tensorflow", "ok", f"{framework} is installed there")
+    else:
+        yield CheckView(
+            "tensorflow",
+            "warning",
+            "that python has no tensorflow",
+            "activate the environment that has it, if your jobs use it",
+        )

@@ -1,0 +1,53 @@
+"""With which number `run` leaves, and what it says of the end of a job."""
+
+import signal
+
+from gpulease.cli.attach import Ending
+from gpulease.cli.text import clean
+from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
+from gpulease.wire import JobView
+
+SIGNALED = 128
+"""What a shell adds to the number of the signal that ended a command."""
+
+
+def status_of_ending(ending: Ending) -> int:
+    """Return the exit code for what the shim says."""
+    if ending.reason == "time_limit":
+        return EXIT_TIME_LIMIT
+    if ending.exit_code is not None:
+        return ending.exit_code
+    return SIGNALED + ending.signal if ending.signal is not None else EXIT_OWN_FAILURE
+
+
+def status_of_job(job: JobView) -> int:
+    """Return the exit code for a job that ended without us."""
+    if job.exit_status is not None:
+        return job.exit_status
+    match job.outcome:
+        case "gave_up":
+            return EXIT_GAVE_UP
+        case "time_limit":
+            return EXIT_TIME_LIMIT
+        case "cancelled":
+            return SIGNALED + signal.SIGTERM
+        case _:
+            return EXIT_OWN_FAILURE
+
+
+def last_words(job: JobView) -> str | None:
+    """Say why a job ended, where its own output does not."""
+    why = f": {clean(job.reason)}" if job.reason else ""
+    match job.outcome:
+        case "gave_up":
+            return f"gpulease: job {job.id} gave up waiting{why}"
+        case "launch_failed":
+            return f"gpulease: job {job.id} could not be started{why}"
+        case "lost":
+            return f"gpulease: job {job.id} was lost, and how it ended is not known{why}"
+        case "cancelled":
+            return f"gpulease: job {job.id} was cancelled{why}"
+        case "time_limit":
+            return f"gpulease: job {job.id} reached its time limit"
+        case _:
+            return None

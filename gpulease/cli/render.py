@@ -1,0 +1,135 @@
+"""Everything that the command prints: data to stdout, talk to stderr.
+
+Plain text for pipes and files. rich is imported only where a page is drawn in colour.
+"""
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from gpulease.cli.tables import GAP, Line, Page, Table, fit, plain
+from gpulease.cli.text import clean
+from gpulease.errors import GpuleaseError
+from gpulease.frames import FrameKind
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+_COLOURS = {
+    "": "",
+    "title": "bold",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "red",
+    "dim": "dim",
+    "lease": "cyan",
+    "promise": "blue",
+    "stranger": "red",
+    "room": "dim",
+}
+_BLOCKS = {
+    "lease": str.maketrans("#", "█"),
+    "promise": str.maketrans("=", "▒"),
+    "stranger": str.maketrans("!", "█"),
+    "room": str.maketrans(".", "░"),
+}
+"""Colour tells apart on a terminal what takes different letters in plain text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What is printed to: `width` is None for a pipe or a file."""
+
+    width: int | None
+    colour: bool
+
+
+def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
+    """Describe what `stream` is connected to; NO_COLOR and TERM=dumb keep it plain.
+
+    It is None where the process was started with the stream closed.
+    """
+    if stream is None or not stream.isatty():
+        return Screen(width=None, colour=False)
+    plain_terminal = environment.get("NO_COLOR") or environment.get("TERM", "dumb") == "dumb"
+    return Screen(width=terminal_width(), colour=not plain_terminal)
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or what COLUMNS says."""
+    return max(20, shutil.get_terminal_size().columns)
+
+
+def forgive_encodings() -> None:
+    """Print what the locale cannot write as question marks, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def show(text: str) -> None:
+    """Print data."""
+    print(text, flush=True)
+
+
+def say(text: str) -> None:
+    """Print talk."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def draw(text: str) -> None:
+    """Write talk that manages its own lines."""
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def complain(error: GpuleaseError) -> None:
+    """Print what went wrong and what to do about it."""
+    message = "\n".join(map(clean, error.message.splitlines()))
+    say(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")
+
+
+def pass_on(kind: FrameKind, piece: bytes) -> None:
+    """Write a piece of a job's output to the stream that it is of, byte for byte."""
+    handle = 2 if kind == FrameKind.STDERR else 1
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def show_page(page: Page, screen: Screen) -> None:
+    """Print a page of lines and tables."""
+    if not screen.colour:
+        print(plain(page, screen.width), end="", flush=True)
+        return
+    from rich.console import Console
+
+    console = Console(width=screen.width, highlight=False, soft_wrap=False)
+    for block in page:
+        if isinstance(block, Table):
+            console.print(_rich_table(fit(block, screen.width)))
+        else:
+            console.print(_rich_line(block), overflow="ellipsis", no_wrap=True)
+
+
+def _rich_line(spans: Line) -> "Text":
+    from rich.text import Text
+
+    return Text.assemble(
+        *((span.text.translate(_BLOCKS.get(span.style, {})), _COLOURS[span.style]) for span in spans)
+    )
+
+
+def _rich_table(table: Table) -> "RichTable":
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(box=None, padding=(0, GAP, 0, 0), header_style="bold dim", pad_edge=False)
+    for column in table.columns:
+        drawn.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*(_rich_line(cell) for cell in row))
+    return drawn

@@ -1,0 +1,173 @@
+"""From the options of `run` and the process that calls to the request that the daemon reads.
+
+Nothing is looked up here but the kernel's own limits: the same options give the same request.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpulease.cli.caller import Caller
+from gpulease.errors import BadValue, TooLarge
+from gpulease.units import Share, format_size, parse_memory, parse_span
+from gpulease.wire import ClaimRequest, SubmitRequest, WorkerOptionsRequest, to_wire
+
+LONGEST_NAME = 128
+LARGEST_STRING = 128 * 1024
+"""Bytes of one argument or variable that execve(2) takes, its NUL included."""
+_POINTER = 8
+_RESERVED = 8 * 1024
+"""Bytes left for the variables that the job is given besides the caller's."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What was written on the command line of `run`, as it was written."""
+
+    mem: str | None = None
+    gpus: int = 1
+    exclusive: bool = False
+    time: str | None = None
+    name: str | None = None
+    wait: str | None = None
+    no_wait: bool = False
+    detach: bool = False
+    visible: Literal["uuid", "index"] = "uuid"
+    growth: bool = False
+    split: int = 1
+    inter_op_threads: int | None = None
+    intra_op_threads: int | None = None
+    soft_placement: bool = False
+    log_placement: bool = False
+    strict: bool = False
+
+
+def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitRequest:
+    """Return the request for running `argv` with `options` as `caller` would.
+
+    Raises:
+        BadValue: an option says something that cannot be.
+        TooLarge: no kernel would execute it.
+    """
+    refuse_what_execve_would(argv, caller.environment)
+    return SubmitRequest(
+        argv=[to_wire(argument) for argument in argv],
+        cwd=to_wire(caller.cwd),
+        environment={to_wire(key): to_wire(value) for key, value in caller.environment.items()},
+        umask=caller.umask,
+        soft_limits=dict(caller.soft_limits),
+        nice=caller.nice,
+        claim=_claim(options),
+        options=_worker_options(options),
+        name=_name(options.name),
+        attached=not options.detach,
+        wait=_wait(options),
+    )
+
+
+def _claim(options: RunOptions) -> ClaimRequest:
+    if options.gpus < 1:
+        raise BadValue(
+            f"cannot lease {options.gpus} GPUs: a lease is of at least one",
+            "a command that needs no GPU needs no lease: run it without gpulease",
+        )
+    memory = None if options.mem is None else parse_memory(options.mem)
+    return ClaimRequest(
+        memory=None if isinstance(memory, Share) else memory,
+        share=float(memory.percent) if isinstance(memory, Share) else None,
+        gpus=options.gpus,
+        exclusive=options.exclusive,
+        time_limit=None if options.time is None else parse_span(options.time).total_seconds(),
+    )
+
+
+def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
+    for flag, count in (
+        ("--split", options.split),
+        ("--inter-op-threads", options.inter_op_threads),
+        ("--intra-op-threads", options.intra_op_threads),
+    ):
+        if count is not None and count < 1:
+            raise BadValue(f"cannot use {flag} {count}: it must be at least 1")
+    return WorkerOptionsRequest(
+        visible=options.visible,
+        growth=options.growth,
+        split=options.split,
+        inter_op_threads=options.inter_op_threads,
+        intra_op_threads=options.intra_op_threads,
+        log_placement=options.log_placement,
+        soft_placement=options.soft_placement,
+        strict=options.strict,
+    )
+
+
+def _name(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if not name.strip() or not name.isprintable():
+        raise BadValue(
+            "cannot use this name: it is empty, or holds a line break or a control character",
+            "a name is one line of text, such as --name resnet-50",
+        )
+    if len(name) > LONGEST_NAME:
+        raise BadValue(
+            f"cannot use this name: it has {len(name)} characters",
+            f"a name has at most {LONGEST_NAME}",
+        )
+    return name
+
+
+def _wait(options: RunOptions) -> float | None:
+    if options.no_wait and options.wait is not None:
+        raise BadValue(
+            "cannot use --wait and --no-wait together: they contradict each other",
+            "--no-wait gives up at once, --wait 30m after half an hour, neither waits without end",
+        )
+    if options.no_wait:
+        return 0.0
+    return None if options.wait is None else parse_span(options.wait).total_seconds()
+
+
+def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Check the sizes that execve(2) checks, while the user can still do something about it.
+
+    Raises:
+        TooLarge: an argument, a variable, or all of them together are over the kernel's limit.
+    """
+    for number, argument in enumerate(argv):
+        if (size := len(os.fsencode(argument)) + 1) > LARGEST_STRING:
+            raise _string_too_large(f"argument {number} has", size)
+    sizes = {key: len(os.fsencode(f"{key}={value}")) + 1 for key, value in environment.items()}
+    for key, size in sizes.items():
+        if size > LARGEST_STRING:
+            raise _string_too_large(f"the variable {key} of your environment has", size)
+    strings = sum(sizes.values()) + sum(len(os.fsencode(argument)) + 1 for argument in argv)
+    whole = strings + _POINTER * (len(argv) + len(sizes) + 2)
+    limit = os.sysconf("SC_ARG_MAX") - _RESERVED
+    if whole > limit:
+        raise _all_too_large(whole, limit, sizes)
+
+
+def _string_too_large(what: str, size: int) -> TooLarge:
+    return TooLarge(
+        f"cannot run the command: {what} {_kib(size)}, and the kernel takes "
+        f"{format_size(LARGEST_STRING)} in one piece",
+        "pass it in a file",
+    )
+
+
+def _all_too_large(whole: int, limit: int, sizes: Mapping[str, int]) -> TooLarge:
+    biggest = sorted(sizes, key=lambda key: -sizes[key])[:_SHOWN]
+    named = ", ".join(f"{key} ({_kib(sizes[key])})" for key in biggest)
+    return TooLarge(
+        f"cannot run the command: its arguments and environment have {_kib(whole)}, and the "
+        f"kernel takes {_kib(limit)} together; the largest variables: {named}",
+        "unset what the job does not need (env -u NAME gpulease run ...), or use a file of names",
+    )
+
+
+def _kib(size: int) -> str:
+    return f"{math.ceil(size / 1024)}K"

@@ -1,0 +1,225 @@
+"""`gpulease status`: the GPUs, who leases what, who waits, and who came without a lease."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.caller import environment
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
+from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, size, until
+from gpulease.client import decode, indent
+from gpulease.wire import GpuView, JobView, MemoryView, StatusView
+
+_BAR = 20
+_BAR_TITLE = "MEMORY"
+_LEGEND: Line = (
+    *(Span("#", "lease"), Span(" used under a lease  ", "dim")),
+    *(Span("=", "promise"), Span(" leased, not used yet  ", "dim")),
+    *(Span("!", "stranger"), Span(" unmanaged  ", "dim")),
+    *(Span(".", "room"), Span(" free to lease", "dim")),
+)
+_STATES: dict[str, Style] = {"available": "good", "drained": "warn"}
+
+
+def status(
+    ctx: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Show every GPU: what is leased and by whom, what is in use, and what is free to lease.
+
+    \b
+    Examples:
+      gpulease status
+      watch -n 5 gpulease status
+      gpulease status --json | jq '.gpus[].memory.headroom'
+    """
+    reply = connect(ctx, socket).status_json()
+    if json:
+        show(indent(reply))
+        return
+    screen = screen_of(sys.stdout, environment())
+    now = datetime.now(UTC).astimezone()
+    show_page(page(decode(StatusView, reply), now, screen.width), screen)
+
+
+def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
+    """Lay out one look at the machine, with a legend if there is room for what it explains."""
+    return [
+        *_head(view, now),
+        *_gpus(view, width),
+        *_leases(view, now),
+        *_queue(view, now),
+        *_others(view),
+    ]
+
+
+def _head(view: StatusView, now: datetime) -> Iterator[Block]:
+    driver = f"  driver {clean(view.driver)}" if view.driver else ""
+    simulated = "  simulated GPUs" if view.simulated else ""
+    rest = f"{driver}{simulated}  {clock(view.at, now)}"
+    yield (Span(clean(view.host), "title"), Span(rest, "dim"))
+
+
+def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
+    if not view.gpus:
+        yield line("no GPUs", "warn")
+        return
+    columns = (
+        Column("GPU", right=True),
+        Column("NAME", leaves=3, shrinks=True),
+        Column("STATE", leaves=1),
+        Column(_BAR_TITLE, leaves=5),
+        Column("USED", right=True),
+        Column("LEASED", right=True),
+        Column("FREE", right=True),
+        Column("OF", right=True, leaves=2),
+        Column("UTIL", right=True, leaves=4),
+        Column("TEMP", right=True, leaves=6),
+    )
+    table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
+    yield line("")
+    yield table
+    if any(column.title == _BAR_TITLE for column in fit(table, width).columns):
+        yield _LEGEND
+    for gpu in view.gpus:
+        if gpu.detail:
+            yield line(f"GPU {gpu.index}: {clean(gpu.detail)}", "warn")
+
+
+def _gpu(gpu: GpuView) -> tuple[Line, ...]:
+    memory = gpu.memory
+    return (
+        line(str(gpu.index)),
+        line(clean(gpu.name)),
+        line(gpu.state, _STATES.get(gpu.state, "bad")),
+        bar(memory),
+        line(size(memory.used)),
+        line(size(memory.leased)),
+        line(size(memory.headroom), "good" if memory.headroom else "warn"),
+        line(size(memory.total)),
+        line(UNKNOWN if gpu.utilization is None else f"{gpu.utilization}%"),
+        line(UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"),
+    )
+
+
+def bar(memory: MemoryView) -> Line:
+    """Draw the ledger of a GPU: used under leases, leased and not used, unmanaged, free."""
+    if not memory.total or memory.used is None:
+        return line(f"[{'?' * _BAR}]", "dim")
+    unmanaged = memory.unmanaged or 0
+    used = max(0, min(memory.used - unmanaged, memory.committed))
+    parts: tuple[tuple[int, str, Style], ...] = (
+        (used, "#", "lease"),
+        (memory.committed - used, "=", "promise"),
+        (unmanaged, "!", "stranger"),
+    )
+    spans, room = [Span("[")], _BAR
+    for amount, mark, style in parts:
+        # Something that is there is seen, however small it is.
+        marks = min(room, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
+        room -= marks
+        spans.append(Span(mark * marks, style))
+    return (*spans, Span("." * room, "room"), Span("]"))
+
+
+def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
+    rows = [row for job in view.jobs for row in _lease_rows(job, view, now)]
+    yield line("")
+    if not rows:
+        yield line("no leases", "dim")
+        return
+    columns = (
+        Column("JOB", right=True),
+        Column("USER", shrinks=True),
+        Column("NAME", leaves=3, shrinks=True),
+        Column("STATE", leaves=5),
+        Column("GPU", right=True),
+        Column("LEASED", right=True),
+        Column("USED", right=True),
+        Column("PEAK", right=True, leaves=4),
+        Column("LEFT", right=True, leaves=2),
+    )
+    yield Table(columns, tuple(rows))
+
+
+def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
+    if job.state in ("queued", "ended"):
+        return
+    indexes = {gpu.uuid: str(gpu.index) for gpu in view.gpus}
+    for lease in job.leases:
+        over = lease.used is not None and lease.used > lease.memory
+        yield (
+            line(str(job.id)),
+            line(clean(job.user)),
+            line(clean(job.name)),
+            line(label(job), "good" if job.state == "active" else "warn"),
+            line(indexes.get(lease.gpu, UNKNOWN)),
+            line(size(lease.memory)),
+            line(size(lease.used), "bad" if over else ""),
+            line(size(lease.peak)),
+            line(until(job.expires_at, now)),
+        )
+
+
+def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
+    waiting = [job for job in view.jobs if job.state == "queued"]
+    yield line("")
+    if not waiting:
+        yield line("nobody waits", "dim")
+        return
+    columns = (
+        Column("PLACE", right=True),
+        Column("JOB", right=True),
+        Column("USER", shrinks=True),
+        Column("NAME", leaves=3, shrinks=True),
+        Column("ASKS", right=True),
+        Column("STARTS BY", leaves=2),
+        Column("WHY IT WAITS", leaves=1, shrinks=True, least=28),
+    )
+    waiting.sort(key=lambda job: (job.position is None, job.position))
+    yield Table(columns, tuple(_waiting(job, now) for job in waiting))
+
+
+def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
+    return (
+        line(UNKNOWN if job.position is None else str(job.position)),
+        line(str(job.id)),
+        line(clean(job.user)),
+        line(clean(job.name)),
+        line(asks(job)),
+        line(clock(job.expected_start_at, now)),
+        line(clean(job.reason or UNKNOWN)),
+    )
+
+
+def _others(view: StatusView) -> Iterator[Block]:
+    rows = [
+        (
+            line(str(gpu.index)),
+            line(str(process.pid)),
+            line(clean(process.user or UNKNOWN)),
+            line(size(process.memory)),
+            line(clean(process.command or process.name or UNKNOWN)),
+        )
+        for gpu in view.gpus
+        for process in gpu.processes
+        if process.job is None
+    ]
+    if not rows:
+        return
+    yield line("")
+    yield line("in use without a lease", "bad")
+    columns = (
+        Column("GPU", right=True),
+        Column("PID", right=True),
+        Column("USER", shrinks=True),
+        Column("MEMORY", right=True),
+        Column("COMMAND", shrinks=True, least=16),
+    )
+    yield Table(columns, tuple(rows))

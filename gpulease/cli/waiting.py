@@ -1,0 +1,98 @@
+"""What `run` says while its job waits: one line, rewritten where a terminal can."""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from gpulease.cli.text import clean, clock, ordinal, shorten
+from gpulease.wire import JobView
+
+SPEAKS_EVERY = timedelta(seconds=30)
+"""Where lines cannot be rewritten, as in the log of a batch system."""
+_ERASE = "\r\x1b[2K"
+
+
+def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+    """Say where a job stands in the line, why, and for whom."""
+    if job.state != "queued":
+        return f"gpulease: job {job.id} starts"
+    place = f", {ordinal(job.position)} in line" if job.position else ""
+    why = f": {clean(job.reason)}" if job.reason else ""
+    return f"gpulease: job {job.id} waits{place}{why}{_for_whom(job, blockers, now)}"
+
+
+def _for_whom(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+    parts = [_blocker(blocker, now) for blocker in blockers]
+    if more := len(job.waits_for) - len(parts):
+        parts.append(f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for)))
+    said = [f"waits for {' and '.join(parts)}"] if parts else []
+    if job.expected_start_at:
+        said.append(f"expected to start by {clock(job.expected_start_at, now)}")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _blocker(job: JobView, now: datetime) -> str:
+    ends = f", ends by {clock(job.expires_at, now)}" if job.expires_at else ""
+    return f"job {job.id} of {clean(job.user)}{ends}"
+
+
+class WaitingLine:
+    """The line on stderr; `width` is None where it cannot be rewritten.
+
+    It keeps quiet for the first `patience` seconds: most jobs start at once.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int] | None,
+        patience: float = 0.5,
+    ) -> None:
+        self._write = write
+        self._width = width
+        self._patience: float | None = patience
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self._text = ""
+        self._shown: str | None = None
+        self._shown_at: datetime | None = None
+
+    def show(self, text: str, now: datetime) -> None:
+        """Say `text`, unless it has been said, or something was only just now."""
+        with self._lock:
+            self._text = text
+            if self._patience is None:
+                self._show(now)
+            elif self._timer is None:
+                self._timer = threading.Timer(self._patience, self._lose_patience, (now,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def clear(self) -> None:
+        """Leave the terminal as it was found, and say nothing more until the next `show`."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._width is not None and self._shown is not None:
+                self._write(_ERASE)
+            self._shown = None
+            self._text = ""
+
+    def _lose_patience(self, now: datetime) -> None:
+        with self._lock:
+            self._patience = None
+            if self._text:
+                self._show(now)
+
+    def _show(self, now: datetime) -> None:
+        if self._width is not None:
+            self._write(_ERASE + shorten(self._text, self._width() - 1))
+        elif self._text != self._shown and self._may_speak(now):
+            self._write(self._text + "\n")
+        else:
+            return
+        self._shown, self._shown_at = self._text, now
+
+    def _may_speak(self, now: datetime) -> bool:
+        return self._shown_at is None or now - self._shown_at >= SPEAKS_EVERY

@@ -1,0 +1,140 @@
+"""Settings of daemon and command, from a TOML file and the environment; read once, at the start.
+
+The only reader of the process environment in the whole package: everything below is given values.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpulease.errors import BadConfiguration, GpuleaseError
+from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
+
+SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
+SYSTEM_STATE = Path("/var/lib/gpulease")
+SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the daemon runs with; each name is a key of the TOML file."""
+
+    socket: Path = SYSTEM_SOCKET
+    state: Path = SYSTEM_STATE
+    simulate: str | None = None
+    """GPUs to simulate, such as "2x24G"; None reads the real ones."""
+    margin: int = 0
+    """Bytes of each GPU that are never leased."""
+    default_memory: int | Share = 4 * GIB
+    """What a job gets that does not say."""
+    smallest_lease: int = 300 * MIB
+    """Bytes; less holds no CUDA context."""
+    grace: timedelta = timedelta(seconds=60)
+    """Between asking a worker to go and making it go."""
+    log_limit: int = 256 * MIB
+    """Bytes that are kept of each stream of a job's output; the oldest goes first."""
+    sample_every: timedelta = timedelta(seconds=1)
+    driver_deadline: timedelta = timedelta(seconds=3)
+    """How long the driver may take to answer before its GPU counts as unreadable."""
+    leave_when_idle: timedelta | None = None
+    """A personal daemon leaves after so long without a job or a caller."""
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "socket": Path,
+    "state": Path,
+    "simulate": str,
+    "margin": lambda text: 0 if text == "0" else parse_size(text),
+    "default_memory": parse_memory,
+    "smallest_lease": parse_size,
+    "grace": parse_span,
+    "log_limit": parse_size,
+    "sample_every": parse_span,
+    "driver_deadline": parse_span,
+    "leave_when_idle": parse_span,
+}
+
+
+def read_settings(
+    path: Path | None, base: Settings, environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return `base` changed by the TOML file at `path` and by GPULEASE_* of the environment.
+
+    Raises:
+        BadConfiguration: the file cannot be read, or a key or a value of it is not understood.
+    """
+    written = _read_toml(path) if path is not None else {}
+    given = {key: _value(path, key, text) for key, text in written.items()}
+    for key, variable in (("socket", "GPULEASE_SOCKET"), ("simulate", "GPULEASE_SIMULATE")):
+        if environment.get(variable):
+            given[key] = _READERS[key](environment[variable])
+    return replace(base, **given)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadConfiguration(
+            f"cannot read the configuration {path}: there is no such file",
+            "leave out --config to run with the defaults",
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadConfiguration(f"cannot read the configuration {path}: {error}") from error
+
+
+def _value(path: Path | None, key: str, value: object) -> Any:
+    known = [field.name for field in fields(Settings)]
+    if key not in known:
+        raise BadConfiguration(
+            f"cannot use the configuration {path}: it has an unknown key {key!r}",
+            f"known keys: {', '.join(known)}",
+        )
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise BadConfiguration(f'cannot use the configuration {path}: write {key} = "..."')
+    try:
+        return _READERS[key](str(value))
+    except GpuleaseError as error:
+        raise BadConfiguration(
+            f"cannot use the configuration {path}: {key}: {error.message}", error.hint
+        ) from error
+
+
+def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where this user's short-lived files belong: XDG_RUNTIME_DIR, or a folder in /tmp."""
+    given = environment.get("XDG_RUNTIME_DIR")
+    if given and Path(given).is_dir():
+        return Path(given) / "gpulease"
+    return Path(f"/tmp/gpulease-{os.getuid()}")  # noqa: S108  the daemon checks whose it is
+
+
+def personal_socket(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the socket of this user's own daemon."""
+    return runtime_directory(environment) / "gpuleased.sock"
+
+
+def personal_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings of a daemon that one user runs for themselves."""
+    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Settings(
+        socket=personal_socket(environment),
+        state=Path(home) / "gpulease",
+        leave_when_idle=timedelta(minutes=10),
+    )
+
+
+def candidate_sockets(
+    given: Path | None, environment: Mapping[str, str] = os.environ
+) -> tuple[Path, ...]:
+    """Return where a daemon may listen, first choice first.
+
+    One that was named (`given`, or GPULEASE_SOCKET) is the only choice.
+    """
+    named = given or (
+        Path(environment["GPULEASE_SOCKET"]) if environment.get("GPULEASE_SOCKET") else None
+    )
+    return (named,) if named is not None else (SYSTEM_SOCKET, personal_socket(environment))

@@ -1,0 +1,1 @@
+"""The daemon: builds the parts, wires them, tells systemd, hears signals; decides nothing."""

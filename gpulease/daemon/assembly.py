@@ -1,0 +1,180 @@
+"""The composition root: the parts of the daemon, built from the settings and wired together."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from gpulease.config import Settings
+from gpulease.daemon.examine import Examination
+from gpulease.daemon.finder import Finder
+from gpulease.daemon.sampling import Sampler
+from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.workers import Surroundings, Workers
+from gpulease.gpu.nvml import NvmlProbe
+from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
+from gpulease.process.launcher import Launcher
+from gpulease.process.table import ProcessTable
+from gpulease.server.handlers import Desk
+from gpulease.server.orders import Defaults
+from gpulease.server.views import Machine, Views
+from gpulease.service.keeper import Keeper
+from gpulease.service.look import Policy
+from gpulease.service.ports import Clock, GpuProbe
+from gpulease.store.occupancy import Occupancy
+from gpulease.store.repository import FILE_NAME, SqlStore
+from gpulease.worker.environment import HOOKS
+
+T = TypeVar("T")
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> datetime:
+        """Return the present moment, in UTC."""
+        return datetime.now(UTC)
+
+
+class Lane:
+    """One thread: what is given to it happens in order, and never on the event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
+        """Return the result of `call`, awaited."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Let what was given finish."""
+        self._pool.shutdown(wait=True)
+
+
+class LookLane(Lane):
+    """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
+
+    def close(self) -> None:
+        """Leave what hangs behind."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon runs, and what it closes at the end, in this order."""
+
+    state: StateDirectory
+    store: SqlStore
+    probe: GpuProbe
+    launcher: Launcher
+    keeper: Keeper
+    sampler: Sampler
+    desk: Desk
+    workers: Workers
+    lanes: tuple[Lane, Lane]
+
+    async def close(self) -> None:
+        """Let go of everything; jobs go on."""
+        await self.keeper.stop_following()
+        await self.sampler.write()
+        await self.launcher.close()
+        for lane in self.lanes:
+            lane.close()
+        self.store.close()
+        self.state.close()
+
+
+def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
+    """Open the GPUs: the simulated ones if any were asked for, else the real ones.
+
+    Raises:
+        NoGpus: there are none.
+        BadValue: the simulation asked for makes no sense.
+    """
+    if settings.simulate is not None:
+        return SimulatedGpus.here(parse_simulation(settings.simulate), str(settings.state))
+    return NvmlProbe.open(settings.driver_deadline)
+
+
+def build(settings: Settings) -> Parts:
+    """Build every part; the first look has not been taken yet.
+
+    Raises:
+        GpuleaseError: something that the daemon needs is not to be had.
+    """
+    probe = open_probe(settings)
+    state = StateDirectory(settings.state)
+    store = SqlStore(state.path / FILE_NAME)
+    clock, launcher = SystemClock(), Launcher()
+    lanes = Lane("writer"), LookLane("look")
+    installation = store.installation()
+    table = ProcessTable()
+    processes = Finder(table, installation)
+    around = _surroundings(settings, probe, lambda: keeper, installation)
+    workers = Workers(launcher, table, state, around, clock)
+    keeper = Keeper(
+        store,
+        probe,
+        processes,
+        workers,
+        clock,
+        Policy(settings.margin, settings.smallest_lease),
+        writing=lanes[0],
+        looking=lanes[1],
+    )
+    return Parts(
+        state=state,
+        store=store,
+        probe=probe,
+        launcher=launcher,
+        keeper=keeper,
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
+        desk=_desk(settings, keeper, processes, state, clock),
+        workers=workers,
+        lanes=lanes,
+    )
+
+
+def _surroundings(
+    settings: Settings, probe: GpuProbe, keeper: Callable[[], Keeper], installation: str
+) -> Surroundings:
+    return Surroundings(
+        installation=installation,
+        as_other_users=os.geteuid() == 0,
+        simulated=settings.simulate is not None,
+        driver=probe.driver,
+        readings=lambda: {
+            reading.uuid: reading for seen in (keeper().seen,) if seen for reading in seen.readings
+        },
+        hooks=HOOKS,
+        grace=settings.grace,
+        log_limit=settings.log_limit,
+    )
+
+
+def _desk(
+    settings: Settings,
+    keeper: Keeper,
+    processes: Finder,
+    state: StateDirectory,
+    clock: Clock,
+) -> Desk:
+    simulated = settings.simulate is not None
+    enforced_by = () if simulated else ("framework",)
+    machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
+    examination = Examination(
+        lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS
+    )
+    return Desk(
+        keeper=keeper,
+        views=Views(keeper, processes, machine),
+        clock=clock,
+        defaults=Defaults(settings.default_memory),
+        daemon_uid=os.geteuid(),
+        directory_of=state.job,
+        log_limit=settings.log_limit,
+        doctor=examination.results,
+    )

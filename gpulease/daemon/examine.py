@@ -1,0 +1,107 @@
+"""What `doctor` finds out on the daemon's side: each thing, and its mend where it is wrong."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulease.service.look import Look
+from gpulease.units import GIB, format_size
+from gpulease.wire import CheckView, DoctorView
+
+_LITTLE_SPACE = GIB
+_SYSTEMD = Path("/run/systemd/system")
+_CGROUPS_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Looks at the machine through what the daemon has at hand."""
+
+    seen: Callable[[], Look | None]
+    driver: Callable[[], str | None]
+    simulated: str | None
+    state: Path
+    hooks: Path
+
+    def results(self) -> DoctorView:
+        """Return every check, in the order in which a reader needs them."""
+        return DoctorView(
+            [
+                self._driver(),
+                *self._gpus(),
+                self._identity(),
+                self._space(),
+                self._hooks(),
+                self._enforcement(),
+                self._systemd(),
+            ]
+        )
+
+    def _driver(self) -> CheckView:
+        if self.simulated:
+            return CheckView(
+                "driver", "ok", f"simulating {self.simulated}; no real GPU is used",
+                "start gpuleased without --simulate to use the GPUs of this machine",
+            )  # fmt: skip
+        return CheckView("driver", "ok", f"NVIDIA driver {self.driver() or 'of unknown version'}")
+
+    def _gpus(self) -> Iterator[CheckView]:
+        seen = self.seen()
+        for reading in seen.readings if seen is not None else ():
+            name = f"GPU {reading.index}"
+            if reading.fault is not None:
+                yield CheckView(
+                    name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",
+                    "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
+                )  # fmt: skip
+            elif reading.total is None:
+                yield CheckView(name, "warning", reading.detail or "its size is not known", None)
+            else:
+                yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
+
+    def _identity(self) -> CheckView:
+        if os.geteuid() == 0:
+            return CheckView("identity", "ok", "runs as root: each job runs as the user who asked")
+        return CheckView(
+            "identity", "ok", f"a personal daemon: jobs run as uid {os.geteuid()} alone",
+            "an admin can install it for the whole machine, see docs/admin.md",
+        )  # fmt: skip
+
+    def _space(self) -> CheckView:
+        free = shutil.disk_usage(self.state).free
+        message = f"{self.state} has {format_size(free)} free"
+        if free < _LITTLE_SPACE:
+            return CheckView("state", "warning", message, "make room: output of jobs is kept there")
+        return CheckView("state", "ok", message)
+
+    def _hooks(self) -> CheckView:
+        closed = _not_for_all(self.hooks) if os.geteuid() == 0 else None
+        if closed is None:
+            return CheckView("hooks", "ok", f"frameworks are limited by {self.hooks}")
+        return CheckView(
+            "hooks", "failure", f"users cannot read {self.hooks}: {closed} is closed to them",
+            f"install gpulease where all users can read, or: chmod o+rx {closed}",
+        )  # fmt: skip
+
+    def _enforcement(self) -> CheckView:
+        return CheckView(
+            "enforcement", "warning",
+            "leases are held by the framework hooks alone (TensorFlow now), which are cooperative",
+            "docs/frameworks.md says what is limited and what is not",
+        )  # fmt: skip
+
+    def _systemd(self) -> CheckView:
+        systemd = "running" if _SYSTEMD.exists() else "not running"
+        cgroups = "v2" if _CGROUPS_V2.exists() else "not v2"
+        return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
+
+
+def _not_for_all(path: Path) -> Path | None:
+    """Return the part of `path` that other users cannot pass or read, or None."""
+    for part in (path, *path.parents):
+        if not part.stat().st_mode & stat.S_IXOTH:
+            return part
+    return None if path.stat().st_mode & stat.S_IROTH else path

@@ -1,0 +1,87 @@
+"""`gpuleased`: read the settings, run, and end with a sentence where it cannot."""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from gpulease import __version__
+from gpulease.config import SYSTEM_CONFIG, Settings, personal_settings, read_settings
+from gpulease.daemon.serve import serve
+from gpulease.errors import GpuleaseError
+
+_EXAMPLES = """\
+examples:
+  gpuleased                       serve the GPUs of this machine, on the system's socket
+  gpuleased --simulate 2x24G      serve two GPUs that are not there, to try gpulease out
+  gpuleased --socket /tmp/g.sock --state /tmp/g --simulate 2x8G
+                                  a second one beside the system's, for a test
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the daemon; exits 0 at its end, 78 if it cannot be run as it was told."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for talkative in ("alembic", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+    # The record holds the environments of jobs: nothing that is made here is for others to read,
+    # but for what is opened to them by name.
+    os.umask(0o077)
+    try:
+        given = _parser().parse_args(arguments)
+        settings = settings_of(given)
+        # What was imported lives as long as the process: no need to look at it again and again.
+        gc.collect()
+        gc.freeze()
+        asyncio.run(serve(settings, os.environ.get("NOTIFY_SOCKET")))
+    except GpuleaseError as error:
+        sys.stderr.write(error.text() + "\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def settings_of(given: argparse.Namespace) -> Settings:
+    """Return the settings: defaults, then the file, then the environment, then the options."""
+    base = personal_settings() if given.personal else Settings()
+    file = given.config
+    if file is None and not given.personal and SYSTEM_CONFIG.exists():
+        file = SYSTEM_CONFIG
+    settings = read_settings(file, base)
+    options = {
+        name: getattr(given, name)
+        for name in ("socket", "state", "simulate")
+        if getattr(given, name) is not None
+    }
+    settings = replace(settings, **options)
+    return replace(settings, socket=settings.socket.absolute(), state=settings.state.absolute())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuleased",
+        description="Lease the memory of this machine's GPUs to jobs, and launch them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--simulate", metavar="GPUS",
+        help="serve simulated GPUs, such as 2x24G or 1x80G,2x24G; "
+        "a job's resident memory stands in for its GPU memory",
+    )  # fmt: skip
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="where to keep the record")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument(
+        "--personal", action="store_true",
+        help="serve this user alone, from their own directories, and leave when idle",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"gpuleased {__version__}")
+    return parser

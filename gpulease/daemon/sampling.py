@@ -1,0 +1,72 @@
+"""What the timers do: look at the GPUs, keep the history, thin it, and wake the loop."""
+
+import logging
+from collections.abc import Callable
+
+from gpulease.domain.lease import State
+from gpulease.domain.plan import ledgers
+from gpulease.service.keeper import InThread, Keeper
+from gpulease.service.look import snapshot
+from gpulease.service.ports import Clock
+from gpulease.store.occupancy import Occupancy, Sample
+
+_log = logging.getLogger(__name__)
+
+_MOST_UNWRITTEN = 3600
+"""Samples that are held while the disk cannot take them; then the oldest are let go."""
+
+
+class Sampler:
+    """Takes a sample of the GPUs' memory each time it is called, and writes some at a time."""
+
+    def __init__(
+        self, keeper: Keeper, occupancy: Occupancy, clock: Clock, writing: InThread
+    ) -> None:
+        self._keeper = keeper
+        self._occupancy = occupancy
+        self._clock = clock
+        self._writing = writing
+        self._unwritten: list[Sample] = []
+
+    async def sample(self) -> None:
+        """Look at the GPUs; wake the loop if somebody waits for what may have come free."""
+        seen = await self._keeper.look()
+        live = self._keeper.store.live()
+        now = snapshot(live, seen, self._keeper.policy, {}, seen.at)
+        self._unwritten.append(Sample(seen.at, ledgers(now)))
+        del self._unwritten[:-_MOST_UNWRITTEN]
+        if any(job.state is State.QUEUED for job in live):
+            self._keeper.wake()
+
+    async def write(self) -> None:
+        """Store the samples taken since the last time."""
+        samples, peaks = self._unwritten, dict(self._keeper.peaks.by_lease)
+        if not samples:
+            return
+        self._unwritten = []
+        try:
+            await self._writing(lambda: self._occupancy.record(samples, peaks))
+        except Exception:
+            self._unwritten = [*samples, *self._unwritten][-_MOST_UNWRITTEN:]
+            raise
+        self._keeper.peaks.forget_all_but({job.id for job in self._keeper.store.live()})
+
+    async def thin(self) -> None:
+        """Fold what has grown old."""
+        await self._writing(lambda: self._occupancy.thin(self._clock.now()))
+
+
+class IdleWatch:
+    """Tells when nothing has happened for so long that a personal daemon may leave."""
+
+    def __init__(self, keeper: Keeper, clock: Clock, connections: Callable[[], int]) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._connections = connections
+        self._busy_at = clock.now()
+
+    def idle_s(self) -> float:
+        """Return for how many seconds there has been neither a live job nor a caller."""
+        if self._keeper.store.live() or self._connections():
+            self._busy_at = self._clock.now()
+        return (self._clock.now() - self._busy_at).total_seconds()

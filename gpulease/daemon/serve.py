@@ -1,0 +1,138 @@
+"""The life of the daemon: recover, grant, listen, say that it is ready; and leave in order."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+import uvicorn
+
+from gpulease.config import Settings
+from gpulease.daemon.assembly import Parts, build
+from gpulease.daemon.listen import listen, remove
+from gpulease.daemon.notify import notify
+from gpulease.daemon.sampling import IdleWatch
+from gpulease.server.peer import PeerProtocol
+from gpulease.server.routes import build_api
+from gpulease.timers import Timers
+
+_log = logging.getLogger("gpuleased")
+
+_WRITE_SAMPLES_EVERY = timedelta(seconds=15)
+_THIN_EVERY = timedelta(minutes=5)
+_LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
+_LEAVE_CONNECTIONS_AFTER_S = 2
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, on a socket of ours, until it is told; without its own signals and ticking."""
+
+    def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
+        super().__init__(config)
+        self._leave = leave
+
+    async def main_loop(self) -> None:
+        await self._leave.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: Settings, notify_address: str | None) -> None:
+    """Run the daemon until SIGTERM, SIGINT, or idleness if the settings say so.
+
+    Raises:
+        GpuleaseError: it cannot be run as the settings say.
+    """
+    leave = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    parts = build(settings)
+    try:
+        await _run(settings, parts, notify_address, leave)
+    finally:
+        notify(notify_address, "STOPPING=1")
+        await parts.close()
+    _log.info("left; running jobs go on")
+
+
+async def _run(
+    settings: Settings, parts: Parts, notify_address: str | None, leave: asyncio.Event
+) -> None:
+    keeper = parts.keeper
+    await keeper.look()
+    recovered = keeper.recover()
+    # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
+    await keeper.one_pass()
+    listening = listen(settings.socket, to_all=parts.desk.daemon_uid == 0)
+    granting = asyncio.create_task(_grant_for_ever(parts), name="grant")
+    server = _Server(_uvicorn(parts), leave)
+    timers = _timers(settings, parts, server, leave)
+    try:
+        timers.start()
+        serving = asyncio.create_task(server.serve([listening]), name="serve")
+        _log.info("ready on %s; %d running jobs found again", settings.socket, recovered)
+        notify(notify_address, f"READY=1\nSTATUS=granting on {settings.socket}")
+        await serving
+    finally:
+        granting.cancel()
+        timers.stop()
+        await asyncio.gather(granting, return_exceptions=True)
+        _close(listening, settings)
+
+
+def _close(listening: socket.socket, settings: Settings) -> None:
+    listening.close()
+    remove(settings.socket)
+
+
+async def _grant_for_ever(parts: Parts) -> None:
+    """Run the loop; a pass that failed (a full disk, say) is tried again, and told."""
+    while True:
+        try:
+            await parts.keeper.run()
+        except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
+            _log.exception("cannot grant at this moment; trying again")
+            await asyncio.sleep(1)
+            parts.keeper.wake()
+
+
+def _uvicorn(parts: Parts) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_api(parts.desk),
+        http=PeerProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_LEAVE_CONNECTIONS_AFTER_S,
+    )
+
+
+def _timers(settings: Settings, parts: Parts, server: _Server, leave: asyncio.Event) -> Timers:
+    timers = Timers()
+    timers.every(settings.sample_every, parts.sampler.sample)
+    timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
+    timers.every(_THIN_EVERY, parts.sampler.thin)
+    if settings.leave_when_idle is not None:
+        _leave_when_idle(timers, settings.leave_when_idle, parts, server, leave)
+    return timers
+
+
+def _leave_when_idle(
+    timers: Timers, span: timedelta, parts: Parts, server: _Server, leave: asyncio.Event
+) -> None:
+    watch = IdleWatch(parts.keeper, parts.desk.clock, lambda: len(server.server_state.connections))
+
+    async def look() -> None:
+        if watch.idle_s() >= span.total_seconds():
+            _log.info("leaving: nobody has asked for anything in a while")
+            leave.set()
+
+    timers.every(min(span, _LOOK_FOR_IDLENESS_EVERY), look)

@@ -1,0 +1,66 @@
+"""The state directory: made, checked, and held by one daemon at a time."""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from gpulease.errors import StateUnusable
+
+_JOBS = "jobs"
+_LOCK = "lock"
+
+
+def make_directories(path: Path, mode: int) -> None:
+    """Make what is missing of `path`, each part with exactly `mode`, whatever the umask is."""
+    if path.exists():
+        return
+    make_directories(path.parent, mode)
+    path.mkdir(exist_ok=True)
+    path.chmod(mode)
+
+
+class StateDirectory:
+    """The directory of one daemon; the kernel drops the lock on it with the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the directory at `path` if need be, and take it.
+
+        Raises:
+            StateUnusable: it cannot be made or written, or another daemon holds it.
+        """
+        self.path = path
+        self.jobs = path / _JOBS
+        try:
+            make_directories(path.parent, 0o755 if os.geteuid() == 0 else 0o700)
+            # Others may pass through to the socket of a job that is theirs, and list nothing.
+            for directory in (path, self.jobs):
+                directory.mkdir(exist_ok=True)
+                directory.chmod(0o711)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateUnusable(
+                f"cannot use the state directory {path}: {error.strerror or error}",
+                "give a directory that this user can write with --state",
+            ) from error
+        self._take()
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+            raise StateUnusable(
+                f"cannot use the state directory {self.path}: another gpuleased is using it",
+                "one daemon serves the whole machine; for a second one give another --state",
+            ) from None
+
+    def job(self, job: int) -> Path:
+        """Return the directory of a job, which need not be there."""
+        return self.jobs / str(job)
+
+    def close(self) -> None:
+        """Let another daemon have it."""
+        os.close(self._lock)

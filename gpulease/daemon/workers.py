@@ -1,0 +1,200 @@
+"""The launcher port: a granted lease becomes an environment, the environment a running worker.
+
+Where the worker's side (what a job finds) and the process side (how it is started) meet.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpulease.daemon.state import StateDirectory
+from gpulease.domain.job import Exit, Invocation, Job, Outcome
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.errors import LaunchFailed
+from gpulease.process import control
+from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
+from gpulease.process.record import read_record
+from gpulease.process.table import ProcessTable
+from gpulease.service.ports import (
+    Clock,
+    MainExited,
+    WorkerExited,
+    WorkerExpired,
+    WorkerNews,
+    WorkerStarted,
+)
+from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a launch needs to know of the daemon and the machine."""
+
+    installation: str
+    """Tells our processes from those of another daemon on this machine."""
+    as_other_users: bool
+    """The daemon is root, and becomes whoever asked."""
+    simulated: bool
+    driver: Callable[[], str | None]
+    readings: Callable[[], Mapping[GpuUuid, GpuReading]]
+    hooks: Path
+    grace: timedelta
+    log_limit: int
+
+
+class Workers:
+    """Starts the workers of jobs, each below a shim of its own, and brings news of them."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        processes: ProcessTable,
+        state: StateDirectory,
+        around: Surroundings,
+        clock: Clock,
+    ) -> None:
+        self._processes = processes
+        self._launcher = launcher
+        self._state = state
+        self._around = around
+        self._clock = clock
+
+    def was_launched(self, job: JobId) -> bool:
+        """Tell whether a launch of `job` has begun, by this daemon or one before it."""
+        return read_record(self._state.job(job)) is not None
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        """Start the worker of `job`, at most once in its life.
+
+        Raises:
+            GpuleaseError: it could not be started, and never will be.
+        """
+        directory = self._state.job(job.id)
+        try:
+            directory.mkdir(mode=0o711, exist_ok=True)
+            directory.chmod(0o711)
+        except OSError as error:
+            raise LaunchFailed(
+                f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
+                "an admin should see that the state directory can be written",
+            ) from error
+        try:
+            await self._launcher.launch(self._launch(job, invocation, directory))
+        except AlreadyLaunched:
+            # By the daemon before this one, in the moment of its end: follow that one.
+            return
+
+    def _launch(self, job: Job, invocation: Invocation, directory: Path) -> Launch:
+        owner = job.owner
+        identity = Identity(owner.uid, owner.gid, owner.user, None)
+        return Launch(
+            job=job.id,
+            directory=directory,
+            argv=invocation.argv,
+            cwd=invocation.cwd,
+            environment=self._environment(job, invocation),
+            identity=identity if self._around.as_other_users else None,
+            umask=invocation.umask,
+            soft_limits=invocation.soft_limits,
+            nice=invocation.nice,
+            stdin=invocation.attached,
+            awaits_attach=invocation.attached,
+            time_limit=job.claim.time_limit,
+            grace=self._around.grace,
+            log_limit=self._around.log_limit,
+        )
+
+    def _environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
+        readings = self._around.readings()
+        return worker_environment(
+            invocation.environment,
+            job=str(job.id),
+            marker=self._marker(job.id),
+            gpus=[
+                _leased(lease.gpu, lease.memory, readings.get(lease.gpu)) for lease in job.leases
+            ],
+            simulated=self._around.simulated,
+            driver=self._around.driver(),
+            hooks=self._around.hooks,
+            options=_options(invocation.options),
+        )
+
+    def _marker(self, job: JobId) -> str:
+        return f"{self._around.installation}/{job}"
+
+    async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
+        directory = self._state.job(job.id)
+        record = read_record(directory)
+        if record is not None and record.started is not None:
+            yield WorkerStarted(
+                record.started.pid, record.started.shim_pid, record.started.started_at
+            )
+        async for event in control.follow(directory):
+            if isinstance(event, control.Lost):
+                yield await self._bury(job)
+            elif (news := _news(event)) is not None:
+                yield news
+
+    async def _bury(self, job: Job) -> WorkerExited:
+        """End what is left of a job whose shim died; its memory is not free before."""
+        marker, owner = self._marker(job.id), job.owner.uid
+        await self._processes.end_survivors(marker, self._around.grace, owner)
+        why = (
+            "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
+        )
+        return WorkerExited(Outcome.LOST, None, self._clock.now(), why)
+
+    async def stop(self, job: JobId, reason: str) -> None:
+        """Ask the worker to go, and after a grace make it go."""
+        await control.stop(self._state.job(job), reason, self._around.grace)
+
+    def forget_output(self, job: JobId) -> None:
+        """Remove the directory of a job that ended long ago."""
+        shutil.rmtree(self._state.job(job), ignore_errors=True)
+
+
+def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:
+    """Return the lease as the worker's side wants it; a GPU just lost is as large as its lease."""
+    if reading is None:
+        return LeasedGpu(uuid, 0, "unknown", memory, memory)
+    return LeasedGpu(uuid, reading.index, reading.name, memory, reading.total or memory)
+
+
+def _options(given: Mapping[str, Any]) -> WorkerOptions:
+    """Return the options as the worker's side names them; they were checked when submitted."""
+    renamed = {"inter_op_threads": "inter_op", "intra_op_threads": "intra_op"}
+    return WorkerOptions(**{renamed.get(name, name): value for name, value in given.items()})
+
+
+_OUTCOMES = {
+    "exited": Outcome.EXITED,
+    "signaled": Outcome.SIGNALED,
+    "cancelled": Outcome.CANCELLED,
+    "time_limit": Outcome.TIME_LIMIT,
+    "launch_failed": Outcome.LAUNCH_FAILED,
+}
+
+
+def _news(event: control.ShimEvent) -> WorkerNews | None:
+    match event:
+        case control.Stopping():
+            return WorkerExpired() if event.reason == "time_limit" else None
+        case control.MainExited():
+            return MainExited()
+        case control.Exited():
+            return _exited(event)
+        case control.Lost():
+            return None
+
+
+def _exited(event: control.Exited) -> WorkerExited:
+    outcome = _OUTCOMES.get(event.reason, Outcome.CANCELLED)
+    exit_ = Exit(event.exit_code, event.signal)
+    if event.failed is not None:
+        exit_ = Exit(event.failed.exit_code)
+    detail = event.failed.message if event.failed is not None else None
+    return WorkerExited(outcome, exit_, event.ended_at, detail)

@@ -1,0 +1,1 @@
+"""The rules of leasing GPU memory: pure functions over frozen values; no clock, no I/O."""

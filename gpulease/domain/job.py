@@ -1,0 +1,175 @@
+"""A job: who asked, what for, where it stands, and how it ended.
+
+The functions at the end are the only ones that move a job from state to state; each does so by
+the table of `lease.py`. They return the job as it is afterwards, or None where the news changes
+nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
+from gpulease.domain.memory import Holding, JobId
+from gpulease.domain.placement import Placement
+
+
+class Outcome(StrEnum):
+    """Why a job ended."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    GAVE_UP = "gave_up"
+    LAUNCH_FAILED = "launch_failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The user whose job it is, as the kernel says."""
+
+    uid: int
+    gid: int
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """All that is needed to start the command as its owner would have; read at launch alone.
+
+    Arguments, paths and environment are the operating system's strings (PEP 383).
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str] = field(repr=False)
+    umask: int = 0o022
+    soft_limits: Mapping[str, int] = field(default_factory=dict)
+    nice: int = 0
+    attached: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+    """How the GPUs are presented to the frameworks; the worker's side knows what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the worker's main process ended: a code, or the signal that ended it; else unknown."""
+
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a user asked to run, and where it stands."""
+
+    id: JobId
+    owner: Owner
+    name: str
+    command: str
+    """As a person would type it; shown, never executed."""
+    claim: Claim
+    submitted_at: datetime
+    gives_up_at: datetime | None = None
+    """Until when it is willing to wait for a grant."""
+    state: State = State.QUEUED
+    leases: tuple[Lease, ...] = ()
+    """Of a job that holds memory, the leases it holds; of an ended one, those that it held."""
+    granted_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    pid: int | None = None
+    shim_pid: int | None = None
+    outcome: Outcome | None = None
+    detail: str | None = None
+    """More about how it ended, for people."""
+    exit: Exit | None = None
+
+    @property
+    def holds_memory(self) -> bool:
+        return self.state in HOLDS_MEMORY
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its time limit ends it; None while it does not run or has no limit."""
+        if self.started_at is None or self.claim.time_limit is None:
+            return None
+        return self.started_at + self.claim.time_limit
+
+    def holding(self, lease: Lease) -> Holding:
+        """Return what `lease` counts for in the ledger of its GPU."""
+        running = self.state in (State.ACTIVE, State.RELEASING)
+        return Holding(self.id, lease.memory, self.claim.exclusive, running)
+
+
+def grant(job: Job, placement: Placement, at: datetime) -> Job:
+    """Give `job` the GPUs of `placement`; from here their memory is taken."""
+    state = next_state(job.state, Trigger.GRANT)
+    assert state is not None, "a grant is never ignored"
+    leases = tuple(Lease(gpu, memory, at) for gpu, memory in placement.shares)
+    return replace(job, state=state, leases=leases, granted_at=at)
+
+
+def worker_started(job: Job, pid: int, shim_pid: int, at: datetime) -> Job | None:
+    """Note that the worker of `job` runs."""
+    state = next_state(job.state, Trigger.WORKER_STARTED)
+    if state is None and job.pid is not None:
+        return None
+    return replace(job, state=state or job.state, pid=pid, shim_pid=shim_pid, started_at=at)
+
+
+def asked_to_go(
+    job: Job, trigger: Trigger, outcome: Outcome, detail: str, at: datetime
+) -> Job | None:
+    """Cancel or expire `job`: a waiting one ends, a running one is on its way out.
+
+    Raises:
+        IllegalTransition: the job has ended.
+    """
+    state = next_state(job.state, trigger)
+    if state is None:
+        return None
+    if state is State.ENDED:
+        return _ended(job, outcome, detail, None, at)
+    return replace(job, state=state, outcome=outcome, detail=detail)
+
+
+def worker_gone(
+    job: Job,
+    trigger: Trigger,
+    outcome: Outcome,
+    detail: str | None,
+    exit_: Exit | None,
+    at: datetime,
+) -> Job | None:
+    """Note that no process of `job` is left, or that none ever came; its memory is free."""
+    if next_state(job.state, trigger) is None:
+        return None
+    return _ended(job, outcome, detail, exit_, at)
+
+
+def _ended(job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None, at: datetime) -> Job:
+    leases = tuple(replace(lease, released_at=at) for lease in job.leases)
+    return replace(
+        job,
+        state=State.ENDED,
+        leases=leases,
+        ended_at=at,
+        outcome=outcome,
+        detail=detail,
+        exit=exit_,
+    )
+
+
+def waits_in_vain(job: Job, at: datetime) -> bool:
+    """Tell whether `job` is still queued at the moment at which it would rather give up."""
+    return job.state is State.QUEUED and job.gives_up_at is not None and job.gives_up_at <= at
+
+
+def until(at: datetime, span: timedelta | None) -> datetime | None:
+    """Return the moment `span` after `at`, or None for no span."""
+    return None if span is None else at + span

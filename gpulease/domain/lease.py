@@ -1,0 +1,109 @@
+"""The life of a lease: its states, its triggers, and the one table that moves it.
+
+A state says who holds memory; why a lease ended is the job's reason. All leases of one job move
+together, so the state is the job's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+from gpulease.domain.memory import GpuUuid
+
+
+class State(StrEnum):
+    """Where a lease stands."""
+
+    QUEUED = "queued"
+    GRANTED = "granted"
+    ACTIVE = "active"
+    RELEASING = "releasing"
+    ENDED = "ended"
+
+
+class Trigger(StrEnum):
+    """What happened to a lease."""
+
+    GRANT = "grant"
+    WORKER_STARTED = "worker_started"
+    LAUNCH_FAILED = "launch_failed"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+    WORKER_EXITED = "worker_exited"
+
+
+_S, _T = State, Trigger
+
+TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
+    {
+        (_S.QUEUED, _T.GRANT): _S.GRANTED,
+        (_S.QUEUED, _T.CANCEL): _S.ENDED,
+        # Its time to wait is over.
+        (_S.QUEUED, _T.EXPIRE): _S.ENDED,
+        (_S.GRANTED, _T.WORKER_STARTED): _S.ACTIVE,
+        (_S.GRANTED, _T.LAUNCH_FAILED): _S.ENDED,
+        # A worker may be starting at this moment: its memory is free only when it is seen gone.
+        (_S.GRANTED, _T.CANCEL): _S.RELEASING,
+        # News of the start and of the end may arrive together after a restart.
+        (_S.GRANTED, _T.WORKER_EXITED): _S.ENDED,
+        (_S.ACTIVE, _T.CANCEL): _S.RELEASING,
+        (_S.ACTIVE, _T.EXPIRE): _S.RELEASING,
+        (_S.ACTIVE, _T.WORKER_EXITED): _S.ENDED,
+        (_S.RELEASING, _T.LAUNCH_FAILED): _S.ENDED,
+        (_S.RELEASING, _T.WORKER_EXITED): _S.ENDED,
+    }
+)
+
+IGNORED: frozenset[tuple[State, Trigger]] = frozenset(
+    {
+        # The same news twice: once from the shim, once from its record after a restart.
+        (_S.ACTIVE, _T.WORKER_STARTED),
+        (_S.ENDED, _T.WORKER_EXITED),
+        (_S.ENDED, _T.LAUNCH_FAILED),
+        (_S.ENDED, _T.WORKER_STARTED),
+        (_S.ENDED, _T.EXPIRE),
+        # Asked to go already; a worker that was just starting reports that it runs.
+        (_S.RELEASING, _T.CANCEL),
+        (_S.RELEASING, _T.EXPIRE),
+        (_S.RELEASING, _T.WORKER_STARTED),
+    }
+)
+
+HOLDS_MEMORY: frozenset[State] = frozenset({_S.GRANTED, _S.ACTIVE, _S.RELEASING})
+
+
+class IllegalTransition(Exception):
+    """A trigger met a state where it makes no sense: a bug, or a request that must be refused."""
+
+    def __init__(self, state: State, trigger: Trigger) -> None:
+        super().__init__(f"{trigger} in state {state}")
+        self.state = state
+        self.trigger = trigger
+
+
+def next_state(state: State, trigger: Trigger) -> State | None:
+    """Return the state that `trigger` leads to, or None where it is ignored on purpose.
+
+    Raises:
+        IllegalTransition: the pair is neither in the table nor ignored.
+    """
+    if (state, trigger) in IGNORED:
+        return None
+    try:
+        return TRANSITIONS[state, trigger]
+    except KeyError:
+        raise IllegalTransition(state, trigger) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A job's right to `memory` bytes of one GPU, from `granted_at` until `released_at`."""
+
+    gpu: GpuUuid
+    memory: int
+    granted_at: datetime
+    released_at: datetime | None = None
+    peak: int | None = None
+    """The most bytes that were seen in use under it, as far as has been recorded."""

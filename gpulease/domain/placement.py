@@ -1,0 +1,165 @@
+"""Where a claim goes: filter, score, pick; and where it cannot go, why not, for each GPU.
+
+Placement policies are functions of one signature, `Score`; a higher score is taken first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.memory import Fault, GpuMemory, GpuUuid, Holding, JobId
+from gpulease.units import format_size
+
+Score = Callable[[Claim, GpuMemory], float]
+
+
+class Obstacle(StrEnum):
+    """Which dimension of a claim failed on a GPU."""
+
+    LOST = "lost"
+    UNREADABLE = "unreadable"
+    DRAINED = "drained"
+    TOO_SMALL = "too_small"
+    UNMANAGED = "unmanaged"
+    LEASED = "leased"
+    RESERVED = "reserved"
+
+
+ENDS_WITH_LEASES = frozenset({Obstacle.LEASED})
+"""Obstacles that go away when leases end; the others are out of the queue's power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """Why one GPU cannot take a claim now."""
+
+    gpu: GpuUuid
+    index: int
+    obstacle: Obstacle
+    why: str
+    waits_for: tuple[JobId, ...] = ()
+    """The jobs whose end would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Here: which GPUs, and how many bytes on each."""
+
+    shares: tuple[tuple[GpuUuid, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Not now: why, for each GPU that cannot take the claim; `fits` can, but are too few."""
+
+    hindrances: tuple[Hindrance, ...]
+    fits: tuple[GpuUuid, ...] = ()
+
+    @property
+    def waits_for(self) -> tuple[JobId, ...]:
+        """The jobs whose end would help, lowest id first."""
+        return tuple(sorted({job for each in self.hindrances for job in each.waits_for}))
+
+
+def best_fit(claim: Claim, gpu: GpuMemory) -> float:
+    """Prefer the GPU that would be left with the least headroom."""
+    return -float((gpu.headroom or 0) - claim.demand(gpu.allocatable or 0))
+
+
+def spread(claim: Claim, gpu: GpuMemory) -> float:
+    """Prefer the GPU that would be left with the most headroom."""
+    return -best_fit(claim, gpu)
+
+
+def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
+    """Choose GPUs for `claim`, all or none; equal scores go to the lowest index."""
+    hindrances = {gpu.uuid: hindrance(claim, gpu) for gpu in gpus}
+    fits = [gpu for gpu in gpus if hindrances[gpu.uuid] is None]
+    if len(fits) < claim.gpus:
+        return Refusal(
+            tuple(each for each in hindrances.values() if each is not None),
+            tuple(gpu.uuid for gpu in fits),
+        )
+    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.index))
+    chosen = fits[: claim.gpus]
+    return Placement(tuple((gpu.uuid, claim.demand(gpu.allocatable or 0)) for gpu in chosen))
+
+
+def hindrance(claim: Claim, gpu: GpuMemory) -> Hindrance | None:
+    """Return why `claim` does not fit on `gpu` now, or None where it fits."""
+    found = _out_of_service(gpu) or _without_room(claim, gpu)
+    if found is None:
+        return None
+    obstacle, why, waits_for = found
+    return Hindrance(gpu.uuid, gpu.index, obstacle, why, waits_for)
+
+
+_Found = tuple[Obstacle, str, tuple[JobId, ...]] | None
+
+
+def _out_of_service(gpu: GpuMemory) -> _Found:
+    detail = gpu.reading.detail
+    if gpu.reading.fault is Fault.LOST:
+        return Obstacle.LOST, detail or "it fell off the bus", ()
+    if gpu.reading.fault is not None or gpu.headroom is None:
+        return Obstacle.UNREADABLE, detail or "its memory cannot be read", ()
+    if gpu.drained is not None:
+        return Obstacle.DRAINED, f"drained: {gpu.drained}", ()
+    return None
+
+
+def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
+    allocatable, unmanaged = gpu.allocatable or 0, gpu.unmanaged or 0
+    demand = claim.demand(allocatable)
+    if demand > allocatable or demand <= 0:
+        return Obstacle.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
+    if claim.exclusive and _unmanaged_processes(gpu):
+        return Obstacle.UNMANAGED, "a process outside any lease is on it", ()
+    if demand > allocatable - unmanaged:
+        return Obstacle.UNMANAGED, f"{format_size(unmanaged)} is used outside any lease", ()
+    return _held_by_leases(claim, demand, gpu)
+
+
+def _held_by_leases(claim: Claim, demand: int, gpu: GpuMemory) -> _Found:
+    holders = tuple(sorted(holding.job for holding in gpu.holdings))
+    exclusive = tuple(holding.job for holding in gpu.holdings if holding.exclusive)
+    if exclusive:
+        return Obstacle.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
+    if claim.exclusive and holders:
+        return Obstacle.LEASED, f"{_jobs(holders)} holds a lease on it", holders
+    headroom = gpu.headroom or 0
+    if demand > headroom:
+        return Obstacle.LEASED, f"{format_size(headroom)} is free", holders
+    return None
+
+
+def _unmanaged_processes(gpu: GpuMemory) -> bool:
+    """Tell whether a process outside the leases is on the GPU; unknown counts as yes.
+
+    Memory that no process holds (residue of the driver) does not stand against `--exclusive`.
+    """
+    processes = gpu.reading.processes
+    return bool(gpu.strangers) if processes is not None else bool(gpu.unmanaged)
+
+
+def _jobs(jobs: Sequence[JobId]) -> str:
+    return "job " + str(jobs[0]) if len(jobs) == 1 else "jobs " + ", ".join(map(str, jobs))
+
+
+def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
+    """Tell whether `claim` could fit on `gpu` if nothing else were there; unknown counts as yes."""
+    if gpu.allocatable is None:
+        return gpu.reading.fault is not None
+    return 0 < claim.demand(gpu.allocatable) <= gpu.allocatable
+
+
+def reserved_for(job: JobId, gpu: GpuMemory) -> Hindrance:
+    """Return the hindrance of a GPU that an earlier waiting job is to have first."""
+    why = f"job {job} waits for it and came first"
+    return Hindrance(gpu.uuid, gpu.index, Obstacle.RESERVED, why, (job,))
+
+
+def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:
+    """Return the ledger of `gpu` after `job` was granted `memory` bytes there."""
+    return gpu.holds(Holding(job, memory, claim.exclusive, running=False, used=0))

@@ -1,0 +1,163 @@
+"""One decision: who of those that wait is granted what, and why the others wait.
+
+`plan` is a pure function of a snapshot. The daemon calls it on the machine as it is; a replay calls
+it on a recorded workload.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpulease.domain.job import Job, waits_in_vain
+from gpulease.domain.memory import GpuMemory, GpuReading, GpuUuid, Holding, JobId, take_stock
+from gpulease.domain.placement import (
+    Hindrance,
+    Placement,
+    Refusal,
+    Score,
+    best_fit,
+    granted,
+    hindrance,
+    place,
+    reserved_for,
+)
+from gpulease.domain.queue import expected_start, in_order, reserves
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a decision depends on."""
+
+    jobs: Sequence[Job]
+    """Every job that waits or holds memory."""
+    readings: Sequence[GpuReading]
+    at: datetime
+    jobs_by_pid: Mapping[int, JobId] = field(default_factory=dict)
+    """Which job a process on a GPU belongs to."""
+    margin: int = 0
+    """Bytes of each GPU that are never leased."""
+    drained: Mapping[GpuUuid, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a job waits, as of one plan."""
+
+    job: JobId
+    refusal: Refusal
+    expected_start_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about the queue."""
+
+    grants: tuple[tuple[JobId, Placement], ...]
+    gives_up: tuple[JobId, ...]
+    waiting: Mapping[JobId, Waiting]
+    """Those that were looked at. Who stands behind them waits for every GPU that they wait for."""
+    gpus: tuple[GpuMemory, ...]
+    """The ledgers after the grants."""
+    reserved: Mapping[GpuUuid, JobId]
+    """The GPUs that are kept for an earlier waiting job, and for which."""
+
+
+def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
+    """Draw up the ledger of every GPU."""
+    holdings: dict[GpuUuid, list[Holding]] = {}
+    for job in snapshot.jobs:
+        if job.holds_memory:
+            for lease in job.leases:
+                holdings.setdefault(lease.gpu, []).append(job.holding(lease))
+    return tuple(
+        take_stock(
+            reading,
+            holdings.get(reading.uuid, ()),
+            snapshot.jobs_by_pid,
+            snapshot.margin,
+            snapshot.drained.get(reading.uuid),
+        )
+        for reading in snapshot.readings
+    )
+
+
+def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
+    """Decide who is granted what; never more than the headroom, never past who came first."""
+    desk = _Desk(snapshot, score)
+    for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
+        if desk.has_open_gpus or waits_in_vain(job, snapshot.at):
+            desk.consider(job)
+    return Plan(
+        tuple(desk.grants),
+        tuple(desk.gives_up),
+        desk.waiting,
+        tuple(desk.gpus.values()),
+        desk.reserved,
+    )
+
+
+class _Desk:
+    """The working state of one planning pass."""
+
+    def __init__(self, snapshot: Snapshot, score: Score) -> None:
+        self.at = snapshot.at
+        self.score = score
+        self.gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot)}
+        self.reserved: dict[GpuUuid, JobId] = {}
+        self.grants: list[tuple[JobId, Placement]] = []
+        self.gives_up: list[JobId] = []
+        self.waiting: dict[JobId, Waiting] = {}
+        self._ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
+
+    @property
+    def has_open_gpus(self) -> bool:
+        return len(self.reserved) < len(self.gpus)
+
+    def consider(self, job: Job) -> None:
+        """Grant `job` what it asks for, or note why not."""
+        open_gpus = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
+        answer = place(job.claim, open_gpus, self.score)
+        if isinstance(answer, Placement):
+            self._grant(job, answer)
+        elif waits_in_vain(job, self.at):
+            self.gives_up.append(job.id)
+        else:
+            self._refuse(job, answer, open_gpus)
+
+    def _grant(self, job: Job, placement: Placement) -> None:
+        self.grants.append((job.id, placement))
+        for uuid, memory in placement.shares:
+            self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
+
+    def _refuse(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> None:
+        full = Refusal((*refusal.hindrances, *self._kept_for_others(job)), refusal.fits)
+        start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
+        self.waiting[job.id] = Waiting(job.id, full, start)
+        for uuid in reserves(job.claim, full):
+            self.reserved.setdefault(uuid, job.id)
+
+    def _kept_for_others(self, job: Job) -> list[Hindrance]:
+        return [
+            _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
+        ]
+
+
+def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Hindrance:
+    """Return what lasts longest: a GPU that could never serve says so; else, who came first."""
+    own = hindrance(job.claim, gpu)
+    if own is not None and own.waits_for == ():
+        return own
+    return reserved_for(first, gpu)
+
+
+def waiting_in(plan_: Plan, job: Job) -> Waiting:
+    """Return why `job` waits, also where the plan never came to look at it."""
+    seen = plan_.waiting.get(job.id)
+    if seen is not None:
+        return seen
+    reasons = tuple(
+        _standing_reason(job, gpu, plan_.reserved[gpu.uuid])
+        for gpu in plan_.gpus
+        if gpu.uuid in plan_.reserved
+    )
+    return Waiting(job.id, Refusal(reasons))

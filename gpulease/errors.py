@@ -1,0 +1,142 @@
+"""Every failure that a user can meet: what happened, what to do, and the codes it travels under.
+
+An error's text reads *cannot X: why*; its hint says what to do next. The class knows its code (a
+stable word for programs), its HTTP status (between daemon and command) and the exit code of the
+command. Two places catch `GpuleaseError`: the command's edge and the server's edge. Anything else
+is a bug and keeps its traceback.
+"""
+
+from typing import ClassVar
+
+EXIT_OWN_FAILURE = 125
+"""gpulease itself failed; the number that timeout(1) and env(1) use for the same."""
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_GAVE_UP = 75
+"""EX_TEMPFAIL of sysexits(3): nothing is wrong, try again later."""
+EXIT_TIME_LIMIT = 124
+EXIT_USAGE = 2
+EXIT_CONFIGURATION = 78
+"""EX_CONFIG of sysexits(3): a restart would fail in the same way."""
+
+
+class GpuleaseError(Exception):
+    """A failure with a sentence for the user and, mostly, a hint."""
+
+    code: ClassVar[str] = "failed"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = EXIT_OWN_FAILURE
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def text(self) -> str:
+        """Return the sentence and, after a blank line, the hint."""
+        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+
+
+class BadValue(GpuleaseError):
+    """Something that the user wrote cannot be read: a size, a time, a name."""
+
+    code = "bad_value"
+    http_status = 400
+
+
+class TooLarge(GpuleaseError):
+    """A request is past one of the bounds that keep the daemon safe."""
+
+    code = "too_large"
+    http_status = 413
+
+
+class CannotLease(GpuleaseError):
+    """The claim can never be granted on this machine."""
+
+    code = "cannot_lease"
+    http_status = 422
+
+
+class NoRoomNow(GpuleaseError):
+    """The claim could be granted, but not now, and the caller did not want to wait."""
+
+    code = "no_room_now"
+    http_status = 409
+    exit_code = EXIT_GAVE_UP
+
+
+class NoSuchJob(GpuleaseError):
+    """No job has this id."""
+
+    code = "no_such_job"
+    http_status = 404
+
+
+class NotAllowed(GpuleaseError):
+    """The caller may not do this to that job."""
+
+    code = "not_allowed"
+    http_status = 403
+
+
+class WrongState(GpuleaseError):
+    """The job is not in a state in which this can be done."""
+
+    code = "wrong_state"
+    http_status = 409
+
+
+class CommandNotFound(GpuleaseError):
+    """The command of the job does not exist."""
+
+    code = "command_not_found"
+    http_status = 422
+    exit_code = EXIT_NOT_FOUND
+
+
+class CommandNotExecutable(GpuleaseError):
+    """The command of the job exists and cannot be executed."""
+
+    code = "command_not_executable"
+    http_status = 422
+    exit_code = EXIT_NOT_EXECUTABLE
+
+
+class LaunchFailed(GpuleaseError):
+    """The worker of a job could not be started."""
+
+    code = "launch_failed"
+
+
+class NoDaemon(GpuleaseError):
+    """No daemon answers on the socket."""
+
+    code = "no_daemon"
+    http_status = 503
+
+
+class NoGpus(GpuleaseError):
+    """No driver or no GPU is here, and no simulation was asked for."""
+
+    code = "no_gpus"
+    http_status = 503
+
+
+class BadConfiguration(GpuleaseError):
+    """The daemon cannot start with the settings it was given."""
+
+    code = "bad_configuration"
+    exit_code = EXIT_CONFIGURATION
+
+
+class StateUnusable(GpuleaseError):
+    """The daemon's state directory or database cannot be used as it is."""
+
+    code = "state_unusable"
+    exit_code = EXIT_CONFIGURATION
+
+
+_KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__()]
+BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
+"""How the client finds the class again from the code in a response."""

@@ -1,0 +1,84 @@
+"""The frames that are spoken on a job's own socket, between its shim and whoever attaches.
+
+A frame is one byte of kind, four bytes of length (unsigned, network order), and so many bytes.
+Standard library only: the shim imports this, and the command's every-day path.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+HEADER = struct.Struct("!BI")
+LARGEST_FRAME = 1 << 20
+"""Bytes of payload; a peer that announces more is cut off."""
+
+
+class FrameKind(IntEnum):
+    """What a frame carries; JSON is UTF-8."""
+
+    # From the shim.
+    STDOUT = 1
+    STDERR = 2
+    STARTED = 3
+    """JSON: {"pid": int, "started_at": str}."""
+    STOPPING = 4
+    """JSON: {"reason": "cancelled" | "time_limit"}: the worker was asked to go."""
+    EXITED = 5
+    """JSON: the exit record. The last frame."""
+    REFUSED = 6
+    """JSON: {"message": str}: this peer may not do that; the connection closes."""
+    MAIN_EXITED = 7
+    """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree may live on."""
+    SKIPPED = 8
+    """JSON: {"bytes": int}: output that a watcher was too slow for; what follows is live again."""
+    # From who attaches.
+    HELLO = 16
+    """JSON: {"role": "attach" | "watch" | "control"}. The first frame."""
+    STDIN = 17
+    STDIN_END = 18
+    SIGNAL = 19
+    """JSON: {"signal": int}: deliver to the worker's process group."""
+    STOP = 20
+    """JSON: {"reason": str, "grace_s": float}: SIGTERM, then SIGKILL for the whole tree."""
+    TIME_LIMIT = 21
+    """JSON: {"time_limit_s": float | null}, counted from the start, instead of what it was."""
+
+
+class BadFrame(Exception):
+    """The other side does not speak this protocol."""
+
+
+def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
+    """Return one encoded frame."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+class FrameReader:
+    """Cut a stream of bytes into frames, however the pieces arrive."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+        """Take in `piece` and yield each frame that is now complete.
+
+        Raises:
+            BadFrame: the kind is unknown or the length is over `LARGEST_FRAME`.
+        """
+        self._buffer += piece
+        while len(self._buffer) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self._buffer)
+            if length > LARGEST_FRAME:
+                raise BadFrame(f"a frame of {length} bytes")
+            if len(self._buffer) < HEADER.size + length:
+                return
+            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
+            del self._buffer[: HEADER.size + length]
+            yield _kind(kind), payload
+
+
+def _kind(number: int) -> FrameKind:
+    try:
+        return FrameKind(number)
+    except ValueError:
+        raise BadFrame(f"a frame of unknown kind {number}") from None

@@ -1,0 +1,1 @@
+"""Looks at GPUs: the real ones through NVML, or ones that are simulated by resident memory."""

@@ -1,0 +1,174 @@
+"""The one importer of pynvml: NVML's functions by name, and its failures sorted by what they mean.
+
+Everything that differs between releases of the binding is settled here. It knows nothing of
+threads, deadlines or readings.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any, ClassVar, NewType
+
+import pynvml
+
+Handle = NewType("Handle", object)
+"""A GPU as NVML hands it out; good until the session ends."""
+
+NOT_AVAILABLE = 2**64 - 1
+"""What NVML writes where a size cannot be told."""
+MEMORY_V2: int | None = getattr(pynvml, "nvmlMemory_v2", None)
+"""The version that asks for the memory reserved by the driver; None in old bindings."""
+
+TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
+
+LIBRARY_NOT_FOUND = int(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+DRIVER_NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+NO_PERMISSION = int(pynvml.NVML_ERROR_NO_PERMISSION)
+LIB_RM_VERSION_MISMATCH = int(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+_LIBRARY = "libnvidia-ml.so"
+_MOST_SESSIONS = 64
+# Older releases have one class for everything; newer ones raise this, which is no NVMLError.
+_MISMATCH: type[Exception] = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+
+
+class NvmlFailure(Exception):
+    """A call to NVML failed; other calls, and other GPUs, may well succeed."""
+
+    codes: ClassVar[frozenset[int]] = frozenset()
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def is_no_such_figure(self) -> bool:
+        """Say whether this GPU or driver has no such figure at all, rather than not just now."""
+        return self.code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+class GpuLost(NvmlFailure):
+    """This GPU has fallen off the bus or waits for a reset."""
+
+    codes = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST})
+
+
+class DriverGone(NvmlFailure):
+    """No GPU can be read until NVML has been initialised again."""
+
+    codes = frozenset(
+        {
+            pynvml.NVML_ERROR_UNINITIALIZED,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        }
+    )
+
+
+class DriverReplaced(DriverGone):
+    """The driver in the kernel is another one than the library in this process."""
+
+    codes = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH})
+
+
+def call(name: str, *arguments: object) -> Any:
+    """Call the NVML function `name` and return what it answers.
+
+    Raises:
+        NvmlFailure: or one of its subclasses; a function that the binding or the library does not
+            have counts as one of these.
+    """
+    function = getattr(pynvml, name, None)
+    if function is None:
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {name}")
+    try:
+        answer = function(*arguments)
+        # Releases before 11.510 leave text as bytes.
+        return answer.decode() if isinstance(answer, bytes) else answer
+    except (pynvml.NVMLError, _MISMATCH, UnicodeDecodeError) as error:
+        raise _failure(error) from error
+
+
+def ask(name: str, *arguments: object) -> Any:
+    """Call `name`, or return None where this one answer cannot be had.
+
+    Raises:
+        GpuLost, DriverGone: the calls after this one would fail as well.
+    """
+    try:
+        return call(name, *arguments)
+    except (GpuLost, DriverGone):
+        raise
+    except NvmlFailure:
+        return None
+
+
+def has(name: str) -> bool:
+    """Say whether this release of the binding has the function `name`."""
+    return hasattr(pynvml, name)
+
+
+def start() -> None:
+    """Initialise NVML; if the driver was replaced, with the library that belongs to the new one.
+
+    Raises:
+        NvmlFailure: see `call`.
+    """
+    try:
+        call("nvmlInit")
+    except DriverReplaced:
+        if not _load_again():
+            raise
+        call("nvmlInit")
+
+
+def stop() -> None:
+    """End NVML's session, however often it was started; what is wrong with it no longer matters."""
+    for _ in range(_MOST_SESSIONS):
+        try:
+            call("nvmlShutdown")
+        except NvmlFailure:
+            return
+
+
+def _failure(error: Exception) -> NvmlFailure:
+    if isinstance(error, UnicodeDecodeError):
+        return NvmlFailure(pynvml.NVML_ERROR_UNKNOWN, "the driver answered with broken text")
+    code = int(getattr(error, "value", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND))
+    for kind in (GpuLost, DriverReplaced, DriverGone):
+        if code in kind.codes:
+            return kind(code, str(error))
+    return NvmlFailure(code, str(error))
+
+
+def _load_again() -> bool:
+    """Load the library that now lies where the one in use came from; False if it is the same.
+
+    An upgrade of the driver leaves the old library mapped in this process, where it refuses to
+    talk to the new kernel module for ever. The new one is asked for by its resolved path, since
+    the loader would answer the old name with the old library.
+    """
+    mapped = _mapped_library()
+    if mapped is None:
+        return False
+    installed = (mapped.parent / f"{_LIBRARY}.1").resolve()
+    if installed == mapped or not installed.exists():
+        return False
+    try:
+        pynvml.nvmlLib = ctypes.CDLL(str(installed))
+    except OSError:
+        return False
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    return True
+
+
+def _mapped_library() -> Path | None:
+    """Return the file of the library in use; it may since have been deleted."""
+    name = Path(str(getattr(pynvml.nvmlLib, "_name", "")))
+    if name.is_absolute():
+        return name
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        if f"/{_LIBRARY}" in line:
+            return Path(line.split(maxsplit=5)[5].removesuffix(" (deleted)"))
+    return None

@@ -1,0 +1,78 @@
+"""A thread that makes one call at a time, for callers who cannot wait for ever.
+
+A call into the driver may hang, and nothing can interrupt it. So each GPU has a lane: whoever
+waits for a call may walk away, and no second call is begun behind one that has not returned.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+Monotonic = Callable[[], float]
+"""Seconds on a clock that never goes back."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Call(Generic[T]):
+    """One call, begun at `began_at` on the lane's clock and ended at `ended_at`, if it has."""
+
+    work: Callable[[], T]
+    began_at: float
+    ended_at: float | None = None
+    outcome: Future[T] = field(default_factory=Future)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end at most so long; say whether it has come."""
+        try:
+            self.outcome.exception(timeout=max(0.0, seconds))
+        except FutureTimeout:
+            return False
+        return True
+
+    def run(self, clock: Monotonic) -> None:
+        """Do the work and keep what came of it, for whoever still waits."""
+        try:
+            result = self.work()
+        except Exception as error:  # noqa: BLE001 - raised again where the outcome is asked for
+            self.ended_at = clock()
+            self.outcome.set_exception(error)
+        else:
+            self.ended_at = clock()
+            self.outcome.set_result(result)
+
+
+class Lane(Generic[T]):
+    """One thread, one call at a time."""
+
+    def __init__(self, name: str, clock: Monotonic) -> None:
+        self._clock = clock
+        self._queue: SimpleQueue[Call[T] | None] = SimpleQueue()
+        self._latest: Call[T] | None = None
+        # A daemon thread: one that hangs in the driver must not keep the process from exiting.
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether a call has not returned yet."""
+        return self._latest is not None and not self._latest.outcome.done()
+
+    def ask(self, work: Callable[[], T]) -> Call[T]:
+        """Begin `work`, or return the call that is still under way."""
+        if self._latest is None or self._latest.outcome.done():
+            self._latest = Call(work, self._clock())
+            self._queue.put(self._latest)
+        return self._latest
+
+    def close(self) -> None:
+        """Let the thread end once its call has returned."""
+        self._queue.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._queue.get()) is not None:
+            call.run(self._clock)

@@ -1,0 +1,200 @@
+"""Reads the GPUs of this machine through NVML, within a deadline whatever the driver does.
+
+One lane for each GPU keeps a hanging one from holding up the others; one more lists the GPUs when
+NVML is initialised, and again, with growing pauses, for as long as something is wrong.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Self
+
+from gpulease.domain.memory import Fault, GpuReading, GpuUuid
+from gpulease.errors import NoGpus
+from gpulease.gpu import binding
+from gpulease.gpu.binding import DriverGone, NvmlFailure
+from gpulease.gpu.devices import Device, list_devices, match
+from gpulease.gpu.lane import Call, Lane, Monotonic
+from gpulease.gpu.reading import read_gpu
+from gpulease.gpu.refusals import no_answer, no_devices, refusal
+from gpulease.gpu.retry import Retry
+from gpulease.units import format_span
+
+_LONGEST_PAUSE_ALL = timedelta(minutes=1)
+"""Between attempts while no GPU can be read: nothing is disturbed by them."""
+_LONGEST_PAUSE_SOME = timedelta(minutes=5)
+"""Between attempts while some can: each takes NVML away from these for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    driver: str | None
+    devices: tuple[Device, ...]
+
+
+def _list_anew(stop_first: bool) -> _Listing:
+    """Initialise NVML and list the GPUs; runs on a lane, since any of this may hang."""
+    if stop_first:
+        binding.stop()
+    binding.start()
+    driver = binding.ask("nvmlSystemGetDriverVersion")
+    return _Listing(None if driver is None else str(driver), list_devices())
+
+
+class NvmlProbe:
+    """The GPUs as NVML shows them. May be used from several threads."""
+
+    def __init__(self, deadline: timedelta, first_retry: timedelta, clock: Monotonic) -> None:
+        self._deadline = deadline.total_seconds()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lister: Lane[_Listing] = Lane("nvml-lister", clock)
+        self._listing: Call[_Listing] | None = None
+        self._lanes: dict[GpuUuid, Lane[GpuReading]] = {}
+        self._devices: tuple[Device, ...] = ()
+        self._driver: str | None = None
+        self._trouble: str | None = None
+        self._retry = Retry(first_retry, clock)
+
+    @classmethod
+    def open(
+        cls,
+        deadline: timedelta = timedelta(seconds=3),
+        *,
+        start_within: timedelta = timedelta(seconds=30),
+        first_retry: timedelta = timedelta(seconds=2),
+        clock: Monotonic = time.monotonic,
+    ) -> Self:
+        """Initialise NVML and list the GPUs.
+
+        `deadline` bounds every `read`. `start_within` bounds this call alone, and is longer because
+        a driver without persistence mode wakes its GPUs one after the other, seconds each.
+
+        Raises:
+            NoGpus: no driver, no GPU, no permission, or no answer; the message says which.
+        """
+        probe = cls(deadline, first_retry, clock)
+        try:
+            probe._adopt(probe._first_listing(start_within))
+        except NoGpus:
+            probe.close()
+            raise
+        return probe
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Return a reading of every GPU by index, within the deadline.
+
+        A GPU that cannot be read stands among them with its `fault`. A call that has been hanging
+        since an earlier read is not waited for again.
+        """
+        with self._lock:
+            until = self._clock() + self._deadline
+            self._list_if_due(until)
+            if self._trouble is None:
+                try:
+                    return self._read_all(until)
+                except DriverGone as failure:
+                    self._fail(str(failure))
+            return self._all_unreadable(self._trouble or "")
+
+    def driver(self) -> str | None:
+        """Return the driver's version, as it was when NVML was last initialised."""
+        return self._driver
+
+    def close(self) -> None:
+        """End NVML's session, unless a call still hangs in it, and let the threads end."""
+        with self._lock:
+            idle = self._is_idle() and not self._lister.is_busy
+            self._lister.close()
+            for lane in self._lanes.values():
+                lane.close()
+            if idle:
+                last: Lane[None] = Lane("nvml-stop", self._clock)
+                last.ask(binding.stop).wait(self._deadline)
+                last.close()
+
+    def _first_listing(self, within: timedelta) -> _Listing:
+        call = self._lister.ask(partial(_list_anew, stop_first=False))
+        if not call.wait(within.total_seconds()):
+            raise no_answer(within)
+        try:
+            listing = call.outcome.result()
+        except NvmlFailure as failure:
+            raise refusal(failure) from failure
+        if not listing.devices:
+            raise no_devices()
+        return listing
+
+    def _list_if_due(self, until: float) -> None:
+        """Initialise NVML again if that is due, or see what became of the last attempt."""
+        if self._listing is None:
+            if not self._retry.is_due:
+                return
+            self._retry.begun()
+            # Never under a call that still hangs in the driver: NVML does not say that it may.
+            self._listing = self._lister.ask(partial(_list_anew, stop_first=self._is_idle()))
+        call = self._listing
+        if not self._wait(call, until):
+            self._trouble = f"the driver is being initialised again, {self._age(call)} so far"
+            return
+        self._listing = None
+        try:
+            self._adopt(call.outcome.result())
+        except NvmlFailure as failure:
+            self._fail(str(failure))
+
+    def _adopt(self, listing: _Listing) -> None:
+        if self._trouble is not None:
+            # After a failure of the whole driver, calls that hang in it belong to the past.
+            for uuid in [uuid for uuid, lane in self._lanes.items() if lane.is_busy]:
+                self._lanes.pop(uuid).close()
+        self._trouble = None
+        self._driver = listing.driver or self._driver
+        self._devices = match(self._devices, listing.devices)
+
+    def _fail(self, reason: str) -> None:
+        self._trouble = reason
+        self._retry.wanted(_LONGEST_PAUSE_ALL)
+
+    def _read_all(self, until: float) -> tuple[GpuReading, ...]:
+        calls = [(device, self._begin(device)) for device in self._devices]
+        readings = tuple(self._collect(device, call, until) for device, call in calls)
+        self._plan_retry(readings)
+        return readings
+
+    def _begin(self, device: Device) -> Call[GpuReading]:
+        if device.uuid not in self._lanes:
+            self._lanes[device.uuid] = Lane(f"nvml-{device.uuid}", self._clock)
+        return self._lanes[device.uuid].ask(partial(read_gpu, device))
+
+    def _collect(self, device: Device, call: Call[GpuReading], until: float) -> GpuReading:
+        if not self._wait(call, until):
+            detail = f"the driver has not answered for {self._age(call)}"
+            return device.unread(Fault.UNREADABLE, detail)
+        if call.ended_at is not None and call.ended_at - call.began_at > self._deadline:
+            # Its figures are as old as its first part: the next read will have fresh ones.
+            return device.unread(Fault.UNREADABLE, f"the driver took {self._age(call)} to answer")
+        return call.outcome.result()
+
+    def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
+        faulty = [reading for reading in readings if reading.fault is not None]
+        if not faulty:
+            self._retry.needless()
+        elif not all(self._lanes[reading.uuid].is_busy for reading in faulty):
+            self._retry.wanted(_LONGEST_PAUSE_SOME)
+
+    def _is_idle(self) -> bool:
+        return not any(lane.is_busy for lane in self._lanes.values())
+
+    def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
+        return tuple(device.unread(Fault.UNREADABLE, reason) for device in self._devices)
+
+    def _wait(self, call: Call[GpuReading] | Call[_Listing], until: float) -> bool:
+        return call.wait(min(until, call.began_at + self._deadline) - self._clock())
+
+    def _age(self, call: Call[GpuReading] | Call[_Listing]) -> str:
+        ended_at = self._clock() if call.ended_at is None else call.ended_at
+        return format_span(timedelta(seconds=ended_at - call.began_at))

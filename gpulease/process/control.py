@@ -1,0 +1,190 @@
+"""The daemon's word with a shim: how its worker fares, and when the worker has to go.
+
+Right at any moment, since a daemon may come back at any: the record is read before and after the
+shim is talked to, and it is what counts.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpulease.frames import BadFrame, FrameKind, FrameReader, frame
+from gpulease.process.record import (
+    Exited,
+    MainExited,
+    Record,
+    exited,
+    is_alive,
+    main_exited,
+    read_record,
+)
+
+__all__ = [
+    "Exited",
+    "Lost",
+    "MainExited",
+    "ShimEvent",
+    "Stopping",
+    "follow",
+    "set_time_limit",
+    "stop",
+]
+
+_PIECE = 64 << 10
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The worker was asked to go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The shim died and left no end: whatever remains of the worker is on its own."""
+
+
+ShimEvent = Stopping | MainExited | Exited | Lost
+
+
+async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    """Yield what happens to the worker launched in `directory`, each once, from the beginning.
+
+    The last event is `Exited` or `Lost`.
+    """
+    told: set[type[ShimEvent]] = set()
+    pause = _FIRST_PAUSE_S
+    while True:
+        async with contextlib.aclosing(_look(directory)) as events:
+            async for event in events:
+                pause = _FIRST_PAUSE_S
+                if type(event) not in told:
+                    told.add(type(event))
+                    yield event
+        if told & {Exited, Lost}:
+            return
+        # It lives and does not answer: it is about to listen, or about to be gone.
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def stop(directory: Path, reason: str, grace: timedelta) -> bool:
+    """Have the worker's whole tree asked to go, and killed after `grace`.
+
+    Returns False if there is no shim that could: it has gone, or it never was. Asking again may
+    shorten the grace.
+    """
+    order = {"reason": reason, "grace_s": grace.total_seconds()}
+    return await _order(directory, FrameKind.STOP, order)
+
+
+async def set_time_limit(directory: Path, limit: timedelta | None) -> bool:
+    """Let the worker run for `limit` from its start, instead of what it was launched with.
+
+    Returns False if there is no shim to be told.
+    """
+    order = {"time_limit_s": None if limit is None else limit.total_seconds()}
+    return await _order(directory, FrameKind.TIME_LIMIT, order)
+
+
+async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    """Yield what the record says, then what the shim says while it talks to us."""
+    # Asked first: if it was dead before the record was read, then the record is final.
+    alive = is_alive(directory)
+    record = read_record(directory) or Record()
+    for event in _recorded(record):
+        yield event
+    if record.exited is not None:
+        return
+    if not alive:
+        yield Lost()
+        return
+    async with contextlib.aclosing(_listen(directory)) as events:
+        async for event in events:
+            yield event
+
+
+def _recorded(record: Record) -> list[ShimEvent]:
+    stopping = Stopping(record.stopping) if record.stopping is not None else None
+    return [event for event in (stopping, record.main_exited, record.exited) if event is not None]
+
+
+@contextlib.asynccontextmanager
+async def _connection(
+    directory: Path,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to the shim, as who may control it.
+
+    Raises:
+        OSError: it does not listen, yet or any more.
+    """
+    # Through a descriptor: the address of a socket is short, and the path may be long.
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/socket")
+    finally:
+        os.close(fd)
+    try:
+        writer.write(frame(FrameKind.HELLO, b'{"role": "control"}'))
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[FrameKind, bytes]]:
+    frames = FrameReader()
+    while piece := await reader.read(_PIECE):
+        for kind, payload in frames.feed(piece):
+            yield kind, payload
+
+
+async def _listen(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    with contextlib.suppress(OSError, BadFrame):
+        async with _connection(directory) as (reader, _):
+            async for kind, payload in _frames(reader):
+                event = _event(kind, payload)
+                if event is not None:
+                    yield event
+
+
+def _event(kind: FrameKind, payload: bytes) -> ShimEvent | None:
+    if kind not in (FrameKind.STOPPING, FrameKind.MAIN_EXITED, FrameKind.EXITED):
+        return None
+    content: dict[str, Any] = json.loads(payload)
+    if kind is FrameKind.STOPPING:
+        return Stopping(content["reason"])
+    return exited(content) if kind is FrameKind.EXITED else main_exited(content)
+
+
+async def _order(directory: Path, kind: FrameKind, content: dict[str, Any]) -> bool:
+    """Send an order, again until it arrives; False if there is no one left to obey."""
+    pause = _FIRST_PAUSE_S
+    while is_alive(directory):
+        record = read_record(directory)
+        if record is not None and record.exited is not None:
+            return False
+        if await _sent(directory, frame(kind, json.dumps(content).encode())):
+            return True
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    return False
+
+
+async def _sent(directory: Path, order: bytes) -> bool:
+    """Send an order and return whether it was read: whoever has read all of it closes in peace."""
+    with contextlib.suppress(OSError, BadFrame):
+        async with _connection(directory) as (reader, writer):
+            writer.write(order)
+            writer.write_eof()
+            kinds = [kind async for kind, _ in _frames(reader)]
+            return FrameKind.REFUSED not in kinds
+    return False

@@ -1,0 +1,158 @@
+"""From the fork to the command: the worker's first moments, as the user.
+
+The shim gets a `Worker`: the pid, its own ends of the pipes, and a descriptor on which a failed
+start is told and which closes when the command runs.
+"""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple, NoReturn
+
+from gpulease.process.command import become_command
+from gpulease.process.linux import die_with_parent
+from gpulease.process.orders import WorkerOrder, read_worker_order
+from gpulease.process.record import Failure
+from gpulease.process.steps import StepFailed, shown, step
+
+_COMPLAINT = 3
+_NULL = "/dev/null"
+_CWD_HINT = "submit it from a directory that exists still, and that you may enter"
+
+
+class Worker(NamedTuple):
+    """A worker that has been forked, as its shim holds it; descriptors do not block."""
+
+    pid: int
+    complaint: int
+    """Reads as JSON (a `Failure`) if the start failed, and as nothing if it did not."""
+    stdin: int | None
+    stdout: int
+    stderr: int
+
+
+class _Ends(NamedTuple):
+    """The worker's own ends."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    complaint: int
+
+
+def start_worker(request: int, wants_stdin: bool) -> Worker:
+    """Fork the worker of the request that is open as `request`.
+
+    Called as the user: whoever makes a pipe owns it, and the worker may want to open /dev/stdout.
+
+    Raises:
+        OSError: no pipes or no process could be had.
+    """
+    complaint, theirs = os.pipe()
+    stdout, stdout_end = os.pipe()
+    stderr, stderr_end = os.pipe()
+    if wants_stdin:
+        stdin_end, stdin = os.pipe()
+    else:
+        stdin_end, stdin = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC), None
+    ends = _Ends(stdin_end, stdout_end, stderr_end, theirs)
+    pid = _fork(request, ends)
+    for end in ends:
+        os.close(end)
+    for fd in (complaint, stdin, stdout, stderr):
+        if fd is not None:
+            os.set_blocking(fd, False)
+    return Worker(pid, complaint, stdin, stdout, stderr)
+
+
+def _fork(request: int, ends: _Ends) -> int:
+    shim = os.getpid()
+    # No signal may meet the child before it has shed the shim's handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be_worker(request, ends, shim)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _be_worker(request: int, ends: _Ends, shim: int) -> NoReturn:
+    complaint = ends.complaint
+    try:
+        order = read_worker_order(request)
+        _start_afresh(shim)
+        complaint = _settle_descriptors(ends)
+        _settle(order)
+        become_command(order.argv, order.environment)
+    except StepFailed as failed:
+        _complain(complaint, failed.failure)
+    except BaseException as error:  # noqa: BLE001 - the shim must learn of it, whatever it is
+        _complain(complaint, Failure("worker", None, f"cannot start the job: {error!r}"))
+    finally:
+        os._exit(127)
+
+
+def _start_afresh(shim: int) -> None:
+    os.setsid()
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != shim:
+        os._exit(127)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _settle_descriptors(ends: _Ends) -> int:
+    """Leave 0, 1, 2, and the way to complain, which closes by itself when the command runs."""
+    for target, end in enumerate((ends.stdin, ends.stdout, ends.stderr)):
+        os.dup2(end, target)
+    os.dup2(ends.complaint, _COMPLAINT, inheritable=False)
+    with os.scandir("/proc/self/fd") as names:
+        held = [int(name.name) for name in names]
+    for fd in held:
+        if fd > _COMPLAINT:
+            _close(fd)
+    return _COMPLAINT
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        return  # the listing names the descriptor that it was read through
+
+
+def _settle(order: WorkerOrder) -> None:
+    with step("cwd", f"cannot start in {shown(order.cwd)}", _CWD_HINT):
+        os.chdir(os.fsencode(order.cwd))
+    os.umask(order.umask)
+    with step("limits", "cannot set the limits of the job"):
+        _be_nice(order.nice)
+        _limit(order.soft_limits)
+
+
+def _be_nice(nice: int) -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except PermissionError:
+        return  # below what this user may have; what the daemon has is as low as it gets
+
+
+def _limit(soft_limits: Mapping[str, int]) -> None:
+    """Set soft limits by their names in getrlimit(2); none can pass its hard limit."""
+    for name, soft in soft_limits.items():
+        number = getattr(resource, f"RLIMIT_{name.upper().removeprefix('RLIMIT_')}", None)
+        if number is None:
+            continue
+        hard = resource.getrlimit(number)[1]
+        bounded = hard if soft < 0 else soft if hard < 0 else min(soft, hard)
+        resource.setrlimit(number, (bounded, hard))
+
+
+def _complain(complaint: int, failure: Failure) -> None:
+    os.write(complaint, json.dumps(failure._asdict()).encode())

@@ -1,0 +1,274 @@
+"""The daemon's way to launch: through the spawner, which it starts and, if need be, starts anew."""
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpulease.errors import CommandNotExecutable, CommandNotFound, GpuleaseError, LaunchFailed
+from gpulease.process.orders import (
+    LARGEST_REQUEST,
+    IdentityOrder,
+    ShimOrder,
+    WorkerOrder,
+    pack,
+)
+from gpulease.process.record import Failure, Started, failure, read_record, started
+
+__all__ = ["AlreadyLaunched", "Identity", "Launch", "Launcher", "Started"]
+
+_CLOSING_PATIENCE_S = 5.0
+_LONGEST_ANSWER = 64 << 10
+_ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
+
+
+class AlreadyLaunched(Exception):
+    """The job's directory has seen a launch before; its record says what came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a job runs as."""
+
+    uid: int
+    gid: int
+    user: str
+    groups: tuple[int, ...] | None
+    """None: the groups that the user database gives, and `gid`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All that is needed to launch a job's worker; strings may hold surrogate escapes."""
+
+    job: int
+    directory: Path
+    """Exists, and belongs to whom the daemon runs as; nothing was launched in it before."""
+    argv: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str]
+    """All of the worker's environment; nothing is added."""
+    identity: Identity | None
+    """None: stay who the daemon is."""
+    umask: int
+    soft_limits: Mapping[str, int]
+    """By name, as in "RLIMIT_NOFILE" or "nofile"; below 0 is without limit. Unknown: ignored."""
+    stdin: bool
+    """Whether the worker reads from who attaches; otherwise from /dev/null."""
+    awaits_attach: bool
+    """Whether the output is kept, for a few seconds, for the first who attaches."""
+    time_limit: timedelta | None
+    grace: timedelta
+    """Between SIGTERM and SIGKILL at the time limit."""
+    log_limit: int
+    """Bytes of each log."""
+    nice: int = 0
+
+
+class Launcher:
+    """Launch workers; each in the company of a shim that outlives this daemon."""
+
+    def __init__(self) -> None:
+        self._spawner: _Spawner | None = None
+        self._turn = asyncio.Lock()
+
+    async def launch(self, launch: Launch) -> Started:
+        """Start the worker and return once it has become its command.
+
+        Raises:
+            AlreadyLaunched: this directory was launched in before.
+            CommandNotFound: there is no such command.
+            CommandNotExecutable: the command cannot be executed.
+            LaunchFailed: anything else was in the way.
+        """
+        request = _request(launch)
+        for _ in range(2):
+            answer = await self._ask(request)
+            if answer:
+                return _understood(answer)
+            # The spawner or the shim died. Trying again is safe: a record admits one launch only.
+            record = await asyncio.to_thread(read_record, launch.directory)
+            if record is not None and record.started is not None:
+                return record.started
+            if record is not None:
+                break
+        raise LaunchFailed(
+            "cannot start the job: the process that was to start it was killed",
+            "the system's log may say why; memory may have run out",
+        )
+
+    async def close(self) -> None:
+        """Let the spawner go; shims and workers stay."""
+        async with self._turn:
+            if self._spawner is not None:
+                await self._spawner.close()
+                self._spawner = None
+
+    async def _ask(self, request: bytes) -> bytes:
+        """Return the answer to a request, or nothing if whoever was to answer died."""
+        answer, theirs = os.pipe()
+        try:
+            memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
+            try:
+                _write_all(memory, request)
+                await self._pass_on(memory, theirs)
+            finally:
+                os.close(memory)
+        except BaseException:
+            os.close(answer)
+            raise
+        finally:
+            os.close(theirs)
+        return await _read_all(answer)
+
+    async def _pass_on(self, memory: int, status: int) -> None:
+        async with self._turn:
+            if self._spawner is not None and await self._spawner.send(memory, status):
+                return
+            if self._spawner is not None:
+                await self._spawner.close()
+            self._spawner = _Spawner()
+            await self._spawner.send(memory, status)
+
+
+class _Spawner:
+    """The spawner's process, seen from the daemon."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-S", "-X", "utf8"),
+                    *("-m", "gpulease.process.spawner", str(theirs.fileno())),
+                ],
+                cwd="/",
+                env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    async def send(self, *descriptors: int) -> bool:
+        """Hand over a request; False if the spawner is no more."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        while True:
+            try:
+                self._channel.sendmsg([b"L"], ancillary)
+            except BlockingIOError:
+                await self._can_take_more()
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+            else:
+                return True
+
+    async def close(self) -> None:
+        """Close the channel, which ends the spawner, and bury it."""
+        self._channel.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _CLOSING_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    async def _can_take_more(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(self._channel, _resolve, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_writer(self._channel)
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _request(launch: Launch) -> bytes:
+    """Write the request, and refuse what no system call would take."""
+    if not launch.argv:
+        raise LaunchFailed("cannot start the job: there is no command")
+    for name, value in launch.environment.items():
+        if not name or "=" in name:
+            raise LaunchFailed(f"cannot start the job: no variable can be called {name!r}")
+        _check_strings("environment", name, value)
+    _check_strings("command", *launch.argv, launch.cwd)
+    who = launch.identity
+    shim = ShimOrder(
+        job=launch.job,
+        directory=str(launch.directory),
+        identity=IdentityOrder(who.uid, who.gid, who.user, who.groups) if who else None,
+        stdin=launch.stdin,
+        awaits_attach=launch.awaits_attach,
+        time_limit_s=launch.time_limit.total_seconds() if launch.time_limit is not None else None,
+        grace_s=launch.grace.total_seconds(),
+        log_limit=launch.log_limit,
+    )
+    worker = WorkerOrder(
+        launch.argv,
+        launch.cwd,
+        dict(launch.environment),
+        launch.umask,
+        dict(launch.soft_limits),
+        launch.nice,
+    )
+    request = pack(shim, worker)
+    if len(request) > LARGEST_REQUEST:
+        raise LaunchFailed("cannot start the job: its arguments and environment are too long")
+    return request
+
+
+def _check_strings(what: str, *strings: str) -> None:
+    for string in strings:
+        try:
+            sound = b"\0" not in string.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            sound = False
+        if not sound:
+            raise LaunchFailed(f"cannot start the job: its {what} holds {string[:80]!r}")
+
+
+def _understood(answer: bytes) -> Started:
+    content: dict[str, Any] = json.loads(answer)
+    if "started" in content:
+        return started(content["started"])
+    if "already" in content:
+        raise AlreadyLaunched
+    raise _error(failure(content["failed"]))
+
+
+def _error(failed: Failure) -> GpuleaseError:
+    return _ERRORS.get(failed.exit_code, LaunchFailed)(failed.message, failed.hint)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+async def _read_all(fd: int) -> bytes:
+    """Read a pipe to its end, and close it."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_LONGEST_ANSWER)
+    pipe = os.fdopen(fd, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        with contextlib.suppress(OSError):
+            return await reader.read()
+    finally:
+        transport.close()
+    return b""

@@ -1,0 +1,83 @@
+"""The few Linux calls that the standard library does not offer. Knows nothing of jobs."""
+
+import ctypes
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_fallocate = getattr(_libc, "fallocate64", _libc.fallocate)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_ARG_START = 45
+"""Where `arg_start` (field 48 of proc_pid_stat(5)) stands after the command's name."""
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process the signal when the one that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent has ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forbid_tracing() -> None:
+    """Keep everyone but root from tracing this process, dumping it and seeing its descriptors."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def set_name(name: str) -> None:
+    """Set what `top` and /proc/PID/comm show; the kernel keeps 15 bytes."""
+    _check(_libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0))
+
+
+def drop_capabilities() -> None:
+    """Empty the permitted, effective and inheritable sets, whatever they hold."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Give this part of a file back to the file system; it reads as zeros from then on."""
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    _check(_fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
+
+
+def argument_area() -> tuple[int, int] | None:
+    """Return the start and size of the memory that /proc/PID/cmdline shows, if the kernel says."""
+    fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    finally:
+        os.close(fd)
+    start, end = (int(field) for field in fields[_ARG_START : _ARG_START + 2])
+    return (start, end - start) if 0 < start < end else None
+
+
+def set_title(area: tuple[int, int] | None, title: str) -> None:
+    """Overwrite the command line that `ps` shows.
+
+    A last byte that is not NUL tells the kernel that the text ends at the first NUL, so that no
+    blanks trail behind it.
+    """
+    if area is None or area[1] < len("gpulease-shim"):
+        return
+    start, size = area
+    text = title.encode()[: size - 2].ljust(size - 1, b"\0") + b"\n"
+    ctypes.memmove(start, text, size)
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, *(ctypes.c_ulong(number) for number in (value, 0, 0, 0))))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

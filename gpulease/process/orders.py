@@ -1,0 +1,70 @@
+"""What a shim and its worker are told, and how it is written into the request.
+
+A request is two lines of JSON: a short one for the shim, and one for the worker with the
+environment, which the shim never reads, so that it stays small and holds no one's secrets.
+Strings may hold bytes that are not UTF-8, as surrogate escapes (PEP 383); JSON keeps them.
+"""
+
+import json
+import os
+from typing import NamedTuple
+
+LARGEST_REQUEST = 32 << 20
+_SHIM_LINE = 64 << 10
+
+
+class IdentityOrder(NamedTuple):
+    """Whom to become."""
+
+    uid: int
+    gid: int
+    user: str
+    groups: tuple[int, ...] | None
+    """None: those that the user database gives."""
+
+
+class ShimOrder(NamedTuple):
+    """The shim's part of a launch."""
+
+    job: int
+    directory: str
+    identity: IdentityOrder | None
+    stdin: bool
+    awaits_attach: bool
+    time_limit_s: float | None
+    grace_s: float
+    log_limit: int
+
+
+class WorkerOrder(NamedTuple):
+    """The worker's part of a launch."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    environment: dict[str, str]
+    umask: int
+    soft_limits: dict[str, int]
+    nice: int
+
+
+def pack(shim: ShimOrder, worker: WorkerOrder) -> bytes:
+    """Write a request."""
+    return json.dumps(shim).encode() + b"\n" + json.dumps(worker).encode()
+
+
+def read_shim_order(request: int) -> ShimOrder:
+    """Read the shim's part of the request that is open as `request`."""
+    order = ShimOrder(*json.loads(os.pread(request, _SHIM_LINE, 0).partition(b"\n")[0]))
+    if order.identity is None:
+        return order
+    identity = IdentityOrder(*order.identity)
+    groups = None if identity.groups is None else tuple(identity.groups)
+    return order._replace(identity=identity._replace(groups=groups))
+
+
+def read_worker_order(request: int) -> WorkerOrder:
+    """Read the worker's part of the request that is open as `request`."""
+    os.lseek(request, 0, os.SEEK_SET)
+    with open(request, "rb", closefd=False) as file:
+        file.readline()
+        return WorkerOrder(*json.loads(file.read(LARGEST_REQUEST)))

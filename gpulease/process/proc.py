@@ -1,0 +1,63 @@
+"""One process as /proc/PID/stat shows it, and a signal that cannot hit its successor."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A process; `started` (clock ticks since boot) tells it from a later one of the same pid."""
+
+    pid: int
+    parent: int
+    group: int
+    started: int
+    zombie: bool
+
+
+def entry(pid: int) -> Entry | None:
+    """Return the process with this pid, or None if there is none that we may see."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
+    state, parent, group = fields[0], int(fields[1]), int(fields[2])
+    return Entry(pid, parent, group, int(fields[19]), state in (b"Z", b"X"))
+
+
+def processes() -> Iterator[Entry]:
+    """Yield every process that we may see, each as it is when its turn comes."""
+    with os.scandir("/proc") as names:
+        for name in names:
+            if name.name.isdigit() and (found := entry(int(name.name))) is not None:
+                yield found
+
+
+def deliver(target: Entry, *numbers: int) -> bool:
+    """Send signals to exactly this process; False if it has gone or is not ours to signal.
+
+    A pid may be given to someone else between the look and the signal; a descriptor of the
+    process cannot (pidfd_open(2)).
+    """
+    try:
+        pidfd = os.pidfd_open(target.pid)
+    except OSError:
+        return False
+    try:
+        now = entry(target.pid)
+        if now is None or now.started != target.started:
+            return False
+        for number in numbers:
+            signal.pidfd_send_signal(pidfd, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(pidfd)
+    return True

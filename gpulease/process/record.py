@@ -1,0 +1,217 @@
+"""The record of one launch: the file in the job's directory that says how far its worker came.
+
+Lines of JSON, each written by one call and synced, into space that was taken beforehand, so that
+the end can be written on a full disk. Whoever makes the record holds its lock until it dies: a
+locked record means a living shim, and a record that exists means that the job was launched once
+and never will be again. Shared by daemon and shim; knows nothing of sockets or signals.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
+from typing import Any, NamedTuple
+
+NAME = "record"
+SIZE = 4096
+"""Bytes that a record takes; the longest possible lines fit."""
+EXEC = "exec"
+"""The step of a launch in which the worker becomes the command."""
+
+
+class Failure(NamedTuple):
+    """Why a launch failed: at which step, and in words."""
+
+    step: str
+    errno: int | None
+    message: str
+    hint: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would exit with: 127 not found, 126 not executable, else 125."""
+        if self.step != EXEC or self.errno in (E2BIG, EAGAIN, ENOMEM, None):
+            return 125
+        return 127 if self.errno in (ENOENT, ENOTDIR) else 126
+
+
+class Started(NamedTuple):
+    """The worker runs."""
+
+    pid: int
+    shim_pid: int
+    started_at: datetime
+
+
+class MainExited(NamedTuple):
+    """The main process has ended; others of the worker may live on."""
+
+    exit_code: int | None
+    signal: int | None
+    at: datetime
+
+
+class Exited(NamedTuple):
+    """The last process of the worker has gone."""
+
+    reason: str
+    """"exited", "signaled", "launch_failed", or why it was asked to go: "cancelled" and so on."""
+    exit_code: int | None
+    signal: int | None
+    ended_at: datetime
+    main_exited_at: datetime | None = None
+    max_rss: int | None = None
+    """Bytes that the largest process of the worker had in memory at most."""
+    failed: Failure | None = None
+
+
+class Record(NamedTuple):
+    """What is known of a launch; each part is None until it has happened."""
+
+    started: Started | None = None
+    stopping: str | None = None
+    """Why the worker was asked to go."""
+    main_exited: MainExited | None = None
+    exited: Exited | None = None
+
+
+def read_record(directory: str | os.PathLike[str]) -> Record | None:
+    """Return what the record in a job's directory says, or None if it was never launched."""
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return parse(os.pread(fd, SIZE, 0))
+    finally:
+        os.close(fd)
+
+
+def is_alive(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether the shim of the launch in this directory lives."""
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def parse(text: bytes) -> Record:
+    """Read a record; a line that was torn by a crash, and all after it, is as if never written."""
+    record = Record()
+    for line in text.partition(b"\0")[0].split(b"\n")[:-1]:
+        try:
+            record = _with(record, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            break
+    return record
+
+
+def exited(line: Mapping[str, Any]) -> Exited:
+    """Read an end, as it stands in the record and in the frame EXITED."""
+    at, failed = line.get("main_exited_at"), line.get("failed")
+    return Exited(
+        reason=str(line["reason"]),
+        exit_code=line.get("exit_code"),
+        signal=line.get("signal"),
+        ended_at=datetime.fromisoformat(line["ended_at"]),
+        main_exited_at=datetime.fromisoformat(at) if at else None,
+        max_rss=line.get("max_rss"),
+        failed=failure(failed) if failed else None,
+    )
+
+
+def main_exited(line: Mapping[str, Any]) -> MainExited:
+    """Read the end of the main process, as in the record and in the frame MAIN_EXITED."""
+    at = datetime.fromisoformat(line["at"])
+    return MainExited(line.get("exit_code"), line.get("signal"), at)
+
+
+def started(line: Mapping[str, Any]) -> Started:
+    """Read a start, as it stands in the record and in the shim's report."""
+    at = datetime.fromisoformat(line["started_at"])
+    return Started(int(line["pid"]), int(line["shim_pid"]), at)
+
+
+def failure(line: Mapping[str, Any]) -> Failure:
+    """Read why a launch failed, as it stands in the record and in the shim's report."""
+    return Failure(line["step"], line.get("errno"), line["message"], line.get("hint"))
+
+
+def stamp(moment: datetime) -> str:
+    """Write an aware instant as ISO 8601 in UTC."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _with(record: Record, line: dict[str, Any]) -> Record:
+    match line["event"]:
+        case "started":
+            return record._replace(started=started(line))
+        case "stopping":
+            return record._replace(stopping=str(line["reason"]))
+        case "main_exited":
+            return record._replace(main_exited=main_exited(line))
+        case "exited":
+            return record._replace(exited=exited(line))
+        case _:
+            return record
+
+
+class RecordWriter:
+    """The shim's own hold on its record; losing it (by dying) is how others learn of its death."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._end = 0
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Write lines, whole or not at all, and return when they are on disk.
+
+        Raises:
+            OSError: the disk failed, or the record is full.
+        """
+        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        if self._end + len(text) > SIZE:
+            raise OSError(ENOSPC, "the record is full")
+        os.pwrite(self._fd, text, self._end)
+        self._end += len(text)
+        os.fdatasync(self._fd)
+
+
+def claim(directory: int) -> RecordWriter | None:
+    """Make the record in the directory that is open as `directory`; None if there is one already.
+
+    The lock is taken before the record gets its name, so no one ever sees one that is unlocked
+    while its maker lives; and of many makers at once link(2) lets exactly one through.
+    """
+    private = f"{NAME}.{os.getpid()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(private, flags, 0o600, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_space(fd)
+        os.link(private, NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, FileExistsError):
+            return None
+        raise
+    finally:
+        os.unlink(private, dir_fd=directory)
+    return RecordWriter(fd)
+
+
+def _take_space(fd: int) -> None:
+    # Written, not only allocated: then a later line changes no metadata, which makes its sync
+    # cheap, and file systems without fallocate are served as well.
+    os.pwrite(fd, bytes(SIZE), 0)
+    os.fsync(fd)

@@ -1,0 +1,86 @@
+"""The spawner: a small process that forks shims for the daemon, which are never its own image.
+
+`python -P -S -m gpulease.process.spawner FD`, with an empty environment, in `/`. It reads messages
+of one byte that carry two descriptors: a request (see `orders`) and the write end of a pipe for
+the answer. What the daemon holds was never here, so no job can find it, and a launch costs a fork
+and not an interpreter. When the daemon has gone it goes too; the shims stay.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from array import array
+from typing import NoReturn
+
+from gpulease.process import linux, shim
+from gpulease.process.record import Failure
+
+_ROOM = socket.CMSG_SPACE(2 * 4)
+
+
+def main() -> None:
+    """Fork a shim for every message, until the daemon closes its end."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(channel.fileno(), False)
+    title = _settle()
+    while (descriptors := _receive(channel)) is not None:
+        if len(descriptors) == 2:
+            _spawn(channel, descriptors[0], descriptors[1], title)
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _settle() -> tuple[int, int] | None:
+    """Make this process fit to be forked from; return where its title stands."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # The system then buries shims by itself, and none ever becomes a zombie.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    linux.set_name("gpulease-spawn")
+    title = linux.argument_area()
+    linux.set_title(title, "gpulease-spawner")
+    gc.collect()
+    gc.freeze()  # or the first collection in a shim would write to, and so copy, every page
+    return title
+
+
+def _receive(channel: socket.socket) -> list[int] | None:
+    """Return the descriptors of the next message, or None when the daemon has gone."""
+    descriptors = array("i")
+    data, messages, _, _ = channel.recvmsg(1, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) // 4 * 4])
+    return list(descriptors) if data else None
+
+
+def _spawn(
+    channel: socket.socket, request: int, status: int, title: tuple[int, int] | None
+) -> None:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        why = f"cannot start a process for the job: {error.strerror}"
+        failed = Failure("fork", error.errno, why)._asdict()
+        os.write(status, json.dumps({"failed": failed}).encode() + b"\n")
+        return
+    if pid == 0:
+        _be_shim(channel, request, status, title)
+
+
+def _be_shim(
+    channel: socket.socket, request: int, status: int, title: tuple[int, int] | None
+) -> NoReturn:
+    code = 1
+    try:
+        channel.close()
+        shim.run(request, status, title)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

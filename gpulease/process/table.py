@@ -1,0 +1,194 @@
+"""Whose process is whose: from a pid, as the driver gives it, to a person and to a job.
+
+A process belongs to a job if it descends from the job's shim, or else if its environment carries
+the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its user is the job's: a marker is easily
+forged, a uid is not.
+"""
+
+import asyncio
+import os
+import pwd
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+
+from gpulease.domain.memory import JobId
+from gpulease.process.proc import Entry, deliver, entry, processes
+
+MARKER = "GPULEASE_WORKER"
+_MARKER_START = MARKER.encode() + b"="
+_LARGEST_ENVIRONMENT = 8 << 20
+_DEEPEST = 4096
+_LOOK_AGAIN_S = 0.1
+_MOST_REMEMBERED = 4096
+_PLEASE = (signal.SIGTERM, signal.SIGCONT)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Who a process is."""
+
+    pid: int
+    user: str
+    """The uid in digits where it has no name."""
+    uid: int
+    name: str
+    command: tuple[str, ...]
+    """Empty for a kernel thread, and for one that hides it."""
+    started_at: datetime
+
+
+class ProcessTable:
+    """Look processes up; what cannot change in a process's life is read once."""
+
+    def __init__(self) -> None:
+        self._markers: dict[tuple[int, int], str] = {}
+        """By pid and start time, so that a pid that is given anew is looked at anew."""
+
+    def identify(self, pid: int) -> ProcessIdentity | None:
+        """Return who this is, or None if there is no such process (any more)."""
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                uid = process.uids().effective
+                return ProcessIdentity(
+                    pid,
+                    _user_name(uid),
+                    uid,
+                    process.name(),
+                    _command(process),
+                    datetime.fromtimestamp(process.create_time(), UTC),
+                )
+        except psutil.Error:
+            return None
+
+    def jobs_of(
+        self,
+        pids: Iterable[int],
+        roots: Mapping[int, JobId],
+        marker_prefix: str,
+        owners: Mapping[JobId, int] | None = None,
+    ) -> dict[int, JobId]:
+        """Return the job of each of `pids` that belongs to one.
+
+        `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` the
+        uids of jobs: a marker counts for a job only in a process of its owner.
+        """
+        seen: dict[int, Entry | None] = {}
+        jobs: dict[int, JobId] = {}
+        for pid in pids:
+            job = _by_ancestry(pid, roots, seen)
+            if job is None:
+                job = self._by_marker(seen.get(pid), marker_prefix, owners)
+            if job is not None:
+                jobs[pid] = job
+        return jobs
+
+    def _by_marker(
+        self, found: Entry | None, prefix: str, owners: Mapping[JobId, int] | None
+    ) -> JobId | None:
+        if found is None:
+            return None
+        marker = self._marker(found)
+        if marker is None or not marker.startswith(prefix):
+            return None
+        number = marker.removeprefix(prefix)
+        if not (number.isascii() and number.isdigit()):
+            return None
+        job = JobId(int(number))
+        if owners is not None and owners.get(job) != _uid(found.pid):
+            return None
+        return job
+
+    def survivors(self, marker: str, owner: int | None = None) -> list[int]:
+        """Return the processes that carry `marker` (`<instance>/<job>`), of `owner` if given."""
+        return [found.pid for found in self._survivors(marker, owner)]
+
+    async def end_survivors(self, marker: str, grace: timedelta, owner: int | None = None) -> None:
+        """Ask those who carry `marker` to go, and kill them after `grace`, until none is left."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace.total_seconds()
+        asked: set[Entry] = set()
+        while left := await asyncio.to_thread(self._survivors, marker, owner):
+            killing = loop.time() >= deadline
+            for found in left if killing else left - asked:
+                deliver(found, *((signal.SIGKILL,) if killing else _PLEASE))
+            asked |= left
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _survivors(self, marker: str, owner: int | None) -> set[Entry]:
+        return {
+            found
+            for found in processes()
+            if not found.zombie
+            and found.pid != os.getpid()
+            and self._marker(found) == marker
+            and owner in (None, _uid(found.pid))
+        }
+
+    def _marker(self, found: Entry) -> str | None:
+        """Return the marker in the environment that the process was started with.
+
+        That there is none is not remembered: between fork and exec there is none yet.
+        """
+        key = (found.pid, found.started)
+        marker = self._markers.get(key) or _read_marker(found.pid)
+        if marker is not None:
+            if len(self._markers) >= _MOST_REMEMBERED:
+                self._markers.clear()
+            self._markers[key] = marker
+        return marker
+
+
+def _by_ancestry(
+    pid: int, roots: Mapping[int, JobId], seen: dict[int, Entry | None]
+) -> JobId | None:
+    """Go from parent to parent until one of `roots`; whoever was met is kept in `seen`."""
+    for _ in range(_DEEPEST):
+        if pid in roots:
+            return roots[pid]
+        if pid not in seen:
+            seen[pid] = entry(pid)
+        found = seen[pid]
+        if found is None or found.parent == 0:
+            return None
+        pid = found.parent
+    return None
+
+
+def _read_marker(pid: int) -> str | None:
+    try:
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
+            variables = file.read(_LARGEST_ENVIRONMENT).split(b"\0")
+    except OSError:
+        return None
+    for variable in variables:
+        if variable.startswith(_MARKER_START):
+            return variable.removeprefix(_MARKER_START).decode("ascii", "replace")
+    return None
+
+
+def _uid(pid: int) -> int | None:
+    """Return the real uid: the effective one may be a setuid program's."""
+    try:
+        return psutil.Process(pid).uids().real
+    except psutil.Error:
+        return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _command(process: psutil.Process) -> tuple[str, ...]:
+    try:
+        return tuple(process.cmdline())
+    except psutil.Error:
+        return ()

@@ -1,0 +1,156 @@
+"""JSON in, one call of a use case, JSON out: a handler for each route."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.errors import BadValue, NoSuchJob
+from gpulease.server.orders import Defaults, order_of
+from gpulease.server.output import OutputQuery, frames_of
+from gpulease.server.peer import Caller, caller_in
+from gpulease.server.rights import Who, check, check_submit, owns
+from gpulease.server.views import Views
+from gpulease.service.keeper import Keeper
+from gpulease.service.ports import Clock
+from gpulease.wire import DoctorView, JobList, JobView, SubmitRequest
+
+_REFRESH_S = 1.0
+"""How often a watcher of a waiting job looks whether its reason has changed."""
+_KEEP_ALIVE_S = 15.0
+_MOST_LISTED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """All that the handlers work with."""
+
+    keeper: Keeper
+    views: Views
+    clock: Clock
+    defaults: Defaults
+    daemon_uid: int
+    directory_of: Callable[[JobId], Path]
+    log_limit: int
+    doctor: Callable[[], DoctorView]
+
+
+class Handlers:
+    """One method for each route; FastAPI reads the parameters from the signatures."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def status(self) -> Response:
+        """Show GPUs, leases, the queue and unmanaged processes."""
+        return json_response(self._desk.views.status(self._desk.clock.now()))
+
+    async def doctor(self) -> Response:
+        """Tell what this machine can do and what is wrong with it."""
+        return json_response(self._desk.doctor())
+
+    async def submit(self, request: Request, body: SubmitRequest) -> Response:
+        """Queue a job; the answer means that it is on disk."""
+        caller = _caller(request)
+        check_submit(caller, self._desk.daemon_uid)
+        job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
+        return json_response(self._desk.views.job(job, to_owner=True), 201)
+
+    async def jobs(
+        self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
+    ) -> Response:
+        """List jobs, oldest first: those that wait or hold memory, or all."""
+        if state is not None and state not in set(State):
+            raise BadValue(
+                f"cannot list jobs in the state {state[:40]!r}: there is no such state",
+                f"states: {', '.join(State)}",
+            )
+        if all or state == State.ENDED:
+            found = self._desk.keeper.store.jobs(user, state, _MOST_LISTED)
+        else:
+            found = [
+                job
+                for job in self._desk.keeper.store.live()
+                if user in (None, job.owner.user) and state in (None, job.state)
+            ]
+        return json_response(JobList([self._view(job, _caller(request)) for job in found]))
+
+    async def show(self, request: Request, job_id: int) -> Response:
+        """Show all about one job, with its events."""
+        return json_response(self._view(self._job(job_id), _caller(request), with_events=True))
+
+    async def watch(self, request: Request, job_id: int) -> Response:
+        """Stream a job, a line of JSON at once and one at each change, until it has ended."""
+        job = self._job(job_id)
+        lines = self._changes(job.id, _caller(request))
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def cancel(self, request: Request, job_id: int) -> Response:
+        """End a waiting job; ask a running one to go."""
+        caller, job = _caller(request), self._job(job_id)
+        check(Who.OWNER, caller, job, self._desk.daemon_uid, "cancel")
+        by = job.owner.user if caller.uid == job.owner.uid else f"uid {caller.uid}"
+        return json_response(self._view(await self._desk.keeper.cancel(job.id, by), caller))
+
+    async def logs(
+        self,
+        request: Request,
+        job_id: int,
+        stdout: bool = True,
+        stderr: bool = True,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Response:
+        """Stream the kept output of a job as frames."""
+        job = self._job(job_id)
+        check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the output of")
+        query = OutputQuery(stdout, stderr, None if tail is None else max(0, tail), follow)
+        directory = self._desk.directory_of(job.id)
+        frames = frames_of(
+            directory, query, self._desk.log_limit, lambda: self._job(job.id).state is State.ENDED
+        )
+        return StreamingResponse(frames, media_type="application/octet-stream")
+
+    def _job(self, job_id: int) -> Job:
+        # SQLite's integers end here.
+        job = self._desk.keeper.store.job(JobId(job_id)) if 0 < job_id < 1 << 63 else None
+        if job is None:
+            raise NoSuchJob(
+                f"cannot find job {job_id}: there is none", "gpulease list --all shows them"
+            )
+        return job
+
+    def _view(self, job: Job, caller: Caller, *, with_events: bool = False) -> JobView:
+        events = self._desk.keeper.store.events(job.id) if with_events else ()
+        owned = owns(caller, job, self._desk.daemon_uid)
+        return self._desk.views.job(job, to_owner=owned, events=events)
+
+    async def _changes(self, job_id: JobId, caller: Caller) -> AsyncIterator[bytes]:
+        shown, quiet_s = None, 0.0
+        while True:
+            job = self._job(job_id)
+            view = self._view(job, caller)
+            if view != shown:
+                yield msgspec.json.encode(view) + b"\n"
+                shown, quiet_s = view, 0.0
+            elif quiet_s >= _KEEP_ALIVE_S:
+                yield b"\n"
+                quiet_s = 0.0
+            if job.state is State.ENDED:
+                return
+            await self._desk.keeper.changes(_REFRESH_S)
+            quiet_s += _REFRESH_S
+
+
+def _caller(request: Request) -> Caller:
+    return caller_in(dict(request.scope))
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,105 @@
+"""The kept output of a job, as a stream of frames: from the files in the job's directory.
+
+The files are written by the job's shim and belong to the daemon's user; the user of the job has no
+say over their names, so reading them as root is safe.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulease.frames import FrameKind, frame
+
+_PIECE = 64 * 1024
+_POLL_S = 0.2
+_FILES = ((FrameKind.STDOUT, "stdout"), (FrameKind.STDERR, "stderr"))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputQuery:
+    """Which part of the output is wanted."""
+
+    stdout: bool = True
+    stderr: bool = True
+    tail: int | None = None
+    """So many of the last lines of each stream; None is all that is kept."""
+    follow: bool = False
+
+
+async def frames_of(
+    directory: Path, query: OutputQuery, limit: int, ended: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """Yield the output kept in `directory`, and what is added until `ended` says so.
+
+    Args:
+        directory: the job's directory.
+        query: which part.
+        limit: bytes that are kept of each stream; what came earlier is a hole in the file.
+        ended: whether the job is over.
+    """
+    wanted = [
+        _Kept(kind, directory / name, limit)
+        for kind, name in _FILES
+        if (query.stdout if kind is FrameKind.STDOUT else query.stderr)
+    ]
+    for kept in wanted:
+        await asyncio.to_thread(kept.seek, query.tail)
+    while True:
+        over = ended() or not query.follow
+        idle = True
+        for kept in wanted:
+            while piece := await asyncio.to_thread(kept.read):
+                idle = False
+                yield frame(kept.kind, piece)
+        if over:
+            return
+        if idle:
+            await asyncio.sleep(_POLL_S)
+
+
+class _Kept:
+    """A place in one log file, which may not be there yet."""
+
+    def __init__(self, kind: FrameKind, path: Path, limit: int) -> None:
+        self.kind = kind
+        self._path = path
+        self._limit = limit
+        self._offset = 0
+
+    def seek(self, lines: int | None) -> None:
+        """Go to the first kept byte, or to the first of the last `lines` lines."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return
+        first = max(0, size - self._limit)
+        self._offset = first if lines is None else self._start_of_tail(lines, first, size)
+
+    def _start_of_tail(self, lines: int, first: int, size: int) -> int:
+        if lines == 0:
+            return size
+        with self._path.open("rb") as file:
+            at, found = size, 0
+            while at > first:
+                start = max(first, at - _PIECE)
+                file.seek(start)
+                piece = file.read(at - start)
+                cut = len(piece) - (1 if at == size and piece.endswith(b"\n") else 0)
+                while (cut := piece.rfind(b"\n", 0, cut)) >= 0:
+                    found += 1
+                    if found == lines:
+                        return start + cut + 1
+                at = start
+        return first
+
+    def read(self) -> bytes:
+        """Return the next piece, empty where there is none yet."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                piece = file.read(_PIECE)
+        except FileNotFoundError:
+            return b""
+        self._offset += len(piece)
+        return piece

@@ -1,0 +1,138 @@
+"""The table of routes: what is served, to whom, and in which shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpulease import __version__
+from gpulease.errors import BadValue, GpuleaseError, TooLarge
+from gpulease.server.handlers import Desk, Handlers, json_response
+from gpulease.server.rights import Who
+from gpulease.units import format_size
+from gpulease.wire import (
+    API_PREFIX,
+    LARGEST_REQUEST,
+    DoctorView,
+    ErrorBody,
+    ErrorReply,
+    JobList,
+    JobView,
+    StatusView,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One line of the table."""
+
+    method: str
+    path: str
+    who: Who
+    endpoint: Callable[..., Any]
+    reply: type | None
+    status: int = 200
+
+
+def table(handlers: Handlers) -> tuple[Route, ...]:
+    """Return every route; there is no other."""
+    return (
+        Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
+        Route("GET", "/doctor", Who.ANYONE, handlers.doctor, DoctorView),
+        Route("POST", "/jobs", Who.ANYONE, handlers.submit, JobView, 201),
+        Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
+        Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
+        Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None),
+        Route("POST", "/jobs/{job_id}/cancel", Who.OWNER, handlers.cancel, JobView),
+        Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None),
+    )
+
+
+def build_api(desk: Desk) -> ASGIApp:
+    """Return the ASGI application."""
+    api = FastAPI(
+        title="gpulease", version=__version__, docs_url=None, redoc_url=None,
+        openapi_url=f"{API_PREFIX}/openapi.json",
+    )  # fmt: skip
+    for route in table(Handlers(desk)):
+        api.add_api_route(
+            API_PREFIX + route.path,
+            route.endpoint,
+            methods=[route.method],
+            status_code=route.status,
+            response_model=None,
+            responses={
+                route.status: {"model": route.reply} if route.reply else {},
+                "default": {"model": ErrorReply},
+            },
+        )
+    api.add_exception_handler(GpuleaseError, _refusal)
+    api.add_exception_handler(RequestValidationError, _not_understood)
+    api.add_exception_handler(HTTPException, _no_such_route)
+    return _Bounded(api)
+
+
+async def _refusal(_request: object, error: Exception) -> Response:
+    assert isinstance(error, GpuleaseError)
+    body = ErrorBody(error.code, error.message, error.hint)
+    return json_response(ErrorReply(body), error.http_status)
+
+
+async def _not_understood(request: object, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return await _refusal(request, BadValue(f"cannot read the request: {where}: {first['msg']}"))
+
+
+async def _no_such_route(_request: object, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = ErrorBody("no_such_route", f"cannot serve this: {error.detail}")
+    return json_response(ErrorReply(body), error.status_code)
+
+
+class _Bounded:
+    """Refuses a request whose body is larger than anything the kernel could execute."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > LARGEST_REQUEST:
+                raise _too_large()
+            return message
+
+        try:
+            if _announced(scope) > LARGEST_REQUEST:
+                raise _too_large()
+            await self._app(scope, counted, send)
+        except TooLarge as error:
+            response = await _refusal(None, error)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+
+
+def _announced(scope: Scope) -> int:
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(
+        f"cannot take this request: it is larger than {format_size(LARGEST_REQUEST)}",
+        "unset large environment variables, or put their contents in a file",
+    )

@@ -1,0 +1,274 @@
+"""What the API shows: jobs, GPUs and the queue as wire objects, as far as the caller may see."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpulease import __version__
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import Lease, State
+from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.placement import Hindrance, Obstacle
+from gpulease.domain.plan import Waiting, ledgers, waiting_in
+from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.service.keeper import Keeper
+from gpulease.service.look import Look, snapshot
+from gpulease.service.ports import Event, ProcessFinder
+from gpulease.units import Share
+from gpulease.wire import (
+    ClaimView,
+    EventView,
+    GpuState,
+    GpuView,
+    JobView,
+    LeaseView,
+    MemoryView,
+    ProcessView,
+    RefusalView,
+    StatusView,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What does not change while the daemon runs."""
+
+    driver: Callable[[], str | None]
+    simulated: bool
+    directory_of: Callable[[JobId], Path]
+    """Where a job's record, output and socket are."""
+    enforced_by: Sequence[str] = ()
+
+
+class Views:
+    """Draws wire objects from the keeper's latest plan and look."""
+
+    def __init__(self, keeper: Keeper, processes: ProcessFinder, machine: Machine) -> None:
+        self._keeper = keeper
+        self._processes = processes
+        self._machine = machine
+        self._counted: tuple[Sequence[Job], dict[JobId, int]] = ((), {})
+
+    def status(self, now: datetime) -> StatusView:
+        """Return one look at the whole machine."""
+        live = self._keeper.store.live()
+        seen = self._keeper.seen
+        gpus = self._ledgers(live, seen, now) if seen is not None else ()
+        return StatusView(
+            host=socket.gethostname(),
+            driver=self._machine.driver(),
+            version=__version__,
+            simulated=self._machine.simulated,
+            at=_instant(now) or "",
+            gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
+            jobs=[self.job(job) for job in live],
+        )
+
+    def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
+        drained = self._keeper.store.drained()
+        return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
+
+    def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
+        """Return a job as anyone may see it, or with what only its owner may."""
+        waiting = self._waiting(job)
+        owned = to_owner and job.granted_at is not None
+        return JobView(
+            id=job.id,
+            name=job.name,
+            user=job.owner.user,
+            state=job.state.value,
+            reason=reason(job, waiting),
+            outcome=job.outcome.value if job.outcome else None,
+            position=self._position(job),
+            expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
+            command=job.command,
+            claim=_claim(job.claim),
+            leases=self._leases(job),
+            submitted_at=_instant(job.submitted_at) or "",
+            granted_at=_instant(job.granted_at),
+            started_at=_instant(job.started_at),
+            ended_at=_instant(job.ended_at),
+            expires_at=_instant(job.expires_at) if job.holds_memory else None,
+            exit_status=exit_status(job),
+            pid=job.pid,
+            directory=str(self._machine.directory_of(job.id)) if owned else None,
+            refusals=[_refusal(each) for each in waiting.refusal.hindrances] if waiting else [],
+            waits_for=list(waiting.refusal.waits_for) if waiting else [],
+            events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
+        )
+
+    def _waiting(self, job: Job) -> Waiting | None:
+        plan = self._keeper.plan
+        if job.state is not State.QUEUED or plan is None:
+            return None
+        return waiting_in(plan, job)
+
+    def _position(self, job: Job) -> int | None:
+        """Count the waiting jobs up to this one; counted once for each state of the queue."""
+        if job.state is not State.QUEUED:
+            return None
+        live = self._keeper.store.live()
+        if self._counted[0] is not live:
+            waiting = [each.id for each in live if each.state is State.QUEUED]
+            self._counted = live, {each: place for place, each in enumerate(waiting, start=1)}
+        return self._counted[1].get(job.id)
+
+    def _leases(self, job: Job) -> list[LeaseView]:
+        seen = self._keeper.seen
+        used = seen.used_by_job() if seen is not None and job.holds_memory else {}
+        peaks = self._keeper.peaks.by_lease
+        return [
+            LeaseView(
+                gpu=lease.gpu,
+                memory=lease.memory,
+                used=_used(job, lease, seen, used),
+                peak=peaks.get((job.id, lease.gpu), lease.peak),
+                enforced_by=list(self._machine.enforced_by),
+            )
+            for lease in job.leases
+        ]
+
+    def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
+        reading = gpu.reading
+        return GpuView(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=reading.name,
+            state=_state(gpu),
+            detail=gpu.drained or reading.detail,
+            memory=MemoryView(
+                total=reading.total,
+                used=reading.used,
+                reserved=reading.reserved,
+                allocatable=gpu.allocatable,
+                leased=gpu.leased,
+                committed=gpu.committed,
+                unmanaged=gpu.unmanaged,
+                headroom=gpu.headroom,
+            ),
+            utilization=reading.utilization,
+            temperature=reading.temperature,
+            processes=self._process_views(reading, jobs_by_pid),
+        )
+
+    def _process_views(
+        self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
+    ) -> list[ProcessView]:
+        views = []
+        for process in reading.processes or ():
+            who = self._processes.identify(process.pid)
+            views.append(
+                ProcessView(
+                    pid=process.pid,
+                    user=who.user if who else None,
+                    name=who.name if who else None,
+                    command=who.command if who else None,
+                    memory=process.memory,
+                    job=jobs_by_pid.get(process.pid),
+                )
+            )
+        return views
+
+
+def reason(job: Job, waiting: Waiting | None) -> str | None:
+    """Return why a job waits or why it ended, as a sentence without a full stop."""
+    if job.state is State.ENDED:
+        return job.detail or _ending(job)
+    if job.state is State.RELEASING:
+        return f"{job.detail or 'asked to go'}; its processes are still there"
+    if job.state is not State.QUEUED:
+        return None
+    if waiting is None:
+        return "just submitted"
+    return _why_it_waits(job.claim, waiting)
+
+
+def _ending(job: Job) -> str | None:
+    if job.outcome is Outcome.EXITED and job.exit is not None:
+        return f"exited with {job.exit.code}"
+    if job.outcome is Outcome.SIGNALED and job.exit is not None:
+        return f"ended by signal {job.exit.signal}"
+    return job.outcome.value.replace("_", " ") if job.outcome else None
+
+
+def _why_it_waits(claim: Claim, waiting: Waiting) -> str:
+    hindrances = waiting.refusal.hindrances
+    leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
+    if leased:
+        holders = sorted({job for each in leased for job in each.waits_for})
+        return f"no room for {claim} before {_one_of(holders)} ends"
+    first = sorted({job for each in hindrances for job in each.waits_for})
+    if first:
+        return f"waits its turn behind {_one_of(first)}"
+    if hindrances:
+        return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
+    return "waits for the next look at the queue"
+
+
+def _one_of(jobs: Sequence[JobId]) -> str:
+    if len(jobs) == 1:
+        return f"job {jobs[0]}"
+    return f"one of the jobs {', '.join(map(str, jobs[:5]))}{', ...' if len(jobs) > 5 else ''}"
+
+
+def exit_status(job: Job) -> int | None:
+    """Return how a job ended as a shell shows it; None while it has not, or never ran."""
+    if job.outcome is Outcome.TIME_LIMIT and job.state is State.ENDED:
+        return EXIT_TIME_LIMIT
+    if job.exit is None:
+        return None
+    return job.exit.code if job.exit.signal is None else 128 + job.exit.signal
+
+
+def _used(
+    job: Job,
+    lease: Lease,
+    seen: Look | None,
+    used: Mapping[tuple[JobId, GpuUuid], int],
+) -> int | None:
+    if seen is None or not job.holds_memory:
+        return None
+    reading = next((each for each in seen.readings if each.uuid == lease.gpu), None)
+    if reading is None or reading.processes is None:
+        return None
+    unknown = any(
+        each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
+        for each in reading.processes
+    )
+    return None if unknown else used.get((job.id, lease.gpu), 0)
+
+
+def _state(gpu: GpuMemory) -> GpuState:
+    if gpu.reading.fault is Fault.LOST:
+        return "lost"
+    if gpu.reading.fault is not None or gpu.headroom is None:
+        return "unreadable"
+    return "drained" if gpu.drained is not None else "available"
+
+
+def _claim(claim: Claim) -> ClaimView:
+    share = claim.memory if isinstance(claim.memory, Share) else None
+    return ClaimView(
+        memory=None if isinstance(claim.memory, Share) else claim.memory,
+        share=float(share.percent) if share else None,
+        gpus=claim.gpus,
+        exclusive=claim.exclusive,
+        time_limit=_seconds(claim.time_limit),
+    )
+
+
+def _refusal(each: Hindrance) -> RefusalView:
+    return RefusalView(each.gpu, each.index, each.why)
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
+
+
+def _instant(at: datetime | None) -> str | None:
+    if at is None:
+        return None
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,231 @@
+"""The loop that grants: look, decide, commit, act, and hear what came of it.
+
+One asyncio task plans; each job that holds memory has a task that launches its worker if nobody has
+yet, and follows it to its end. After a restart the same tasks run for the jobs on record: there is
+no second path.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.domain.plan import Plan
+from gpulease.errors import GpuleaseError
+from gpulease.service import leases
+from gpulease.service.look import Look, Peaks, Policy, look
+from gpulease.service.ports import (
+    Clock,
+    GpuProbe,
+    Launcher,
+    MainExited,
+    Order,
+    ProcessFinder,
+    Store,
+    WorkerExited,
+    WorkerExpired,
+    WorkerNews,
+    WorkerStarted,
+)
+from gpulease.service.reconcile import reconcile
+
+_log = logging.getLogger(__name__)
+
+_TRY_AGAIN_AFTER_S = 5.0
+"""A fault that stopped the following of a job (a full disk, say) may pass."""
+
+T = TypeVar("T")
+
+
+class InThread(Protocol):
+    """Runs a blocking call away from the event loop."""
+
+    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
+        """Return the result of `call`, awaited."""
+
+
+class Keeper:
+    """Keeps the promises: grants what fits, starts what was granted, frees what has ended."""
+
+    def __init__(
+        self,
+        store: Store,
+        probe: GpuProbe,
+        processes: ProcessFinder,
+        launcher: Launcher,
+        clock: Clock,
+        policy: Policy,
+        *,
+        writing: InThread,
+        looking: InThread,
+    ) -> None:
+        self.store = store
+        self.probe = probe
+        self.policy = policy
+        self.peaks = Peaks()
+        self.plan: Plan | None = None
+        self.seen: Look | None = None
+        self._processes = processes
+        self._launcher = launcher
+        self._clock = clock
+        self._writing = writing
+        self._looking = looking
+        self._awake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._freed_at: datetime | None = None
+        self._look_under_way = asyncio.Lock()
+        self._followers: dict[JobId, asyncio.Task[None]] = {}
+
+    # What the server calls.
+
+    async def submit(self, order: Order) -> Job:
+        """Queue a job and wake the loop. Raises as `leases.submit` does."""
+        seen = await self.recent_look()
+        job = await self._writing(
+            lambda: leases.submit(self.store, order, seen, self.policy, self._clock)
+        )
+        self.wake()
+        return job
+
+    async def cancel(self, job_id: JobId, by: str) -> Job:
+        """Cancel a job, waiting or running. Raises as `leases.cancel` does."""
+        job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
+        self._tell()
+        if job.state is State.RELEASING and job.pid is not None:
+            await self._launcher.stop(job_id, "cancelled")
+        self.wake()
+        return job
+
+    async def changes(self, timeout: float) -> None:
+        """Wait until something about the jobs has changed, at most `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    async def recent_look(self) -> Look:
+        """Return the latest look, or take the first."""
+        return self.seen if self.seen is not None else await self.look()
+
+    async def look(self) -> Look:
+        """Look at the GPUs now; who comes while a look is under way gets the next one."""
+        async with self._look_under_way:
+            seen = await self._looking(
+                lambda: look(self.store, self.probe, self._processes, self._clock)
+            )
+        self.seen = seen
+        self.peaks.take_in(seen)
+        return seen
+
+    # The loop.
+
+    def wake(self) -> None:
+        """Ask for a pass over the queue soon."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Grant for ever; a pass for each time that somebody woke the loop since the last."""
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            await self.one_pass()
+
+    async def one_pass(self) -> Plan:
+        """Look, decide, commit, and set going what was granted."""
+        seen = await self._look_not_older_than_what_ended()
+        decided = await self._writing(lambda: reconcile(self.store, seen, self.policy, self._clock))
+        self.plan = decided
+        for job_id, _ in decided.grants:
+            self.attend(job_id)
+        self._tell()
+        return decided
+
+    async def _look_not_older_than_what_ended(self) -> Look:
+        """Return a look in which memory that came free is seen to be free."""
+        seen = await self.recent_look()
+        if self._freed_at is not None and seen.at <= self._freed_at:
+            return await self.look()
+        return seen
+
+    def _tell(self) -> None:
+        """Wake all who wait for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # The life of one job, from its grant to its end.
+
+    def attend(self, job_id: JobId) -> None:
+        """See to a job that holds memory: launch it if nobody has, and follow it to its end."""
+        task = asyncio.create_task(self._attend(job_id), name=f"job {job_id}")
+        self._followers[job_id] = task
+        task.add_done_callback(lambda done: self._left(job_id, done))
+
+    def recover(self) -> int:
+        """Attend to every job on record that holds memory; return how many."""
+        holders = [job for job in self.store.live() if job.holds_memory]
+        for job in holders:
+            self.attend(job.id)
+        self.wake()
+        return len(holders)
+
+    async def stop_following(self) -> None:
+        """Let go of the jobs; their shims go on without us."""
+        followers = list(self._followers.values())
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+    def _left(self, job_id: JobId, done: asyncio.Task[None]) -> None:
+        self._followers.pop(job_id, None)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("cannot follow job %s; trying again", job_id, exc_info=error)
+            asyncio.get_running_loop().call_later(_TRY_AGAIN_AFTER_S, self.attend, job_id)
+
+    async def _attend(self, job_id: JobId) -> None:
+        job = self.store.job(job_id)
+        assert job is not None, "only stored jobs are granted"
+        never_started = job.pid is None and not self._launcher.was_launched(job_id)
+        if never_started and not await self._launch(job):
+            return
+        async for news in self._launcher.follow(job):
+            await self._hear(job_id, news)
+        self._freed_at = self._clock.now()
+        self.wake()
+
+    async def _launch(self, job: Job) -> bool:
+        """Start the worker; return whether there is one to follow."""
+        try:
+            if job.state is State.RELEASING:
+                raise GpuleaseError("cancelled before its worker was started")
+            await self._launcher.launch(job, self.store.invocation(job.id))
+        except GpuleaseError as error:
+            failure = error
+            await self._writing(
+                lambda: leases.note_launch_failed(self.store, job.id, failure, self._clock)
+            )
+            self._tell()
+            self.wake()
+            return False
+        return True
+
+    async def _hear(self, job_id: JobId, news: WorkerNews) -> None:
+        """Store one piece of news."""
+        job = await self._writing(lambda: self._store_news(job_id, news))
+        self._tell()
+        if isinstance(news, WorkerStarted) and job.state is State.RELEASING:
+            # Cancelled while it was being launched, or just before a restart.
+            await self._launcher.stop(job_id, "cancelled")
+
+    def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
+        match news:
+            case WorkerStarted():
+                return leases.note_started(self.store, job_id, news)
+            case WorkerExpired():
+                return leases.note_expired(self.store, job_id, self._clock)
+            case MainExited():
+                return leases.note_main_exited(self.store, job_id, self._clock)
+            case WorkerExited():
+                return leases.note_exited(self.store, job_id, news)

@@ -1,0 +1,191 @@
+"""The verbs on a job: submit, cancel, and what happens to its worker. A transaction each."""
+
+from datetime import timedelta
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import (
+    Exit,
+    Job,
+    Outcome,
+    asked_to_go,
+    worker_gone,
+    worker_started,
+)
+from gpulease.domain.lease import IllegalTransition, Trigger
+from gpulease.domain.memory import GpuMemory, JobId
+from gpulease.domain.placement import can_ever_hold
+from gpulease.domain.plan import ledgers, plan, waiting_in
+from gpulease.errors import CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
+from gpulease.service.look import Look, Policy, snapshot
+from gpulease.service.ports import (
+    Clock,
+    Event,
+    Order,
+    Store,
+    Transaction,
+    WorkerExited,
+    WorkerStarted,
+)
+from gpulease.units import Share, format_size
+
+
+def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock) -> Job:
+    """Queue a job; when this returns, it is on disk.
+
+    Raises:
+        CannotLease: the claim can never be granted on this machine.
+        NoRoomNow: it would have to wait, and does not want to.
+    """
+    with store.write() as tx:
+        at = clock.now()
+        before = snapshot(tx.live(), seen, policy, tx.drained(), at)
+        refuse_what_can_never_run(order.claim, ledgers(before), policy)
+        job = tx.add(order, at)
+        if order.wait_for == timedelta(0):
+            _refuse_to_wait(job, tx, seen, policy)
+    return job
+
+
+def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:
+    """Check that the claim could be granted if nothing else ran.
+
+    Raises:
+        CannotLease: it could not.
+    """
+    if claim.gpus > len(gpus):
+        raise CannotLease(
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(gpus)}",
+            f"ask for at most {len(gpus)}; gpulease status shows them",
+        )
+    if not isinstance(claim.memory, Share) and claim.memory < policy.smallest_lease:
+        smallest = format_size(policy.smallest_lease)
+        raise CannotLease(
+            f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
+            f"ask for at least {smallest}",
+        )
+    if sum(can_ever_hold(claim, gpu) for gpu in gpus) < claim.gpus:
+        raise _never(claim, gpus)
+
+
+def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
+    sizes = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
+    wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
+    if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
+        enough = sum(size >= claim.memory for size in sizes)
+        return CannotLease(
+            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} here offer as much",
+            f"ask for at most {format_size(sizes[claim.gpus - 1])} on each, or for fewer GPUs",
+        )
+    if sizes[0] == 0:
+        return CannotLease(
+            f"cannot lease {wanted}: no GPU here has memory to lease",
+            "gpulease status shows the state of each GPU, gpulease doctor what to do about it",
+        )
+    return CannotLease(
+        f"cannot lease {wanted}: the largest GPU here offers {format_size(sizes[0])}",
+        f"ask for at most {format_size(sizes[0])} on each GPU"
+        + (", or for several GPUs with --gpus" if len(sizes) > 1 and claim.gpus == 1 else ""),
+    )
+
+
+def _refuse_to_wait(job: Job, tx: Transaction, seen: Look, policy: Policy) -> None:
+    decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
+    if any(granted == job.id for granted, _ in decided.grants):
+        return
+    reasons = waiting_in(decided, job).refusal.hindrances
+    where = "; ".join(f"GPU {each.index}: {each.why}" for each in reasons)
+    raise NoRoomNow(
+        f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
+        "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
+    )
+
+
+def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
+    """End a waiting job, or mark a running one as asked to go; the caller stops its worker.
+
+    Raises:
+        NoSuchJob: there is none.
+        WrongState: it has ended.
+    """
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        at = clock.now()
+        try:
+            changed = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, f"cancelled by {by}", at)
+        except IllegalTransition:
+            raise WrongState(
+                f"cannot cancel job {job_id}: it has ended",
+                f"gpulease show {job_id} tells how",
+            ) from None
+        if changed is None:
+            return job
+        tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
+    return changed
+
+
+def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
+    """Store that the worker of a job runs; hearing it twice does no harm."""
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        changed = worker_started(job, news.pid, news.shim_pid, news.at)
+        if changed is None:
+            return job
+        tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, f"pid {news.pid}"))
+    return changed
+
+
+def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
+    """Store that the worker was asked to go because its time is over."""
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        at = clock.now()
+        limit = "its time limit is over"
+        changed = asked_to_go(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, limit, at)
+        if changed is None:
+            return job
+        tx.save(changed, Event(at, Trigger.EXPIRE, limit))
+    return changed
+
+
+def note_main_exited(store: Store, job_id: JobId, clock: Clock) -> Job:
+    """Store that the main process has ended and others of the job have not."""
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        if job.holds_memory:
+            tx.save(job, Event(clock.now(), "main_exited", "other processes of the job still run"))
+    return job
+
+
+def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
+    """Store how a job ended; from here its memory is free."""
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        detail = news.detail or (job.detail if news.outcome is job.outcome else None)
+        changed = worker_gone(job, Trigger.WORKER_EXITED, news.outcome, detail, news.exit, news.at)
+        if changed is None:
+            return job
+        tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, news.outcome))
+    return changed
+
+
+def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: Clock) -> Job:
+    """Store that no worker of the job ever came, and why."""
+    with store.write() as tx:
+        job = _existing(tx, job_id)
+        at = clock.now()
+        changed = worker_gone(
+            job, Trigger.LAUNCH_FAILED, Outcome.LAUNCH_FAILED, why.text(), Exit(why.exit_code), at
+        )
+        if changed is None:
+            return job
+        tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))
+    return changed
+
+
+def _existing(tx: Transaction, job_id: JobId) -> Job:
+    job = tx.job(job_id)
+    if job is None:
+        raise NoSuchJob(
+            f"cannot find job {job_id}: there is none", "gpulease list --all shows them"
+        )
+    return job

@@ -1,0 +1,73 @@
+"""One look at the machine: the GPUs, and whose the processes on them are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpulease.domain.job import Job
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.plan import Snapshot
+from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the admin decided about leasing; sizes in bytes."""
+
+    margin: int = 0
+    smallest_lease: int = 0
+    """Less than this cannot hold the context of any framework."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one moment."""
+
+    readings: tuple[GpuReading, ...]
+    jobs_by_pid: Mapping[int, JobId]
+    at: datetime
+    """When the looking began: whatever ended later may still be in it."""
+
+    def used_by_job(self) -> dict[tuple[JobId, GpuUuid], int]:
+        """Sum the bytes that each job's processes use on each GPU, where the driver says."""
+        sums: dict[tuple[JobId, GpuUuid], int] = {}
+        for reading in self.readings:
+            for process in reading.processes or ():
+                job = self.jobs_by_pid.get(process.pid)
+                if job is not None and process.memory is not None:
+                    key = job, reading.uuid
+                    sums[key] = sums.get(key, 0) + process.memory
+        return sums
+
+
+def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) -> Look:
+    """Read every GPU and find out whose its processes are."""
+    at = clock.now()
+    readings = probe.read()
+    pids = {each.pid for reading in readings for each in reading.processes or ()}
+    holders = [job for job in store.live() if job.holds_memory]
+    return Look(readings, processes.jobs_of(pids, holders), at)
+
+
+def snapshot(
+    jobs: Sequence[Job], look_: Look, policy: Policy, drained: Mapping[GpuUuid, str], at: datetime
+) -> Snapshot:
+    """Put together all that a decision depends on."""
+    return Snapshot(jobs, look_.readings, at, look_.jobs_by_pid, policy.margin, drained)
+
+
+@dataclass(slots=True)
+class Peaks:
+    """The most that each running job was seen to use on each GPU, in bytes."""
+
+    by_lease: dict[tuple[JobId, GpuUuid], int] = field(default_factory=dict)
+
+    def take_in(self, seen: Look) -> None:
+        """Raise the peaks to what `seen` shows."""
+        for key, used in seen.used_by_job().items():
+            self.by_lease[key] = max(used, self.by_lease.get(key, 0))
+
+    def forget_all_but(self, jobs: set[JobId]) -> None:
+        """Drop the jobs that are over."""
+        for key in [key for key in self.by_lease if key[0] not in jobs]:
+            del self.by_lease[key]

@@ -1,0 +1,170 @@
+"""What the use cases need from outside, as Protocols; adapters and fakes mirror their names."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a job's history: what happened, and what more there is to say."""
+
+    at: datetime
+    kind: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A job that was asked for and has no id yet."""
+
+    owner: Owner
+    name: str
+    command: str
+    claim: Claim
+    invocation: Invocation
+    wait_for: timedelta | None = None
+    """How long it is willing to wait for a grant; None is without end, zero is not at all."""
+
+
+class Transaction(Protocol):
+    """Changes that become true together, on disk, or not at all."""
+
+    def live(self) -> Sequence[Job]:
+        """Return every job that waits or holds memory, by id."""
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, whatever its state."""
+
+    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+        """Store the GPUs that were not known yet; a lease can only be on a known one."""
+
+    def add(self, order: Order, at: datetime) -> Job:
+        """Store a new job, QUEUED, with its invocation."""
+
+    def save(self, job: Job, event: Event) -> None:
+        """Store a job as it is now, and why."""
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs on which nothing more may be granted, and why."""
+
+
+class Store(Protocol):
+    """The record of jobs and leases."""
+
+    def write(self) -> AbstractContextManager[Transaction]:
+        """Open the one write transaction; what it did is on disk when the context ends."""
+
+    def live(self) -> Sequence[Job]:
+        """Return every job that waits or holds memory, by id, as last committed."""
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, whatever its state."""
+
+    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+        """Return the latest jobs in whatever state, oldest first."""
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how to start a job."""
+
+    def events(self, job: JobId) -> Sequence[Event]:
+        """Return the history of a job, oldest first."""
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs on which nothing more may be granted, and why."""
+
+
+class GpuProbe(Protocol):
+    """Reads the GPUs."""
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Return a reading of every GPU, by index; one bad GPU does not hide the others."""
+
+    def driver(self) -> str | None:
+        """Return the driver's version."""
+
+
+class ProcessIdentity(Protocol):
+    """Who a process is, for people."""
+
+    @property
+    def user(self) -> str | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def command(self) -> str | None: ...
+
+
+class ProcessFinder(Protocol):
+    """Tells who processes are, and which job they belong to."""
+
+    def identify(self, pid: int) -> ProcessIdentity | None:
+        """Return who a process is, or None for one that is gone."""
+
+    def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
+        """Return the job of each pid that belongs to one of `jobs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """The worker of a job runs."""
+
+    pid: int
+    shim_pid: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExpired:
+    """The shim has asked the worker to go, since its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class MainExited:
+    """The main process has ended; others of the job are still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """No process of the job is left."""
+
+    outcome: Outcome
+    exit: Exit | None
+    at: datetime
+    detail: str | None = None
+
+
+WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
+
+
+class Launcher(Protocol):
+    """Starts workers and brings news of them, also of those that were started before a restart."""
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        """Start the worker of `job`, at most once in its life; news come by `follow`.
+
+        Raises:
+            GpuleaseError: it could not be started, and never will be.
+        """
+
+    def was_launched(self, job: JobId) -> bool:
+        """Tell whether a launch of `job` has begun, by this daemon or one before it."""
+
+    def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
+
+    async def stop(self, job: JobId, reason: str) -> None:
+        """Ask the worker to go, and after a grace make it go."""
+
+
+class Clock(Protocol):
+    """Tells the time."""
+
+    def now(self) -> datetime:
+        """Return the present moment, in UTC."""

@@ -1,0 +1,40 @@
+"""The database file: opened as SQLite should be for a record that must not be lost.
+
+Write-ahead log, so that readers never wait for the writer; full synchronisation, so that what was
+committed survives a power cut; foreign keys on. A write transaction begins IMMEDIATE: the database
+is the one lock between writers.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+
+_BUSY_TIMEOUT_S = 10.0
+WRITES = {"gpulease_writes": True}
+"""Execution option of a connection that is going to write."""
+
+
+def open_engine(path: Path) -> Engine:
+    """Return an engine on the database file at `path`; the file may be new."""
+    engine = create_engine(
+        f"sqlite:///{path}",
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
+    )
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    # SQLAlchemy says BEGIN, see _begin; sqlite3 by itself would say it late, and DEFERRED.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("gpulease_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,262 @@
+"""The store: domain objects in and out, one writer, and the live jobs at hand.
+
+Every job that waits or holds memory is also kept in memory, exactly as last committed, so that a
+planning pass over ten thousand of them reads no row. What a transaction changed becomes visible
+there when it has been committed, and not before.
+"""
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import ColumnElement, delete, insert, select, update
+from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.orm import Session
+
+from gpulease.domain.job import Invocation, Job, until
+from gpulease.domain.lease import State
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.service.ports import Event, Order
+from gpulease.store.engine import WRITES, open_engine
+from gpulease.store.rows import job_of, job_values, pack, unpack
+from gpulease.store.schema import bring_up_to_date
+from gpulease.store.tables import (
+    EventRow,
+    GpuRow,
+    InvocationRow,
+    JobRow,
+    LeaseRow,
+    PropertyRow,
+)
+
+FILE_NAME = "gpulease.db"
+
+
+class SqlStore:
+    """The record of jobs and leases in one SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file at `path`, which is created or migrated if need be.
+
+        Raises:
+            StateUnusable: the file cannot be used as it is.
+        """
+        self.path = path
+        self.engine = open_engine(path)
+        try:
+            bring_up_to_date(path, self.engine)
+            with Session(self.engine) as session:
+                self._live = {job.id: job for job in _jobs(session, JobRow.state != State.ENDED)}
+                self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
+        except DatabaseError as error:
+            raise StateUnusable(
+                f"cannot use the database {path}: {error.orig}",
+                "see that the directory can be written and the disk is not full",
+            ) from error
+        self._live_in_order = tuple(self._live.values())
+        self._writing = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.engine.dispose()
+
+    @contextmanager
+    def write(self) -> Iterator["SqlTransaction"]:
+        """Open the one write transaction; what it did is on disk when the context ends."""
+        with self.alone() as session:
+            with session.begin():
+                transaction = SqlTransaction(session, self._live, self._known_gpus)
+                yield transaction
+            # Replaced and not changed, so that a reader's snapshot stays whole.
+            self._live, self._known_gpus = transaction.outcome()
+            self._live_in_order = tuple(self._live.values())
+
+    @contextmanager
+    def alone(self) -> Iterator[Session]:
+        """Return a session that may write; within this process nobody else writes meanwhile."""
+        with self._writing, Session(self.engine.execution_options(**WRITES)) as session:
+            yield session
+
+    def live(self) -> Sequence[Job]:
+        """Return every job that waits or holds memory, by id, as last committed."""
+        return self._live_in_order
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, whatever its state."""
+        held = self._live.get(job)
+        if held is not None:
+            return held
+        with Session(self.engine) as session:
+            return next(iter(_jobs(session, JobRow.id == job)), None)
+
+    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+        """Return the latest jobs in whatever state, oldest first."""
+        with Session(self.engine) as session:
+            wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
+            if user is not None:
+                wanted = wanted.where(JobRow.user == user)
+            if state is not None:
+                wanted = wanted.where(JobRow.state == state)
+            return _jobs(session, JobRow.id.in_(wanted))
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how to start a job.
+
+        Raises:
+            NoSuchJob: there is no such job, or it has ended.
+        """
+        with Session(self.engine) as session:
+            row = session.get(InvocationRow, job)
+            if row is None:
+                raise NoSuchJob(f"cannot start job {job}: it has ended")
+            return unpack(row)
+
+    def events(self, job: JobId) -> Sequence[Event]:
+        """Return the history of a job, oldest first."""
+        with Session(self.engine) as session:
+            rows = session.scalars(
+                select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
+            )
+            return [Event(row.at, row.kind, row.detail) for row in rows]
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs on which nothing more may be granted, and why."""
+        with Session(self.engine) as session:
+            return _drained(session)
+
+    def installation(self) -> str:
+        """Return the name of this database, made once; it tells our jobs from another daemon's."""
+        with self.alone() as session, session.begin():
+            row = session.get(PropertyRow, "installation")
+            if row is None:
+                row = PropertyRow(key="installation", value=uuid.uuid4().hex)
+                session.add(row)
+            return row.value
+
+
+class SqlTransaction:
+    """Changes that become true together, on disk, or not at all."""
+
+    def __init__(
+        self, session: Session, live: Mapping[JobId, Job], known_gpus: frozenset[GpuUuid]
+    ) -> None:
+        self._session = session
+        self._live = dict(live)
+        self._known_gpus = known_gpus
+
+    def live(self) -> Sequence[Job]:
+        """Return every job that waits or holds memory, by id."""
+        return tuple(self._live.values())
+
+    def outcome(self) -> tuple[dict[JobId, Job], frozenset[GpuUuid]]:
+        """Return the live jobs and the known GPUs as they are when this has been committed."""
+        return self._live, self._known_gpus
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, whatever its state."""
+        held = self._live.get(job)
+        return held or next(iter(_jobs(self._session, JobRow.id == job)), None)
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs on which nothing more may be granted, and why."""
+        return _drained(self._session)
+
+    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+        """Store the GPUs that were not known yet; a lease can only be on a known one."""
+        new = [reading for reading in readings if reading.uuid not in self._known_gpus]
+        for reading in new:
+            self._session.execute(remember_gpu(reading, at))
+        self._known_gpus |= {reading.uuid for reading in new}
+
+    def add(self, order: Order, at: datetime) -> Job:
+        """Store a new job, QUEUED, with its invocation."""
+        job = Job(
+            JobId(0),
+            order.owner,
+            order.name,
+            order.command,
+            order.claim,
+            at,
+            until(at, order.wait_for),
+        )
+        row = self._session.execute(
+            insert(JobRow).values(job_values(job)).returning(JobRow.id)
+        ).scalar_one()
+        job = replace(job, id=JobId(row))
+        self._session.execute(
+            insert(InvocationRow).values(job=job.id, content=pack(order.invocation))
+        )
+        self._log(job.id, Event(at, "submitted", str(order.claim)))
+        self._live[job.id] = job
+        return job
+
+    def save(self, job: Job, event: Event) -> None:
+        """Store a job as it is now, and why."""
+        before = self._live.get(job.id)
+        if job is not before:
+            self._session.execute(update(JobRow).where(JobRow.id == job.id).values(job_values(job)))
+            self._save_leases(before, job)
+        self._log(job.id, event)
+        self._live[job.id] = job
+        if job.state is State.ENDED:
+            del self._live[job.id]
+            self._session.execute(delete(InvocationRow).where(InvocationRow.job == job.id))
+
+    def _save_leases(self, before: Job | None, job: Job) -> None:
+        if before is not None and before.leases == job.leases:
+            return
+        known = {lease.gpu for lease in before.leases} if before is not None else set()
+        for lease in job.leases:
+            if lease.gpu not in known:
+                self._session.execute(
+                    insert(LeaseRow).values(
+                        job=job.id, gpu=lease.gpu, memory=lease.memory, granted_at=lease.granted_at
+                    )
+                )
+            else:
+                # Never before the grant, whatever the clock has done meanwhile.
+                released = lease.released_at and max(lease.released_at, lease.granted_at)
+                self._session.execute(
+                    update(LeaseRow)
+                    .where(LeaseRow.job == job.id, LeaseRow.gpu == lease.gpu)
+                    .values(released_at=released)
+                )
+
+    def _log(self, job: JobId, event: Event) -> None:
+        self._session.execute(
+            insert(EventRow).values(job=job, at=event.at, kind=event.kind, detail=event.detail)
+        )
+
+
+def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
+    """Return the statement that stores a GPU, or that it was seen again."""
+    seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
+    if reading.total is not None:
+        seen["total"] = reading.total
+    return (
+        upsert(GpuRow)
+        .values(uuid=reading.uuid, first_seen_at=at, **seen)
+        .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
+    )
+
+
+def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
+    """Read jobs with their leases, by id."""
+    rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
+    leases: dict[int, list[LeaseRow]] = {}
+    of_these = select(JobRow.id).where(which)
+    for lease in session.scalars(select(LeaseRow).where(LeaseRow.job.in_(of_these))):
+        leases.setdefault(lease.job, []).append(lease)
+    return [job_of(row, leases.get(row.id, ())) for row in rows]
+
+
+def _drained(session: Session) -> Mapping[GpuUuid, str]:
+    rows = session.execute(select(GpuRow.uuid, GpuRow.drained).where(GpuRow.drained.is_not(None)))
+    return {GpuUuid(gpu): why for gpu, why in rows if why is not None}

@@ -1,0 +1,105 @@
+"""Jobs as rows and rows as jobs; repositories hand out domain objects alone."""
+
+import json
+import zlib
+from collections.abc import Iterable
+from datetime import timedelta
+from fractions import Fraction
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.lease import Lease, State
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.store.tables import InvocationRow, JobRow, LeaseRow
+from gpulease.units import Share
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def job_values(job: Job) -> dict[str, object]:
+    """Return the columns of `job`, but for its id."""
+    claim, exit_ = job.claim, job.exit or Exit()
+    share = claim.memory if isinstance(claim.memory, Share) else None
+    return {
+        "uid": job.owner.uid,
+        "gid": job.owner.gid,
+        "user": job.owner.user,
+        "name": job.name,
+        "command": job.command,
+        "memory": None if share else claim.memory,
+        "share": str(share.percent) if share else None,
+        "gpus": claim.gpus,
+        "exclusive": claim.exclusive,
+        "time_limit_us": claim.time_limit // _MICROSECOND if claim.time_limit else None,
+        "state": job.state.value,
+        "submitted_at": job.submitted_at,
+        "gives_up_at": job.gives_up_at,
+        "granted_at": job.granted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "pid": job.pid,
+        "shim_pid": job.shim_pid,
+        "outcome": job.outcome.value if job.outcome else None,
+        "detail": job.detail,
+        "exit_code": exit_.code,
+        "exit_signal": exit_.signal,
+    }
+
+
+def job_of(row: JobRow, leases: Iterable[LeaseRow]) -> Job:
+    """Return the job that a row and its leases describe."""
+    known_exit = row.exit_code is not None or row.exit_signal is not None
+    return Job(
+        id=JobId(row.id),
+        owner=Owner(row.uid, row.gid, row.user),
+        name=row.name,
+        command=row.command,
+        claim=_claim_of(row),
+        submitted_at=row.submitted_at,
+        gives_up_at=row.gives_up_at,
+        state=State(row.state),
+        leases=tuple(
+            Lease(GpuUuid(each.gpu), each.memory, each.granted_at, each.released_at, each.peak)
+            for each in leases
+        ),
+        granted_at=row.granted_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        pid=row.pid,
+        shim_pid=row.shim_pid,
+        outcome=Outcome(row.outcome) if row.outcome else None,
+        detail=row.detail,
+        exit=Exit(row.exit_code, row.exit_signal) if known_exit else None,
+    )
+
+
+def _claim_of(row: JobRow) -> Claim:
+    share = Share(Fraction(row.share)) if row.share is not None else None
+    limit = row.time_limit_us
+    return Claim(
+        share if share is not None else row.memory or 0,
+        row.gpus,
+        row.exclusive,
+        None if limit is None else limit * _MICROSECOND,
+    )
+
+
+def pack(invocation: Invocation) -> bytes:
+    """Return an invocation as compressed JSON; PEP 383 surrogates survive as escapes."""
+    content = {
+        "argv": invocation.argv,
+        "cwd": invocation.cwd,
+        "environment": dict(invocation.environment),
+        "umask": invocation.umask,
+        "soft_limits": dict(invocation.soft_limits),
+        "nice": invocation.nice,
+        "attached": invocation.attached,
+        "options": dict(invocation.options),
+    }
+    return zlib.compress(json.dumps(content).encode("ascii"), level=1)
+
+
+def unpack(row: InvocationRow) -> Invocation:
+    """Return the invocation in a row; the inverse of `pack`."""
+    content = json.loads(zlib.decompress(row.content))
+    return Invocation(**{**content, "argv": tuple(content["argv"])})

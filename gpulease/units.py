@@ -1,0 +1,144 @@
+"""Sizes and spans, as people write them and as they are shown: "4G" and bytes, "2h" and seconds.
+
+Sizes are binary, as nvidia-smi's are: 4G, 4GiB and 4096M are all 4 * 1024**3 bytes. A size may also
+be a share of a GPU: "40%".
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+
+from gpulease.errors import BadValue
+
+KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
+
+_FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?) *%", re.ASCII)
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_LARGEST_SIZE = 1024 * TIB
+_LONGEST_SPAN = timedelta(days=3650)
+_SHOWN_LENGTH = 40
+_SIZE_HINT = "write a size as 4G, 4096M or 1.5G, or a share of a GPU as 40%"
+_SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of what a GPU has to lease; `percent` is above 0 and at most 100."""
+
+    percent: Fraction
+
+    def of(self, amount: int) -> int:
+        """Return this part of `amount` bytes, rounded down to a whole MiB."""
+        return int(amount * self.percent / 100) // MIB * MIB
+
+    def __str__(self) -> str:
+        return f"{float(self.percent):g}%"
+
+
+def _shown(text: str) -> str:
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return repr(printable[:_SHOWN_LENGTH] + ("..." if len(printable) > _SHOWN_LENGTH else ""))
+
+
+def parse_size(text: str) -> int:
+    """Read a size and return bytes.
+
+    Raises:
+        BadValue: `text` is not a size, or is not above zero, or is beyond any machine.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", _SIZE_HINT)
+    number, unit = found.groups()
+    size = int(Fraction(number) * _FACTORS[unit.upper()])
+    if size <= 0:
+        raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", _SIZE_HINT)
+    if size > _LARGEST_SIZE:
+        raise BadValue(
+            f"cannot lease {_shown(text)}: no GPU has that much memory",
+            "gpulease status shows what the GPUs here offer",
+        )
+    return size
+
+
+def parse_memory(text: str) -> int | Share:
+    """Read what `--mem` accepts: a size in bytes, or a share of a GPU.
+
+    Raises:
+        BadValue: `text` is neither.
+    """
+    found = _SHARE.fullmatch(text.strip())
+    if found is None:
+        return parse_size(text)
+    percent = Fraction(found.group(1))
+    if not 0 < percent <= 100:
+        raise BadValue(
+            f"cannot lease {_shown(text)}: a share is above 0% and at most 100%",
+            "for more than one GPU add --gpus 2",
+        )
+    return Share(percent)
+
+
+def parse_span(text: str) -> timedelta:
+    """Read a length of time: 90s, 30m, 4h, 1d12h, 04:30:00, or a bare number of seconds.
+
+    Raises:
+        BadValue: `text` is not a length of time, or is not above zero, or is over ten years.
+    """
+    span = _read_span(text.strip())
+    if span is None:
+        raise BadValue(f"cannot read the time {_shown(text)}: it is not a time", _SPAN_HINT)
+    if span <= timedelta(0):
+        raise BadValue(f"cannot use the time {_shown(text)}: it must be above zero", _SPAN_HINT)
+    if span > _LONGEST_SPAN:
+        raise BadValue(f"cannot use the time {_shown(text)}: it is over ten years", _SPAN_HINT)
+    return span
+
+
+def _read_span(text: str) -> timedelta | None:
+    if len(text) > _SHOWN_LENGTH:
+        return None
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return timedelta(seconds=int(text))
+    units = _SPAN.fullmatch(text)
+    if text and units:
+        return _span(*units.groups())
+    clock = _CLOCK.fullmatch(text)
+    return _span(*clock.groups()) if clock else None
+
+
+def _span(
+    days: str | None, hours: str | None, minutes: str | None, seconds: str | None
+) -> timedelta:
+    parts = [min(int(part or 0), 10**7) for part in (days, hours, minutes, seconds)]
+    return timedelta(days=parts[0], hours=parts[1], minutes=parts[2], seconds=parts[3])
+
+
+def format_size(size: int) -> str:
+    """Write bytes as people do, in the largest unit that keeps it short: 4G, 1.5G, 512M.
+
+    Sizes are rounded down, so that what is shown can be asked for.
+    """
+    if size < 0:
+        return "-" + format_size(-size)
+    for unit, factor in (("T", TIB), ("G", GIB), ("M", MIB), ("K", KIB)):
+        if size >= factor:
+            tenths = size * 10 // factor
+            whole, tenth = divmod(tenths, 10)
+            return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
+    return f"{size}B"
+
+
+def format_span(span: timedelta) -> str:
+    """Write a length of time by its two largest units: 3s, 2m 5s, 1h 30m, 2d 4h."""
+    seconds = max(0, int(span.total_seconds()))
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, seconds = divmod(seconds, length)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2]) or "0s"

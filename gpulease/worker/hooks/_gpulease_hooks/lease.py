@@ -1,0 +1,59 @@
+"""The lease as the hooks see it: read once from the variable that the daemon wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MIB = 2**20
+
+
+class LeaseTooSmall(RuntimeError):
+    """The framework's context and libraries alone would fill the lease."""
+
+
+class Lease:
+    """What this job was granted; sizes in MiB, which is what TensorFlow counts in."""
+
+    def __init__(self, raw: str) -> None:
+        fields: dict[str, Any] = json.loads(raw)
+        self.simulated: bool = fields["simulated"]
+        self.visible: str = fields["visible"]
+        """CUDA_VISIBLE_DEVICES as it was leased."""
+        self.gpus: list[dict[str, Any]] = fields["gpus"]
+        self.options: dict[str, Any] = fields["options"]
+        self._smallest: dict[str, int] = fields["smallest"]
+
+    def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
+        """Return (limit, capacity) of each GPU that the visible devices `entries` name."""
+        known = dict(zip(self.visible.split(","), self.gpus))  # noqa: B905  (Python 3.7)
+        return [
+            (known[entry]["pools"][framework] // MIB, known[entry]["total"] // MIB)
+            for entry in entries
+            if entry in known
+        ]
+
+    def check(self, framework: str, title: str) -> None:
+        """Refuse a lease that leaves `framework` no pool worth the name.
+
+        Raises:
+            LeaseTooSmall: with the smallest lease that would do.
+        """
+        smallest = self._smallest[framework]
+        memory = min(gpu["memory"] for gpu in self.gpus)
+        if memory >= smallest:
+            return
+        outside = memory - min(gpu["pools"][framework] for gpu in self.gpus)
+        raise LeaseTooSmall(
+            "cannot run {0} in a lease of {1}: its CUDA context and libraries take about {2} "
+            "of that on each GPU, and too little is left\n\n"
+            "hint: ask for at least {3} with --mem".format(
+                title, size(memory), size(min(outside, memory)), size(smallest)
+            )
+        )
+
+
+def size(amount: int) -> str:
+    """Write bytes as a person would ask for them: 4G, 512M."""
+    gib, rest = divmod(amount, 1024 * MIB)
+    return "%dG" % gib if not rest else "%dM" % -(-amount // MIB)

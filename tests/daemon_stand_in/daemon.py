@@ -1,0 +1,205 @@
+"""A daemon as the command sees it: HTTP on a Unix socket, answering from plain values."""
+
+import contextlib
+import socketserver
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from gpulease.errors import GpuleaseError, NoSuchJob
+from gpulease.wire import (
+    DoctorView,
+    ErrorBody,
+    ErrorReply,
+    JobList,
+    JobView,
+    StatusView,
+    SubmitRequest,
+)
+
+from daemon_stand_in import views
+
+
+class StandIn:
+    """What is served, and what was asked; a test reads and changes both."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.jobs: dict[int, JobView] = {}
+        self.status: StatusView = views.status()
+        self.doctor = DoctorView(checks=[])
+        self.on_submit = views.job()
+        self.refusal: GpuleaseError | None = None
+        self.raw: bytes | None = None
+        """Sent instead of any answer, with HTTP 500."""
+        self.logs = b""
+        self.submitted: list[SubmitRequest] = []
+        self.cancelled: list[int] = []
+        self.asked: list[str] = []
+        self._changed = threading.Condition()
+        self._server: _Server | None = None
+
+    def open(self) -> None:
+        self._server = _Server(str(self.path), _Handler)
+        self._server.stand_in = self
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        """Go as a killed daemon goes: no last words on any stream."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.gone = True
+        self.tell()
+        server.shutdown()
+        server.server_close()
+        self.path.unlink()
+
+    def put(self, job: JobView) -> None:
+        """Make `job` what is known of it, and tell those who watch."""
+        self.jobs[job.id] = job
+        self.tell()
+
+    def tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def until(self, condition: Any, within: float = 20.0) -> None:
+        """Wait for something that the command does; `condition` is called without arguments."""
+        with self._changed:
+            assert self._changed.wait_for(condition, within), "the command did not do it"
+
+    def changes(self, number: int, server: "_Server") -> Iterator[JobView]:
+        """Yield a job at once and at each change until it has ended, or the server goes."""
+        shown = None
+        while not server.gone:
+            with self._changed:
+                if self.jobs[number] == shown:
+                    self._changed.wait(0.5)
+            if self.jobs[number] != shown and not server.gone:
+                shown = self.jobs[number]
+                yield shown
+                if shown.state == "ended":
+                    return
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+    stand_in: StandIn
+    gone = False
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that left early is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+    _ROUTES: ClassVar = ("status", "doctor", "jobs")
+
+    def log_message(self, *_: Any) -> None:
+        """Tests read what is asked from the stand-in."""
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+    def _answer(self, body: bytes) -> None:
+        self.close_connection = True
+        stand_in = self.server.stand_in
+        stand_in.asked.append(f"{self.command} {self.path}")
+        stand_in.tell()
+        if stand_in.raw is not None:
+            self._send(500, stand_in.raw)
+            return
+        try:
+            if stand_in.refusal is not None:
+                raise stand_in.refusal
+            self._route(body)
+        except GpuleaseError as error:
+            reply = ErrorReply(ErrorBody(error.code, error.message, error.hint))
+            self._send(error.http_status, msgspec.json.encode(reply))
+
+    def _route(self, body: bytes) -> None:
+        stand_in = self.server.stand_in
+        target = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(target.query).items()}
+        match target.path.split("/")[2:]:
+            case ["status"]:
+                self._json(stand_in.status)
+            case ["doctor"]:
+                self._json(stand_in.doctor)
+            case ["jobs"] if body:
+                stand_in.submitted.append(msgspec.json.decode(body, type=SubmitRequest))
+                job = stand_in.on_submit
+                stand_in.jobs.setdefault(job.id, job)
+                self._json(stand_in.jobs[job.id], 201)
+                stand_in.tell()
+            case ["jobs"]:
+                self._json(JobList(self._listed(query)))
+            case ["jobs", number, *what]:
+                self._job(int(number), what)
+
+    def _listed(self, query: dict[str, str]) -> list[JobView]:
+        return [
+            job
+            for job in self.server.stand_in.jobs.values()
+            if query.get("all") == "true" or job.state != "ended"
+            if query.get("user", job.user) == job.user
+            if query.get("state", job.state) == job.state
+        ]
+
+    def _job(self, number: int, what: list[str]) -> None:
+        stand_in = self.server.stand_in
+        job = stand_in.jobs.get(number)
+        if job is None:
+            raise NoSuchJob(f"cannot find job {number}: there is none", "gpulease list")
+        match what:
+            case ["cancel"]:
+                ended = replace(job, state="ended", outcome="cancelled", position=None)
+                stand_in.cancelled.append(number)
+                if job.state == "queued":
+                    stand_in.put(ended)
+                stand_in.tell()
+                self._json(stand_in.jobs[number])
+            case ["watch"]:
+                self._watch(number)
+            case ["logs"]:
+                self._chunks(iter([stand_in.logs]))
+            case _:
+                self._json(job)
+
+    def _watch(self, number: int) -> None:
+        changes = self.server.stand_in.changes(number, self.server)
+        self._chunks(msgspec.json.encode(job) + b"\n\n" for job in changes)
+
+    def _chunks(self, pieces: Iterator[bytes]) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for piece in pieces:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            if not self.server.gone:
+                self.wfile.write(b"0\r\n\r\n")
+
+    def _json(self, view: object, status: int = 200) -> None:
+        self._send(status, msgspec.json.encode(view))
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

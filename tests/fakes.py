@@ -1,0 +1,198 @@
+"""Fakes made of plain values, which a test may change; they mirror the ports name for name."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
+from gpulease.domain.lease import State
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.errors import GpuleaseError
+from gpulease.service.ports import Event, Order, WorkerExited, WorkerNews, WorkerStarted
+from gpulease.units import GIB
+
+G = GIB
+NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+ALICE = Owner(1000, 1000, "alice")
+BOB = Owner(1001, 1001, "bob")
+
+
+@dataclass
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    at: datetime = NOON
+
+    def now(self) -> datetime:
+        return self.at
+
+    def forward(self, **span: float) -> None:
+        self.at += timedelta(**span)
+
+
+@dataclass
+class FakeGpus:
+    """GPUs of plain numbers: sizes, bytes used by strangers, and bytes used by processes."""
+
+    sizes: dict[str, int]
+    unmanaged: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, dict[int, int]] = field(default_factory=dict)
+    broken: dict[str, GpuReading] = field(default_factory=dict)
+
+    def read(self) -> tuple[GpuReading, ...]:
+        return tuple(
+            self.broken.get(uuid) or self._reading(uuid, index)
+            for index, uuid in enumerate(self.sizes)
+        )
+
+    def _reading(self, uuid: str, index: int) -> GpuReading:
+        held = self.processes.get(uuid, {})
+        return GpuReading(
+            GpuUuid(uuid),
+            index,
+            "Fake",
+            total=self.sizes[uuid],
+            used=sum(held.values()) + self.unmanaged.get(uuid, 0),
+            reserved=0,
+            processes=tuple(ProcessReading(pid, used) for pid, used in held.items()),
+        )
+
+    def driver(self) -> str | None:
+        return "0.0"
+
+
+@dataclass
+class FakeFinder:
+    """Knows whose a pid is because the test said so."""
+
+    jobs: dict[int, JobId] = field(default_factory=dict)
+
+    def identify(self, pid: int) -> None:
+        return None
+
+    def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
+        living = {job.id for job in jobs}
+        return {pid: self.jobs[pid] for pid in pids if self.jobs.get(pid) in living}
+
+
+class MemoryStore:
+    """The store's promises, kept in dictionaries."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._events: list[tuple[JobId, Event]] = []
+        self._invocations: dict[JobId, Invocation] = {}
+        self.drains: dict[GpuUuid, str] = {}
+
+    @contextmanager
+    def write(self) -> Iterator["MemoryStore"]:
+        before = dict(self._jobs), list(self._events), dict(self._invocations)
+        try:
+            yield self
+        except BaseException:
+            self._jobs, self._events, self._invocations = before
+            raise
+
+    def live(self) -> Sequence[Job]:
+        return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
+
+    def job(self, job: JobId) -> Job | None:
+        return self._jobs.get(job)
+
+    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+        return tuple(self._jobs.values())[-limit:]
+
+    def invocation(self, job: JobId) -> Invocation:
+        return self._invocations[job]
+
+    def events(self, job: JobId) -> Sequence[Event]:
+        return [event for of, event in self._events if of == job]
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        return self.drains
+
+    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+        pass
+
+    def add(self, order: Order, at: datetime) -> Job:
+        job = Job(
+            JobId(len(self._jobs) + 1),
+            order.owner,
+            order.name,
+            order.command,
+            order.claim,
+            at,
+            until(at, order.wait_for),
+        )
+        self._jobs[job.id] = job
+        self._invocations[job.id] = order.invocation
+        return job
+
+    def save(self, job: Job, event: Event) -> None:
+        self._jobs[job.id] = job
+        self._events.append((job.id, event))
+
+
+class FakeLauncher:
+    """Starts nothing: the test says what becomes of each worker."""
+
+    def __init__(self) -> None:
+        self.launched: list[JobId] = []
+        self.stopped: list[JobId] = []
+        self.refuse: dict[JobId, GpuleaseError] = {}
+        self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
+
+    def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
+        return self._news.setdefault(job, asyncio.Queue())
+
+    def was_launched(self, job: JobId) -> bool:
+        return job in self.launched
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        if job.id in self.refuse:
+            raise self.refuse[job.id]
+        self.launched.append(job.id)
+        self._of(job.id).put_nowait(WorkerStarted(100 + job.id, 200 + job.id, NOON))
+
+    async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        while True:
+            news = await self._of(job.id).get()
+            yield news
+            if isinstance(news, WorkerExited):
+                return
+
+    async def stop(self, job: JobId, reason: str) -> None:
+        self.stopped.append(job)
+
+    def exits(self, job: int, code: int = 0, outcome: Outcome = Outcome.EXITED) -> None:
+        """Let the worker of `job` end."""
+        self._of(JobId(job)).put_nowait(WorkerExited(outcome, Exit(code), NOON))
+
+
+def order(
+    memory: int = G,
+    *,
+    gpus: int = 1,
+    exclusive: bool = False,
+    owner: Owner = ALICE,
+    wait_for: timedelta | None = None,
+    time_limit: timedelta | None = None,
+) -> Order:
+    """Return an order for a job that would run `true`."""
+    return Order(
+        owner,
+        "test",
+        "true",
+        Claim(memory, gpus, exclusive, time_limit),
+        Invocation(("true",), "/", {"PATH": "/usr/bin:/bin"}),
+        wait_for,
+    )
+
+
+def reading(uuid: str = "GPU-a", index: int = 0, **fields: object) -> GpuReading:
+    """Return a reading of an empty 8 GiB GPU, changed by `fields`."""
+    whole = GpuReading(GpuUuid(uuid), index, "Fake", 8 * G, 0, 0, ())
+    return replace(whole, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""Run scenarios against a real TensorFlow that believes it has GPUs; one import serves them all.
+
+Reads scenarios from stdin, a JSON object of Python source by name, and writes what came of them
+to stdout as JSON. Each runs in a fork of the process that imported TensorFlow, so each finds it
+as a fresh process would. No GPU is needed: TensorFlow's list of devices is faked, and the
+configuration is read at the last line of Python that has it. What each result holds:
+
+  seen    the value that the scenario left in `seen`
+  error   type and text of the exception that ended it, or null
+  sent    every configuration that reached C++, in order, as `told` below writes it
+"""
+
+import json
+import os
+import sys
+import traceback
+
+SEPARATOR = "=== results ==="
+
+
+def told(config):
+    """Write the parts of a ConfigProto that a lease is about."""
+    gpu = config.gpu_options
+    return {
+        "limits": [list(device.memory_limit_mb) for device in gpu.experimental.virtual_devices],
+        "visible": gpu.visible_device_list,
+        "growth": gpu.allow_growth,
+        "fraction": gpu.per_process_gpu_memory_fraction,
+        "unified": gpu.experimental.use_unified_memory,
+        "async": gpu.experimental.use_cuda_malloc_async,
+        "gpus": config.device_count.get("GPU"),
+        "cpus": config.device_count.get("CPU"),
+        "inter": config.inter_op_parallelism_threads,
+        "intra": config.intra_op_parallelism_threads,
+        "soft": config.allow_soft_placement,
+        "log": config.log_device_placement,
+    }
+
+
+def fake_gpus(count):
+    from tensorflow.python.eager import context
+
+    names = [b"/physical_device:CPU:0"]
+    names += [b"/physical_device:GPU:%d" % number for number in range(count)]
+    context.pywrap_tfe.TF_ListPhysicalDevices = lambda: names
+
+
+def listen(sent):
+    """Record every configuration on its way to C++, and let it go on."""
+    from tensorflow.core.protobuf import config_pb2, tensorflow_server_pb2
+    from tensorflow.python.client import _pywrap_device_lib, session
+    from tensorflow.python.eager import context
+    from tensorflow.python.training import server_lib
+
+    def recorded(module, name, config_of):
+        plain = getattr(module, name)
+
+        def recording(*args, **kwargs):
+            config = config_of(*args, **kwargs)
+            sent.append(None if config is None else told(config))
+            return plain(*args, **kwargs)
+
+        setattr(module, name, recording)
+
+    parse = config_pb2.ConfigProto.FromString
+    recorded(context.pywrap_tfe, "TFE_ContextOptionsSetConfig", lambda _, text: parse(text))
+    recorded(session.tf_session, "TF_NewSessionOptions", lambda target, config: config)
+    recorded(_pywrap_device_lib, "list_devices", lambda text: text and parse(text))
+    recorded(
+        server_lib.c_api,
+        "TF_NewServer",
+        lambda text: tensorflow_server_pb2.ServerDef.FromString(text).default_session_config,
+    )
+
+
+def run(source):
+    """Return what came of one scenario, in this process."""
+    import tensorflow as tf
+
+    sent = []
+    listen(sent)
+    names = {"tf": tf, "v1": tf.compat.v1, "seen": None, "os": os, "sys": sys}
+    error = None
+    try:
+        exec(compile(source, "<scenario>", "exec"), names)
+    except Exception as problem:  # noqa: BLE001  (whatever it is, it is the result)
+        traceback.print_exc()
+        error = f"{type(problem).__name__}: {problem}"
+    return {"seen": names["seen"], "error": error, "sent": sent}
+
+
+def in_a_fork(source):
+    """Return what came of one scenario, in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "w") as result:
+            json.dump(run(source), result)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as result:
+        text = result.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"seen": None, "error": f"status {status}", "sent": []}
+
+
+def main():
+    scenarios = json.load(sys.stdin)
+    import tensorflow as tf
+
+    fake_gpus(int(sys.argv[1]))
+    assert tf.version.VERSION
+    results = {name: in_a_fork(source) for name, source in scenarios.items()}
+    sys.stdout.write(f"{SEPARATOR}\n")
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What NvmlProbe makes of the driver's figures, through the real ABI of the driver's library."""
+
+from pathlib import Path
+
+import pytest
+from nvml_stand_in import DRIVER, Card, Code, ProbeProcess, StandIn
+
+from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
+
+G = 1024**3
+_NEWEST = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
+_OLDER = ("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+_HIGHEST_PID = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+_CARD = Card(
+    total=80 * G,
+    used=61 * G,
+    reserved=G,
+    processes=[(101, 60 * G)],
+    graphics=[(102, G)],
+    utilization=97,
+    temperature=61,
+)
+_READING = GpuReading(
+    uuid=GpuUuid(StandIn.uuid(0)),
+    index=0,
+    name="NVIDIA Stand-in",
+    total=80 * G,
+    used=61 * G,
+    reserved=G,
+    processes=(ProcessReading(101, 60 * G), ProcessReading(102, G)),
+    utilization=97,
+    temperature=61,
+)
+
+
+def read(tmp_path: Path, *cards: Card, missing: tuple[str, ...] = ()) -> tuple[GpuReading, ...]:
+    """Read these cards once."""
+    stand_in = StandIn(tmp_path, cards, missing=missing)
+    with ProbeProcess(stand_in.environment()) as probe:
+        assert probe.error is None
+        return probe.read()
+
+
+def without(reading: GpuReading, **fields: object) -> dict[str, object]:
+    """Return the fields of `reading` with some replaced."""
+    names = GpuReading.__dataclass_fields__
+    return {name: getattr(reading, name) for name in names} | fields
+
+
+def fields_of(reading: GpuReading) -> dict[str, object]:
+    """Return the fields of `reading`, to be compared with `without`."""
+    return without(reading)
+
+
+def test_every_figure_of_a_healthy_gpu_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, _CARD) == (_READING,)
+
+
+def test_gpus_come_in_the_order_of_their_index(tmp_path: Path) -> None:
+    readings = read(tmp_path, Card(total=8 * G), Card(total=16 * G), Card(total=24 * G))
+
+    assert [(each.index, each.total) for each in readings] == [(0, 8 * G), (1, 16 * G), (2, 24 * G)]
+
+
+def test_the_drivers_version_is_told(tmp_path: Path) -> None:
+    with ProbeProcess(StandIn(tmp_path).environment()) as probe:
+        assert probe.driver == DRIVER
+
+
+def test_without_the_second_memory_function_what_the_driver_holds_counts_as_used(
+    tmp_path: Path,
+) -> None:
+    (reading,) = read(tmp_path, _CARD, missing=("nvmlDeviceGetMemoryInfo_v2",))
+
+    assert fields_of(reading) == without(_READING, used=62 * G, reserved=None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "lost"),
+    [
+        (("nvmlDeviceGetUtilizationRates",), {"utilization": None}),
+        (("nvmlDeviceGetTemperature",), {"temperature": None}),
+        (("nvmlDeviceGetMigMode",), {}),
+        (("nvmlDeviceGetName",), {"name": "unnamed GPU"}),
+        ((*_NEWEST,), {}),
+        ((*_NEWEST, *_OLDER), {"processes": None}),
+        ((_NEWEST[0], _OLDER[0]), {"processes": None}),
+        ((_NEWEST[1], _OLDER[1]), {"processes": (ProcessReading(101, 60 * G),)}),
+    ],
+)
+def test_a_missing_function_costs_its_field_and_no_other(
+    tmp_path: Path, missing: tuple[str, ...], lost: dict[str, object]
+) -> None:
+    (reading,) = read(tmp_path, _CARD, missing=missing)
+
+    assert fields_of(reading) == without(_READING, **lost)
+
+
+def test_a_driver_that_does_not_tell_its_version_is_used_all_the_same(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, [_CARD], missing=["nvmlSystemGetDriverVersion"])
+    with ProbeProcess(stand_in.environment()) as probe:
+        assert probe.driver is None
+        assert probe.read() == (_READING,)
+
+
+def test_what_a_gpu_does_not_support_is_unknown(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(utilization=None, temperature=None, mig=None))
+
+    assert (reading.utilization, reading.temperature) == (None, None)
+    assert (reading.total, reading.processes, reading.detail) == (80 * G, (), None)
+
+
+def test_a_process_in_both_lists_counts_once_with_the_larger_figure(tmp_path: Path) -> None:
+    card = Card(used=9 * G, processes=[(7, 2 * G), (8, None)], graphics=[(7, 3 * G), (8, G)])
+
+    (reading,) = read(tmp_path, card)
+
+    assert reading.processes == (ProcessReading(7, 3 * G), ProcessReading(8, G))
+
+
+def test_memory_that_the_driver_does_not_tell_stays_unknown(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(used=9 * G, processes=[(7, None), (8, G)]))
+
+    assert reading.processes == (ProcessReading(7, None), ProcessReading(8, G))
+
+
+def test_more_memory_than_the_gpu_has_is_unknown(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(total=8 * G, used=9 * G, processes=[(7, 10 * G)]))
+
+    assert (reading.total, reading.used) == (8 * G, None)
+    assert reading.processes == (ProcessReading(7, None),)
+
+
+def test_a_total_that_is_not_available_is_unknown(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(total=2**64 - 1))
+
+    assert (reading.total, reading.used, reading.fault) == (None, None, None)
+
+
+def test_records_longer_than_expected_are_read_by_the_older_function(tmp_path: Path) -> None:
+    processes = [(101, G), (102, 2 * G), (103, 3 * G)]
+
+    (reading,) = read(tmp_path, Card(used=6 * G, processes=processes, long_records=True))
+
+    assert reading.processes == tuple(ProcessReading(*process) for process in processes)
+
+
+def test_misread_processes_are_unknown_where_there_is_no_older_function(tmp_path: Path) -> None:
+    card = Card(used=3 * G, processes=[(101, G), (102, 2 * G)], long_records=True)
+
+    (reading,) = read(tmp_path, card, missing=_OLDER)
+
+    assert (reading.used, reading.processes) == (3 * G, None)
+
+
+@pytest.mark.parametrize("pid", [0, _HIGHEST_PID + 1, 2**32 - 1])
+def test_a_list_with_an_impossible_pid_is_not_believed(tmp_path: Path, pid: int) -> None:
+    (reading,) = read(tmp_path, Card(used=3 * G, processes=[(101, G), (pid, G)]))
+
+    assert (reading.used, reading.processes) == (3 * G, None)
+
+
+def test_a_full_card_of_processes_is_read(tmp_path: Path) -> None:
+    processes = [(pid, G // 2) for pid in range(1, 61)]
+
+    (reading,) = read(tmp_path, Card(used=40 * G, processes=processes))
+
+    assert reading.processes == tuple(ProcessReading(*process) for process in processes)
+
+
+def test_unified_memory_has_no_total_and_says_so(tmp_path: Path) -> None:
+    unified, plain = read(tmp_path, Card(total=None, processes=[(5, G)]), Card(total=8 * G))
+
+    assert (unified.total, unified.used, unified.fault) == (None, None, None)
+    assert unified.processes == (ProcessReading(5, G),)
+    assert "unified memory" in (unified.detail or "")
+    assert (plain.total, plain.detail) == (8 * G, None)
+
+
+def test_a_gpu_in_mig_mode_has_no_total_and_says_so(tmp_path: Path) -> None:
+    divided, plain = read(tmp_path, Card(mig=True, used=G), Card(mig=False))
+
+    assert (divided.total, divided.used, divided.fault) == (None, G, None)
+    assert "MIG is enabled" in (divided.detail or "")
+    assert (plain.total, plain.detail) == (80 * G, None)
+
+
+@pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.UNKNOWN])
+def test_a_gpu_whose_memory_cannot_be_read_now_is_unreadable(tmp_path: Path, code: Code) -> None:
+    broken = Card(faults={"nvmlDeviceGetMemoryInfo*": code})
+
+    first, second = read(tmp_path, broken, _CARD)
+
+    assert (first.fault, first.total, first.uuid) == (Fault.UNREADABLE, None, StandIn.uuid(0))
+    assert first.detail
+    assert (second.fault, second.used) == (None, 61 * G)
+
+
+def test_processes_that_may_not_be_listed_are_unknown(tmp_path: Path) -> None:
+    card = Card(used=G, faults={"nvmlDeviceGetComputeRunningProcesses*": Code.NO_PERMISSION})
+
+    (reading,) = read(tmp_path, card)
+
+    assert (reading.used, reading.processes, reading.fault) == (G, None, None)

@@ -1,0 +1,238 @@
+"""Simulated GPUs show the memory of the real processes that name them."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from gpulease.domain.memory import GpuReading, GpuUuid
+from gpulease.gpu.resident import ResidentMemory
+from gpulease.gpu.simulated import SimulatedGpus
+
+M = 1024**2
+G = 1024**3
+_SLACK = 40 * M
+"""What a Python interpreter holds of its own."""
+_PATIENCE = 20.0
+_GPU = GpuUuid("GPU-a")
+_HOLD = "held = bytearray(int({size})); print('ready', flush=True); input()"
+
+
+@pytest.fixture
+def gpus() -> SimulatedGpus:
+    return SimulatedGpus.here((8 * G, 24 * G), seed=uuid.uuid4().hex)
+
+
+@contextmanager
+def running(program: str, visible: str | None, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program until it has said that it is ready, and end it with its group."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible or ""}
+    if visible is None:
+        del environment["CUDA_VISIBLE_DEVICES"]
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", program],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, SIGKILL)
+        process.wait(_PATIENCE)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def uuids(gpus: SimulatedGpus) -> tuple[str, str]:
+    """Return the UUIDs of the two GPUs."""
+    first, second = gpus.sizes
+    return first, second
+
+
+def held(reading: GpuReading) -> dict[int, int]:
+    """Return the bytes that each process holds."""
+    assert reading.processes is not None
+    return {each.pid: each.memory or 0 for each in reading.processes}
+
+
+def read_until(
+    gpus: SimulatedGpus, good: Callable[[tuple[GpuReading, ...]], bool]
+) -> tuple[GpuReading, ...]:
+    """Read until the GPUs are as they should be, and return that reading."""
+    give_up_at = time.monotonic() + _PATIENCE
+    while not good(readings := gpus.read()):
+        assert time.monotonic() < give_up_at, readings
+    return readings
+
+
+def test_a_process_counts_on_the_gpu_that_its_environment_names(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    with running(_HOLD.format(size=300 * M), first) as process:
+        one, other = gpus.read()
+
+    assert held(one).keys() == {process.pid}
+    assert 300 * M <= held(one)[process.pid] <= 300 * M + _SLACK
+    assert one.used == held(one)[process.pid]
+    assert (other.used, other.processes) == (0, ())
+
+
+def test_a_process_that_names_two_gpus_counts_on_each(gpus: SimulatedGpus) -> None:
+    with running(_HOLD.format(size=100 * M), ",".join(uuids(gpus))) as process:
+        one, other = gpus.read()
+
+    assert held(one) == held(other)
+    assert held(one).keys() == {process.pid}
+
+
+@pytest.mark.parametrize("visible", [None, "", "0", "0,1", "GPU-somewhere-else", "all"])
+def test_a_process_that_names_no_gpu_here_does_not_count(
+    gpus: SimulatedGpus, visible: str | None
+) -> None:
+    with running(_HOLD.format(size=M), visible):
+        assert [reading.used for reading in gpus.read()] == [0, 0]
+
+
+def test_memory_is_followed_as_it_grows_and_is_given_back(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    program = (
+        "print('ready', flush=True); input(); held = bytearray(200 << 20); "
+        "print('grown', flush=True); input(); del held; print('shrunk', flush=True); input()"
+    )
+    with running(program, first) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        used = [gpus.read()[0].used or 0]
+        for answer in ("grown\n", "shrunk\n"):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == answer
+            used.append(gpus.read()[0].used or 0)
+
+    assert used[1] - used[0] >= 199 * M
+    assert abs(used[2] - used[0]) < 10 * M
+
+
+def test_a_process_that_has_gone_holds_nothing(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    with running(_HOLD.format(size=M), first):
+        assert gpus.read()[0].used
+
+    assert gpus.read()[0].used == 0
+
+
+def test_a_process_is_seen_by_the_environment_of_its_latest_exec(gpus: SimulatedGpus) -> None:
+    """As a launcher does: one pid and one executable, and only then the job's environment."""
+    first, second = uuids(gpus)
+    program = (
+        "import os, sys; print('ready', flush=True); input(); "
+        "os.environ['CUDA_VISIBLE_DEVICES'] = sys.stdin.readline().strip(); "
+        "os.execv(sys.executable, [sys.executable, '-c', 'input()'])"
+    )
+    with running(program, first) as process:
+        assert process.stdin is not None
+        assert held(gpus.read()[0]).keys() == {process.pid}
+        process.stdin.write(f"\n{second}\n")
+        process.stdin.flush()
+
+        one, other = read_until(gpus, lambda readings: bool(readings[1].processes))
+
+    assert one.processes == ()
+    assert held(other).keys() == {process.pid}
+
+
+def test_children_that_name_the_gpu_count_too(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    program = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', "
+        "\"held = bytearray(100 << 20); print('ready', flush=True); input()\"]); child.wait()"
+    )
+    with running(program, first) as process:
+        memory = held(gpus.read()[0])
+
+    assert len(memory) == 2
+    assert process.pid in memory
+    assert sum(memory.values()) >= 100 * M
+
+
+def test_what_a_fork_shares_with_its_parent_counts_once(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    program = (
+        "import os; held = bytearray(200 << 20); ready, tell = os.pipe(); children = 3\n"
+        "for _ in range(children):\n"
+        "    if os.fork() == 0:\n"
+        "        own = bytearray(50 << 20); os.write(tell, b'.'); input()\n"
+        "while children: children -= len(os.read(ready, 1))\n"
+        "print('ready', flush=True); input()"
+    )
+    with running(program, first):
+        reading = gpus.read()[0]
+
+    assert len(held(reading)) == 4
+    assert 350 * M <= (reading.used or 0) <= 350 * M + 4 * _SLACK
+
+
+def test_mapped_files_do_not_count(gpus: SimulatedGpus, tmp_path: Path) -> None:
+    first, _ = uuids(gpus)
+    data = tmp_path / "data"
+    data.write_bytes(bytes(200 * M))
+    program = (
+        f"import mmap; file = open({str(data)!r}, 'rb'); "
+        "data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); "
+        "total = sum(data[::4096]); print('ready', flush=True); input()"
+    )
+    with running(program, first):
+        assert (gpus.read()[0].used or 0) < _SLACK
+
+
+def test_an_environment_longer_than_one_look_is_read_whole(gpus: SimulatedGpus) -> None:
+    first, _ = uuids(gpus)
+    padding = ["env", *(f"PADDING_{index}={'x' * 1000}" for index in range(100))]
+    with running(_HOLD.format(size=M), first, *padding) as process:
+        assert held(gpus.read()[0]).keys() == {process.pid}
+
+
+def test_processes_that_come_and_go_disturb_no_reading(tmp_path: Path) -> None:
+    """A /proc in which files vanish, are empty, or are not what they should be."""
+    for pid, name, content in (
+        ("10", "auxv", b""),
+        ("11", "auxv", b"vector"),
+        ("12", "auxv", b"another"),
+        ("12", "environ", b"CUDA_VISIBLE_DEVICES=GPU-a\0"),
+        ("13", "auxv", b"a third"),
+        ("13", "environ", b"A=1\0CUDA_VISIBLE_DEVICES=GPU-a\0"),
+        ("13", "statm", b"900 30 10 0 0 0 0\n"),
+        ("self", "auxv", b"vector"),
+    ):
+        (tmp_path / pid).mkdir(exist_ok=True)
+        (tmp_path / pid / name).write_bytes(content)
+    (tmp_path / "14").mkdir()
+
+    gpus = SimulatedGpus({_GPU: G}, residents=ResidentMemory([_GPU], tmp_path).read)
+
+    assert held(gpus.read()[0]) == {12: 0, 13: 20 * os.sysconf("SC_PAGE_SIZE")}
+
+
+def test_an_environment_that_was_not_there_yet_is_looked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10" / "auxv").write_bytes(b"vector")
+    (tmp_path / "10" / "statm").write_bytes(b"900 30 10 0 0 0 0\n")
+    memory = ResidentMemory([_GPU], tmp_path)
+    assert memory.read() == {_GPU: {}}
+
+    (tmp_path / "10" / "environ").write_bytes(b"CUDA_VISIBLE_DEVICES=GPU-a\0")
+
+    assert memory.read()[_GPU].keys() == {10}

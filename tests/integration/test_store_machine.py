@@ -1,0 +1,44 @@
+"""The same machine as in memory, over a real SQLite file: few examples, since each writes a disk."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from unit.test_machine import Machine
+
+from gpulease.domain.job import Job
+from gpulease.domain.memory import JobId
+from gpulease.store.repository import SqlStore
+
+
+class SqlMachine(Machine):
+    """After each run the file is opened anew, and must hold exactly what the store held."""
+
+    def make_store(self) -> SqlStore:  # type: ignore[override]
+        self.folder = tempfile.TemporaryDirectory()
+        return SqlStore(Path(self.folder.name) / "gpulease.db")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "folder"):
+            return
+        store = self.store
+        assert isinstance(store, SqlStore)
+        before = store.live()
+        ended = {job: store.job(JobId(job)) for job in self.ended}
+        store.close()
+        again = SqlStore(store.path)
+        assert again.live() == before
+        for job, how in ended.items():
+            assert again.job(JobId(job)) == how
+            assert isinstance(how, Job)
+        again.close()
+        self.folder.cleanup()
+
+
+TestSqlMachine = SqlMachine.TestCase
+TestSqlMachine.settings = settings(
+    max_examples=8,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

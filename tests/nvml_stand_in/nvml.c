@@ -1,0 +1,380 @@
+/* A stand-in for libnvidia-ml.so.1: the same functions and records, told what to say by a file.
+ *
+ * The file is named by NVML_STAND_IN and read anew at every call, so that a test can change a GPU
+ * while a process is using it. Written by state.py, which documents its lines. Nothing is kept
+ * between calls but what the real library keeps: whether it is initialised, and its handles.
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#ifndef VERSION
+#define VERSION "580.65.06"
+#endif
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    INSUFFICIENT_SIZE = 7,
+    MISMATCH = 18,
+};
+
+enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96 };
+
+/* ---- the records of the ABI ---- */
+
+struct memory_v1 { unsigned long long total, available, used; };
+struct memory_v2 { unsigned int version; unsigned long long total, reserved, available, used; };
+struct process_v1 { unsigned int pid; unsigned long long memory; };
+struct process_v2 { unsigned int pid; unsigned long long memory; unsigned int gi, ci; };
+struct process_long { struct process_v2 process; unsigned long long protected_memory; };
+struct utilization { unsigned int gpu, memory; };
+
+/* ---- the state ---- */
+
+struct rule { char function[TEXT]; long value; };
+struct rules { int count; struct rule rule[MOST_RULES]; };
+struct process { int kind; unsigned int pid; unsigned long long memory; };
+struct gpu {
+    char uuid[TEXT], name[TEXT];
+    unsigned long long total, used, reserved;
+    int utilization, temperature, mig, long_records, count;
+    struct process process[MOST_PROCESSES];
+    struct rules faults, delays;
+};
+struct state {
+    char driver[TEXT], calls[512];
+    int count;
+    struct gpu gpu[MOST_GPUS];
+    struct rules faults, delays;
+};
+
+enum { COMPUTE = 'c', GRAPHICS = 'g' };
+
+static void add_rule(struct rules *rules, const char *text)
+{
+    struct rule *rule = &rules->rule[rules->count];
+    if (rules->count < MOST_RULES && sscanf(text, "%95s %ld", rule->function, &rule->value) == 2)
+        rules->count++;
+}
+
+static void add_process(struct gpu *gpu, int kind, const char *text)
+{
+    struct process *process = &gpu->process[gpu->count];
+    if (gpu->count < MOST_PROCESSES && sscanf(text, "%u %llu", &process->pid, &process->memory) == 2) {
+        process->kind = kind;
+        gpu->count++;
+    }
+}
+
+static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
+{
+    if (!strcmp(word, "name")) snprintf(gpu->name, TEXT, "%s", rest);
+    else if (!strcmp(word, "memory"))
+        sscanf(rest, "%llu %llu %llu", &gpu->total, &gpu->used, &gpu->reserved);
+    else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
+    else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
+    else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
+    else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
+    else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
+    else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
+}
+
+static void read_line(struct state *state, char *line)
+{
+    struct gpu *gpu = state->count ? &state->gpu[state->count - 1] : NULL;
+    line[strcspn(line, "\n")] = 0;
+    char *rest = strchr(line, ' ');
+    if (!rest) return;
+    *rest++ = 0;
+    if (!strcmp(line, "gpu")) {
+        if (state->count < MOST_GPUS)
+            snprintf(state->gpu[state->count++].uuid, TEXT, "%s", rest);
+    } else if (!strcmp(line, "fault")) add_rule(gpu ? &gpu->faults : &state->faults, rest);
+    else if (!strcmp(line, "delay")) add_rule(gpu ? &gpu->delays : &state->delays, rest);
+    else if (gpu) read_gpu_line(gpu, line, rest);
+    else if (!strcmp(line, "driver")) snprintf(state->driver, TEXT, "%s", rest);
+    else if (!strcmp(line, "calls")) snprintf(state->calls, sizeof state->calls, "%s", rest);
+}
+
+static void load(struct state *state)
+{
+    char line[1024];
+    memset(state, 0, sizeof *state);
+    const char *path = getenv("NVML_STAND_IN");
+    FILE *file = path ? fopen(path, "re") : NULL;
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) read_line(state, line);
+    fclose(file);
+}
+
+/* A name that ends in a star stands for all that begin so. */
+static long rule_for(const struct rules *rules, const char *function)
+{
+    for (int i = 0; i < rules->count; i++) {
+        const char *name = rules->rule[i].function;
+        size_t length = strcspn(name, "*");
+        if (name[length] ? !strncmp(name, function, length) : !strcmp(name, function))
+            return rules->rule[i].value;
+    }
+    return 0;
+}
+
+/* ---- sessions and handles ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int started, sessions;
+static char known[MOST_GPUS * 4][TEXT];
+static int known_count;
+
+static void *handle_of(const char *uuid)
+{
+    pthread_mutex_lock(&lock);
+    int slot = 0;
+    while (slot < known_count && strcmp(known[slot], uuid)) slot++;
+    if (slot == known_count && known_count < MOST_GPUS * 4)
+        snprintf(known[known_count++], TEXT, "%s", uuid);
+    uintptr_t handle = ((uintptr_t)sessions << 16) | ((uintptr_t)slot + 1);
+    pthread_mutex_unlock(&lock);
+    return (void *)handle;
+}
+
+/* A handle of an earlier session is as good as none. */
+static struct gpu *gpu_of(struct state *state, void *handle)
+{
+    uintptr_t value = (uintptr_t)handle;
+    int slot = (int)(value & 0xffff) - 1;
+    if ((value >> 16) != (uintptr_t)sessions || slot < 0 || slot >= known_count) return NULL;
+    for (int i = 0; i < state->count; i++)
+        if (!strcmp(state->gpu[i].uuid, known[slot])) return &state->gpu[i];
+    return NULL;
+}
+
+/* ---- what every call goes through ---- */
+
+static void note(const struct state *state, const char *function, const struct gpu *gpu)
+{
+    char line[TEXT * 3];
+    if (!state->calls[0]) return;
+    int length = snprintf(line, sizeof line, "%s %s\n", function, gpu ? gpu->uuid : "-");
+    int file = open(state->calls, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return;
+    if (write(file, line, (size_t)length) < 0) { /* a test that counts calls will see it */ }
+    close(file);
+}
+
+static long milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Sleep as long as the state asks for; a delay below zero lasts until the state is changed. */
+static void wait_out(struct state *state, const char *function, void *handle)
+{
+    const struct timespec moment = {0, 2000000};
+    long begun = milliseconds();
+    for (;;) {
+        struct gpu *gpu = handle ? gpu_of(state, handle) : NULL;
+        long delay = gpu ? rule_for(&gpu->delays, function) : 0;
+        if (!delay) delay = rule_for(&state->delays, function);
+        if (!delay || (delay > 0 && milliseconds() - begun >= delay)) return;
+        nanosleep(&moment, NULL);
+        load(state);
+    }
+}
+
+/* Load the state, wait, and return the failure that this call shall have, if any. */
+static int enter(struct state *state, const char *function, void *handle, struct gpu **gpu)
+{
+    load(state);
+    note(state, function, handle ? gpu_of(state, handle) : NULL);
+    wait_out(state, function, handle);
+    long fault = rule_for(&state->faults, function);
+    if (fault) return (int)fault;
+    if (state->driver[0] && strcmp(state->driver, VERSION)) return MISMATCH;
+    if (strncmp(function, "nvmlInit", 8) && !started) return UNINITIALIZED;
+    if (!gpu) return SUCCESS;
+    *gpu = gpu_of(state, handle);
+    return *gpu ? (int)rule_for(&(*gpu)->faults, function) : INVALID_ARGUMENT;
+}
+
+#define ENTER(handle, gpu)                                         \
+    struct state state;                                            \
+    do {                                                           \
+        int failure = enter(&state, __func__, (handle), (gpu));    \
+        if (failure) return failure;                               \
+    } while (0)
+
+static int copy_text(char *to, unsigned int size, const char *from)
+{
+    if (strlen(from) >= size) return INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return SUCCESS;
+}
+
+/* ---- the library ---- */
+
+int nvmlInitWithFlags(unsigned int flags)
+{
+    (void)flags;
+    ENTER(NULL, NULL);
+    pthread_mutex_lock(&lock);
+    if (!started++) sessions++;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void)
+{
+    ENTER(NULL, NULL);
+    pthread_mutex_lock(&lock);
+    started--;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code)
+{
+    static __thread char text[TEXT];
+    snprintf(text, TEXT, "stand-in error %d", code);
+    return text;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned int size)
+{
+    ENTER(NULL, NULL);
+    return copy_text(version, size, VERSION);
+}
+
+int nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    ENTER(NULL, NULL);
+    *count = (unsigned int)state.count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **handle)
+{
+    ENTER(NULL, NULL);
+    if (index >= (unsigned int)state.count) return INVALID_ARGUMENT;
+    long fault = rule_for(&state.gpu[index].faults, __func__);
+    if (fault) return (int)fault;
+    *handle = handle_of(state.gpu[index].uuid);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned int size)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    return copy_text(uuid, size, gpu->uuid);
+}
+
+int nvmlDeviceGetName(void *handle, char *name, unsigned int size)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    return copy_text(name, size, gpu->name);
+}
+
+/* The first version counts what the driver holds back as used. */
+int nvmlDeviceGetMemoryInfo(void *handle, struct memory_v1 *memory)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    memory->total = gpu->total;
+    memory->used = gpu->used + gpu->reserved;
+    memory->available = gpu->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (memory->version != (sizeof *memory | 2u << 24)) return 25;
+    memory->total = gpu->total;
+    memory->reserved = gpu->reserved;
+    memory->used = gpu->used;
+    memory->available = gpu->total - gpu->used - gpu->reserved;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *rates)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    rates->gpu = rates->memory = (unsigned int)gpu->utilization;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned int *temperature)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (sensor) return INVALID_ARGUMENT;
+    *temperature = (unsigned int)gpu->temperature;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned int *current, unsigned int *pending)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *current = *pending = (unsigned int)gpu->mig;
+    return SUCCESS;
+}
+
+/* ---- processes ---- */
+
+static void put_process(unsigned char *at, size_t size, const struct process *process)
+{
+    struct process_long all = {{process->pid, process->memory, 0xffffffffu, 0xffffffffu}, 0};
+    struct process_v1 first = {process->pid, process->memory};
+    if (size == sizeof first) memcpy(at, &first, size);
+    else memcpy(at, &all, size);
+}
+
+static int list(const struct gpu *gpu, int kind, unsigned int *count, void *records, size_t size)
+{
+    unsigned int room = *count, found = 0;
+    for (int i = 0; i < gpu->count; i++) found += gpu->process[i].kind == kind;
+    *count = found;
+    if (!found) return SUCCESS;
+    if (room < found) return INSUFFICIENT_SIZE;
+    if (!records) return INVALID_ARGUMENT;
+    unsigned char *at = records;
+    for (int i = 0; i < gpu->count; i++) {
+        if (gpu->process[i].kind != kind) continue;
+        put_process(at, size, &gpu->process[i]);
+        at += size;
+    }
+    return SUCCESS;
+}
+
+#define LISTS(function, kind, size)                                       \
+    int function(void *handle, unsigned int *count, void *records)        \
+    {                                                                     \
+        struct gpu *gpu;                                                  \
+        ENTER(handle, &gpu);                                              \
+        return list(gpu, kind, count, records, size);                     \
+    }
+
+#define NEWEST (gpu->long_records ? sizeof(struct process_long) : sizeof(struct process_v2))
+
+LISTS(nvmlDeviceGetComputeRunningProcesses, COMPUTE, sizeof(struct process_v1))
+LISTS(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE, sizeof(struct process_v2))
+LISTS(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE, NEWEST)
+LISTS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS, sizeof(struct process_v1))
+LISTS(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS, sizeof(struct process_v2))
+LISTS(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS, NEWEST)

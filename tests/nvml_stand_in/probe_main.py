@@ -1,0 +1,48 @@
+"""The program of ProbeProcess: a line of JSON for each command on stdin."""
+
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from gpulease.errors import NoGpus
+from gpulease.gpu.nvml import NvmlProbe
+
+
+def main() -> None:
+    """Open a probe as the arguments say, and do as told until stdin ends."""
+    deadline, start_within, first_retry = (timedelta(seconds=float(text)) for text in sys.argv[1:4])
+    try:
+        probe = NvmlProbe.open(deadline, start_within=start_within, first_retry=first_retry)
+    except NoGpus as error:
+        answer({"error": error.message, "hint": error.hint})
+        return
+    answer({"driver": probe.driver()})
+    for command in sys.stdin:
+        answer(obey(probe, command.strip()))
+    probe.close()
+
+
+def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
+    """Return the answer to one command."""
+    if command == "threads":
+        return {"threads": threading.active_count()}
+    if command == "cpu":
+        return {"cpu": time.process_time()}
+    begun_at = time.monotonic()
+    readings = [asdict(reading) for reading in probe.read()]
+    seconds = time.monotonic() - begun_at
+    return {"readings": readings, "seconds": seconds, "driver": probe.driver()}
+
+
+def answer(fields: dict[str, Any]) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A process of its own that reads GPUs through NvmlProbe: the driver library loads only once."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
+
+_MAIN = Path(__file__).with_name("probe_main.py")
+_ROOT = Path(__file__).parents[2]
+_PATIENCE = 20.0
+
+
+class ProbeProcess:
+    """Opens a probe in a child process; `error` is what it said if it could not."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        deadline: float = 3.0,
+        start_within: float = 10.0,
+        first_retry: float = 0.01,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(_MAIN), str(deadline), str(start_within), str(first_retry)],
+            env={**os.environ, **environment, "PYTHONPATH": _python_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        first = self._answer()
+        self.error: str | None = first.get("error")
+        self.hint: str | None = first.get("hint")
+        self.driver: str | None = first.get("driver")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.close() == 0
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Read the GPUs once."""
+        return self.timed_read()[0]
+
+    def timed_read(self) -> tuple[tuple[GpuReading, ...], float]:
+        """Read the GPUs once, and say how many seconds it took."""
+        answer = self._ask("read")
+        self.driver = answer["driver"]
+        return tuple(_reading(fields) for fields in answer["readings"]), answer["seconds"]
+
+    def read_until(self, good: Callable[[tuple[GpuReading, ...]], bool]) -> tuple[GpuReading, ...]:
+        """Read until the GPUs are as they should be, and return that reading."""
+        give_up_at = time.monotonic() + _PATIENCE
+        while not good(readings := self.read()):
+            assert time.monotonic() < give_up_at, readings
+        return readings
+
+    def threads(self) -> int:
+        """Return how many threads the process has."""
+        return int(self._ask("threads")["threads"])
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the process has used."""
+        return float(self._ask("cpu")["cpu"])
+
+    def close(self) -> int:
+        """Close the probe, end the process, and return its exit status."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        status = self._process.wait(timeout=_PATIENCE)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return status
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+def _reading(fields: dict[str, Any]) -> GpuReading:
+    processes = fields.pop("processes")
+    fault = fields.pop("fault")
+    return GpuReading(
+        **{**fields, "uuid": GpuUuid(fields["uuid"])},
+        fault=fault and Fault(fault),
+        processes=None if processes is None else tuple(ProcessReading(**one) for one in processes),
+    )
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,198 @@
+"""What the stand-in says: the cards of a machine, and what is wrong with them.
+
+Written as a file of lines, a word and its values each, which the library reads at every call. Lines
+before the first `gpu` are about the driver; those after one are about that GPU.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from nvml_stand_in.library import DRIVER, build
+
+HANG = -1.0
+"""A delay that lasts until the state is changed."""
+
+_G = 1024**3
+_NOT_AVAILABLE = 2**64 - 1
+_MEMORY_FUNCTIONS = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
+
+Processes = Sequence[tuple[int, int | None]]
+"""Pids and bytes; None for what the driver does not tell."""
+
+
+class Code(IntEnum):
+    """NVML's answers, as far as tests need them."""
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    DRIVER_NOT_LOADED = 9
+    GPU_IS_LOST = 15
+    UNKNOWN = 999
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU; None stands for what it does not support."""
+
+    total: int | None = 80 * _G
+    used: int = 0
+    reserved: int = 0
+    processes: Processes = ()
+    graphics: Processes = ()
+    name: str = "NVIDIA Stand-in"
+    uuid: str = ""
+    """Made from its place among the cards if left out."""
+    utilization: int | None = 0
+    temperature: int | None = 40
+    mig: bool | None = False
+    lost: bool = False
+    long_records: bool = False
+    """Its newest process lists have records longer than the binding expects."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Codes by function; a name that ends in * stands for all that begin so."""
+    delays: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by function, or HANG."""
+
+    def lines(self) -> list[str]:
+        """Return what the library reads about this card."""
+        return [
+            f"gpu {self.uuid}",
+            f"name {self.name}",
+            f"memory {self.total or 0} {self.used} {self.reserved}",
+            f"utilization {self.utilization or 0}",
+            f"temperature {self.temperature or 0}",
+            f"mig {int(bool(self.mig))}",
+            f"long_records {int(self.long_records)}",
+            *_process_lines("compute", self.processes),
+            *_process_lines("graphics", self.graphics),
+            *_fault_lines(self._all_faults()),
+            *_delay_lines(self.delays),
+        ]
+
+    def _all_faults(self) -> dict[str, int]:
+        if self.lost:
+            return {"nvmlDevice*": Code.GPU_IS_LOST}
+        absent: list[str] = []
+        absent += _MEMORY_FUNCTIONS if self.total is None else ()
+        absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
+        absent += ["nvmlDeviceGetTemperature"] if self.temperature is None else []
+        absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
+        return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
+
+
+class StandIn:
+    """A machine's driver: a library on disk, and the state that it shows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gpus: Sequence[Card] = (Card(),),
+        *,
+        driver: str = DRIVER,
+        missing: Sequence[str] = (),
+        faults: Mapping[str, int] | None = None,
+        delays: Mapping[str, float] | None = None,
+    ) -> None:
+        """Install `driver` under `folder`, without the functions in `missing`.
+
+        `faults` and `delays` hold for the functions of the driver as a whole; see `Card`.
+        """
+        self._folder = folder / "nvml"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._state = self._folder / "state"
+        self._calls = self._folder / "calls"
+        self._loaded = driver
+        self._faults = dict(faults or {})
+        self._delays = dict(delays or {})
+        self.gpus: tuple[Card, ...] = ()
+        self.install(driver, missing)
+        self.update(gpus=gpus)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which a child process finds this driver."""
+        paths = [str(self._folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        return {
+            "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
+            "NVML_STAND_IN": str(self._state),
+        }
+
+    def update(
+        self,
+        *,
+        gpus: Sequence[Card] | None = None,
+        faults: Mapping[str, int] | None = None,
+        delays: Mapping[str, float] | None = None,
+    ) -> None:
+        """Replace what is given; processes that use the library see it at their next call."""
+        if gpus is not None:
+            self.gpus = tuple(
+                card if card.uuid else replace(card, uuid=self.uuid(index))
+                for index, card in enumerate(gpus)
+            )
+        self._faults = self._faults if faults is None else dict(faults)
+        self._delays = self._delays if delays is None else dict(delays)
+        self._write()
+
+    def change(self, index: int, **fields: Any) -> None:
+        """Change fields of one card."""
+        cards = list(self.gpus)
+        cards[index] = replace(cards[index], **fields)
+        self.update(gpus=cards)
+
+    def install(self, driver: str, missing: Sequence[str] = ()) -> None:
+        """Put another release of the library on disk, as an upgrade does under running programs."""
+        for old in self._folder.glob("libnvidia-ml.so.*"):
+            old.unlink()
+        library = self._folder / f"libnvidia-ml.so.{driver}"
+        shutil.copy(build(driver, frozenset(missing)), library)
+        (self._folder / "libnvidia-ml.so.1").symlink_to(library.name)
+
+    def load(self, driver: str) -> None:
+        """Load another release into the kernel: libraries of any other refuse to work with it."""
+        self._loaded = driver
+        self._write()
+
+    def calls(self) -> list[str]:
+        """Return every call so far, as the function and the UUID it was about, or -."""
+        if not self._calls.exists():
+            return []
+        return self._calls.read_text(encoding="ascii").splitlines()
+
+    @staticmethod
+    def uuid(index: int) -> str:
+        """Return the UUID of the card that stood at `index` when it was first given."""
+        return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'stand-in {index}')}"
+
+    def _write(self) -> None:
+        lines = [f"driver {self._loaded}", f"calls {self._calls}"]
+        lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]
+        for card in self.gpus:
+            lines += card.lines()
+        new = self._state.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n", encoding="ascii")
+        new.replace(self._state)
+
+
+def _process_lines(word: str, processes: Processes) -> list[str]:
+    return [
+        f"{word} {pid} {_NOT_AVAILABLE if memory is None else memory}" for pid, memory in processes
+    ]
+
+
+def _fault_lines(faults: Mapping[str, int]) -> list[str]:
+    return [f"fault {function} {int(code)}" for function, code in faults.items()]
+
+
+def _delay_lines(delays: Mapping[str, float]) -> list[str]:
+    return [
+        f"delay {function} {-1 if seconds == HANG else round(seconds * 1000)}"
+        for function, seconds in delays.items()
+    ]

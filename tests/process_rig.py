@@ -1,0 +1,233 @@
+"""What the tests of shims and launches share: a launch, its end, and a peer on its socket."""
+
+import asyncio
+import json
+import os
+import pwd
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpulease.frames import FrameKind, FrameReader, frame
+from gpulease.process.control import Exited, ShimEvent, follow, stop
+from gpulease.process.launcher import Launch, Launcher, Started
+from gpulease.process.record import is_alive
+
+PATIENCE_S = 60.0
+PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
+"""An interpreter that every user can reach, which a virtual environment's may not be."""
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+T = TypeVar("T")
+
+
+@contextmanager
+def ephemeral_user() -> Iterator[pwd.struct_passwd]:
+    """Make a user of this machine, and remove it again; needs root."""
+    name = f"gltest_{secrets.token_hex(4)}"
+    subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True)
+    try:
+        yield pwd.getpwnam(name)
+    finally:
+        subprocess.run(["userdel", "--force", name], check=True, capture_output=True)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, which has to come in time."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(PATIENCE_S):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+def wait_until(condition: Callable[[], T], what: str = "the condition") -> T:
+    """Return what `condition` returns once that is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (met := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.005)
+    return met
+
+
+@contextmanager
+def job_directory() -> Iterator[Path]:
+    """Make a directory as the daemon does, that others may pass; no shim is left in it."""
+    with tempfile.TemporaryDirectory(prefix="gpulease-job-", dir="/tmp") as parent:
+        Path(parent).chmod(0o711)
+        directory = Path(parent, "17")
+        directory.mkdir(mode=0o711)
+        try:
+            yield directory
+        finally:
+            end_shim(directory)
+
+
+def end_shim(directory: Path) -> None:
+    """Kill what is left of a launch."""
+    if is_alive(directory):
+        run(stop(directory, "test over", timedelta(0)))
+        wait_until(lambda: not is_alive(directory), "the end of the shim")
+
+
+def launch_of(directory: Path, *argv: str, **changes: Any) -> Launch:
+    """Return a plain launch, but for `changes`."""
+    usual: dict[str, Any] = {
+        "job": 17,
+        "directory": directory,
+        "argv": argv,
+        "cwd": "/",
+        "environment": PATH,
+        "identity": None,
+        "umask": 0o022,
+        "soft_limits": {},
+        "stdin": False,
+        "awaits_attach": False,
+        "time_limit": None,
+        "grace": timedelta(seconds=30),
+        "log_limit": 64 << 20,
+    }
+    return Launch(**{**usual, **changes})
+
+
+def shell(directory: Path, script: str, **changes: Any) -> Launch:
+    """Return the launch of a shell script."""
+    return launch_of(directory, "/bin/sh", "-c", script, **changes)
+
+
+def python(directory: Path, program: str, **changes: Any) -> Launch:
+    """Return the launch of a Python program."""
+    return launch_of(directory, PYTHON, "-c", program, **changes)
+
+
+async def launched(launch: Launch) -> Started:
+    """Launch through a launcher that is gone afterwards, as after a restart of the daemon."""
+    launcher = Launcher()
+    try:
+        return await launcher.launch(launch)
+    finally:
+        await launcher.close()
+
+
+def start(launch: Launch) -> Started:
+    """Launch, and wait for the start."""
+    return run(launched(launch))
+
+
+async def events_of(directory: Path) -> list[ShimEvent]:
+    """Return all that happens to the worker."""
+    return [event async for event in follow(directory)]
+
+
+def end(directory: Path) -> Exited:
+    """Wait for the end of a worker, which has to be a proper one."""
+    last = run(events_of(directory))[-1]
+    assert isinstance(last, Exited), last
+    return last
+
+
+def finish(launch: Launch) -> Exited:
+    """Launch, and wait for the end."""
+    start(launch)
+    return end(launch.directory)
+
+
+def output(directory: Path) -> str:
+    """Return what the worker has written to its standard output."""
+    return (directory / "stdout").read_text()
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether there is such a process, and it is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+class Client:
+    """A peer on a job's socket, that does exactly what it is told."""
+
+    def __init__(self, directory: Path, role: str | None = None) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE_S)
+        fd = os.open(directory, os.O_PATH)
+        try:
+            self.socket.connect(f"/proc/self/fd/{fd}/socket")
+        finally:
+            os.close(fd)
+        self._frames = FrameReader()
+        self._ready: list[tuple[FrameKind, bytes]] = []
+        if role is not None:
+            self.send(FrameKind.HELLO, role=role)
+
+    def send(self, kind: FrameKind, payload: bytes = b"", **content: Any) -> None:
+        """Send a frame, with bytes or JSON."""
+        self.socket.sendall(frame(kind, json.dumps(content).encode() if content else payload))
+
+    def next(self) -> tuple[FrameKind, bytes] | None:
+        """Return the next frame, or None when the shim has closed."""
+        while not self._ready:
+            piece = self.socket.recv(1 << 16)
+            if not piece:
+                return None
+            self._ready += self._frames.feed(piece)
+        return self._ready.pop(0)
+
+    def until(self, kind: FrameKind) -> bytes:
+        """Skip frames until one of this kind, and return its payload."""
+        while (got := self.next()) is not None:
+            if got[0] is kind:
+                return got[1]
+        raise AssertionError(f"the shim closed before {kind.name}")
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes of standard output."""
+        data = b""
+        while len(data) < size:
+            data += self.until(FrameKind.STDOUT)
+        return data
+
+    def collect(self) -> dict[FrameKind, bytes]:
+        """Return all that comes until EXITED, joined by kind."""
+        joined: dict[FrameKind, bytearray] = {kind: bytearray() for kind in FrameKind}
+        while not joined[FrameKind.EXITED]:
+            seen = self.next()
+            assert seen is not None, "the shim closed before EXITED"
+            joined[seen[0]] += seen[1]
+        return {kind: bytes(data) for kind, data in joined.items()}
+
+    def is_closed(self) -> bool:
+        """Wait for the shim to close this connection."""
+        try:
+            while self.next() is not None:
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it has gone."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), f"the end of process {pid}")
+

@@ -1,0 +1,72 @@
+"""GPUs are their UUIDs, whatever index they have and whether or not they answer."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.domain.memory import Fault, GpuUuid
+from gpulease.gpu.binding import Handle
+from gpulease.gpu.devices import Device, match
+
+
+def gpu(name: str, index: int) -> Device:
+    return Device(GpuUuid(f"GPU-{name}"), index, f"card {name}", Handle(object()))
+
+
+def silent(index: int) -> Device:
+    uuid = GpuUuid(f"unknown-{index}")
+    return Device(uuid, index, "unknown GPU", fault=Fault.LOST, detail="GPU is lost")
+
+
+def test_a_gpu_found_at_another_index_is_the_same_gpu() -> None:
+    found = (gpu("b", 0), gpu("a", 1))
+
+    assert match((gpu("a", 0), gpu("b", 1)), found) == found
+
+
+def test_a_gpu_that_does_not_tell_its_uuid_is_the_one_known_at_its_place() -> None:
+    first, second = match((gpu("a", 0), gpu("b", 1)), (silent(0), gpu("b", 1)))
+
+    assert (first.uuid, first.name, first.handle) == ("GPU-a", "card a", None)
+    assert (first.fault, first.detail) == (Fault.LOST, "GPU is lost")
+    assert second.fault is None
+
+
+def test_a_gpu_that_does_not_tell_its_uuid_is_not_one_that_is_found_elsewhere() -> None:
+    matched = match((gpu("a", 0), gpu("b", 1)), (silent(0), gpu("a", 1)))
+
+    assert [device.uuid for device in matched] == ["unknown-0", "GPU-a", "GPU-b"]
+
+
+def test_an_unidentified_gpu_is_forgotten_once_it_has_told_its_uuid() -> None:
+    assert [device.uuid for device in match((silent(0),), (gpu("a", 0),))] == ["GPU-a"]
+
+
+def test_a_gpu_that_is_not_listed_any_more_is_lost() -> None:
+    (lost,) = match((gpu("a", 0),), ())
+
+    assert (lost.uuid, lost.fault, lost.handle) == ("GPU-a", Fault.LOST, None)
+
+
+@st.composite
+def listings(draw: st.DrawFn) -> tuple[Device, ...]:
+    """Return what a driver may list: GPUs in any order, some without an answer."""
+    names = draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
+    answers = [draw(st.booleans()) for _ in names]
+    return tuple(
+        gpu(name, index) if answer else silent(index)
+        for index, (name, answer) in enumerate(zip(names, answers, strict=True))
+    )
+
+
+@given(st.lists(listings(), max_size=5))
+def test_no_gpu_is_ever_forgotten_or_listed_twice(history: list[tuple[Device, ...]]) -> None:
+    known: tuple[Device, ...] = ()
+    for found in history:
+        before = {device.uuid for device in known if device.is_identified}
+        known = match(known, found)
+        uuids = [device.uuid for device in known]
+        assert len(set(uuids)) == len(uuids)
+        assert before <= set(uuids)
+        assert {device.uuid for device in found if device.handle} <= {
+            device.uuid for device in known if device.handle
+        }

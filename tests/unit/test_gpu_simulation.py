@@ -1,0 +1,91 @@
+"""The GPUs that `--simulate` describes, and those that tests make of plain numbers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.domain.memory import Fault, GpuReading, ProcessReading
+from gpulease.errors import BadValue
+from gpulease.gpu.simulated import SimulatedGpus, parse_simulation, simulated_uuid
+
+G = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8G", (8 * G,)),
+        ("2x24G", (24 * G, 24 * G)),
+        ("2x24G,1x80G", (24 * G, 24 * G, 80 * G)),
+        (" 1 X 512M , 8GiB ", (G // 2, 8 * G)),
+        ("64x1G", (G,) * 64),
+    ],
+)
+def test_a_simulation_is_a_list_of_sizes(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_simulation(text) == sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "8G,", "x8G", "2x", "0x8G", "-1x8G", "2x0G", "40%", "two", "65x1G", "9999x1G"),
+        *("99999x1G", "60x1G,5x1G", ",".join(["1G"] * 65), "2x2x8G", "1e3G", "8G\n9G", "٣x8G"),
+    ],
+)
+def test_what_is_no_simulation_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(BadValue, match=r"^cannot ") as caught:
+        parse_simulation(text)
+    assert "2x24G" in (caught.value.hint or "")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        sizes = parse_simulation(text)
+    except BadValue:
+        return
+    assert 1 <= len(sizes) <= 64
+    assert all(size > 0 for size in sizes)
+
+
+def test_uuids_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:
+    uuids = [simulated_uuid(seed, index) for seed in ("a", "b") for index in range(64)]
+
+    assert len(set(uuids)) == len(uuids)
+    assert simulated_uuid("a", 3) == uuids[3]
+    assert len(uuids[3]) == len("GPU-8f6bb1b4-0f4c-5a2b-8f55-4a5d2b3f7d11")
+
+
+def test_gpus_of_plain_numbers_are_read_as_they_are_now() -> None:
+    gpus = SimulatedGpus({"GPU-a": 8 * G, "GPU-b": 24 * G}, unmanaged={"GPU-a": 6 * G})
+    assert [(each.index, each.total, each.used) for each in gpus.read()] == [
+        (0, 8 * G, 6 * G),
+        (1, 24 * G, 0),
+    ]
+
+    gpus.unmanaged.clear()
+    gpus.processes["GPU-b"] = {12: 2 * G, 11: G}
+
+    first, second = gpus.read()
+    assert (first.used, first.processes) == (0, ())
+    assert (second.used, second.name) == (3 * G, "Simulated 24G")
+    assert second.processes == (ProcessReading(11, G), ProcessReading(12, 2 * G))
+
+
+def test_a_fault_hides_every_figure_until_it_is_taken_away() -> None:
+    gpus = SimulatedGpus({"GPU-a": 8 * G}, faults={"GPU-a": Fault.LOST})
+    (reading,) = gpus.read()
+    assert reading == GpuReading(
+        reading.uuid, 0, "Simulated 8G", fault=Fault.LOST, detail="the simulation says so"
+    )
+
+    gpus.faults.clear()
+    assert gpus.read()[0].total == 8 * G
+
+
+def test_no_more_is_in_use_than_there_is() -> None:
+    gpus = SimulatedGpus({"GPU-a": 8 * G}, processes={"GPU-a": {7: 9 * G}})
+
+    (reading,) = gpus.read()
+
+    assert (reading.used, reading.processes) == (8 * G, (ProcessReading(7, 9 * G),))

@@ -1,0 +1,183 @@
+"""Whatever happens in whatever order: no byte is promised twice, exactly the holders have a GPU."""
+
+from collections.abc import Callable
+
+from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpulease.domain.job import Exit, Outcome
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.errors import CannotLease, GpuleaseError, NoRoomNow, WrongState
+from gpulease.service import leases
+from gpulease.service.look import Policy, look
+from gpulease.service.ports import Store, WorkerExited, WorkerStarted
+from gpulease.service.reconcile import reconcile
+
+SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
+POLICY = Policy(margin=0, smallest_lease=0)
+gpu_names = st.sampled_from(sorted(SIZES))
+halves = st.integers(min_value=1, max_value=20).map(lambda count: count * G // 2)
+
+
+class Machine(RuleBasedStateMachine):
+    """A queue, its GPUs and its jobs, under any sequence of events."""
+
+    make_store: Callable[[], Store] = staticmethod(MemoryStore)
+
+    @initialize()
+    def start(self) -> None:
+        self.store = self.make_store()
+        self.gpus = FakeGpus(dict(SIZES))
+        self.finder = FakeFinder()
+        self.clock = FakeClock()
+        self.ended: dict[JobId, object] = {}
+
+    def seen(self):  # type: ignore[no-untyped-def]
+        return look(self.store, self.gpus, self.finder, self.clock)
+
+    def some_job(self, pick: int, *states: State) -> JobId | None:
+        found = [job.id for job in self.store.live() if job.state in states]
+        return found[pick % len(found)] if found else None
+
+    @rule(
+        memory=halves,
+        gpus=st.integers(1, 3),
+        exclusive=st.booleans(),
+        patient=st.booleans(),
+        owner=st.sampled_from([ALICE, BOB]),
+    )
+    def submit(self, memory, gpus, exclusive, patient, owner) -> None:  # type: ignore[no-untyped-def]
+        from datetime import timedelta
+
+        wanted = order(
+            memory,
+            gpus=gpus,
+            exclusive=exclusive,
+            owner=owner,
+            wait_for=None if patient else timedelta(0),
+        )
+        before = self.store.live()
+        try:
+            job = leases.submit(self.store, wanted, self.seen(), POLICY, self.clock)
+        except (CannotLease, NoRoomNow):
+            assert self.store.live() == before, "a refusal leaves nothing behind"
+        else:
+            assert job.state is State.QUEUED
+
+    @rule()
+    def reconcile(self) -> None:
+        decided = reconcile(self.store, self.seen(), POLICY, self.clock)
+        for ledger in decided.gpus:
+            if any(ledger.uuid in dict(placed.shares) for _, placed in decided.grants):
+                assert ledger.allocatable is not None
+                assert ledger.unmanaged is not None
+                assert ledger.committed + ledger.unmanaged <= ledger.allocatable
+
+    @rule(gpu=gpu_names, memory=st.integers(0, 8))
+    def a_stranger_comes_or_goes(self, gpu: str, memory: int) -> None:
+        self.gpus.unmanaged[gpu] = min(memory * G, SIZES[gpu])
+
+    @rule(pick=st.integers(0, 99))
+    def worker_starts(self, pick: int) -> None:
+        job = self.some_job(pick, State.GRANTED, State.ACTIVE, State.RELEASING)
+        if job is not None:
+            leases.note_started(self.store, job, WorkerStarted(job, job, self.clock.now()))
+
+    @rule(pick=st.integers(0, 99), sixteenths=st.integers(0, 20))
+    def worker_uses_memory(self, pick: int, sixteenths: int) -> None:
+        job_id = self.some_job(pick, State.ACTIVE, State.RELEASING)
+        job = self.store.job(job_id) if job_id is not None else None
+        for lease in job.leases if job is not None else ():
+            self.finder.jobs[job.id] = job.id  # type: ignore[union-attr]
+            held = self.gpus.processes.setdefault(lease.gpu, {})
+            held[job.id] = lease.memory * sixteenths // 16  # type: ignore[union-attr]
+
+    @rule(pick=st.integers(0, 99), code=st.integers(0, 255))
+    def worker_exits(self, pick: int, code: int) -> None:
+        job = self.some_job(pick, State.GRANTED, State.ACTIVE, State.RELEASING)
+        if job is None:
+            return
+        for held in self.gpus.processes.values():
+            held.pop(job, None)
+        news = WorkerExited(Outcome.EXITED, Exit(code), self.clock.now())
+        ended = leases.note_exited(self.store, job, news)
+        assert ended.state is State.ENDED
+        self.ended[job] = ended
+        assert leases.note_exited(self.store, job, news).state is State.ENDED, "twice is once"
+
+    @rule(pick=st.integers(0, 99))
+    def launch_fails(self, pick: int) -> None:
+        job = self.some_job(pick, State.GRANTED)
+        if job is not None:
+            why = GpuleaseError("cannot start: no")
+            leases.note_launch_failed(self.store, job, why, self.clock)
+
+    @rule(pick=st.integers(0, 99))
+    def somebody_cancels(self, pick: int) -> None:
+        job = self.some_job(pick, *State)
+        if job is not None:
+            leases.cancel(self.store, job, "alice", self.clock)
+
+    @rule(pick=st.integers(0, 99))
+    def somebody_cancels_what_has_ended(self, pick: int) -> None:
+        if self.ended:
+            job = sorted(self.ended)[pick % len(self.ended)]
+            try:
+                leases.cancel(self.store, job, "alice", self.clock)
+            except WrongState:
+                return
+            raise AssertionError("what has ended cannot be cancelled")
+
+    @rule(pick=st.integers(0, 99))
+    def time_runs_out(self, pick: int) -> None:
+        job = self.some_job(pick, State.ACTIVE, State.RELEASING)
+        if job is not None:
+            leases.note_expired(self.store, job, self.clock)
+
+    @rule(hours=st.integers(1, 5))
+    def time_passes(self, hours: int) -> None:
+        self.clock.forward(hours=hours)
+
+    @invariant()
+    def no_byte_is_promised_twice(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for gpu, size in SIZES.items():
+            leased = sum(
+                lease.memory
+                for job in self.store.live()
+                if job.holds_memory
+                for lease in job.leases
+                if lease.gpu == gpu
+            )
+            assert leased <= size, gpu
+
+    @invariant()
+    def exactly_the_holders_have_a_gpu(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for job in self.store.live():
+            held = [lease for lease in job.leases if lease.released_at is None]
+            assert bool(held) == job.holds_memory, job
+            if held:
+                assert len({lease.gpu for lease in held}) == job.claim.gpus
+
+    @invariant()
+    def nobody_shares_a_gpu_with_one_who_is_alone(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for gpu in SIZES:
+            holders = [
+                job
+                for job in self.store.live()
+                if job.holds_memory and gpu in {lease.gpu for lease in job.leases}
+            ]
+            if any(job.claim.exclusive for job in holders):
+                assert len(holders) == 1
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

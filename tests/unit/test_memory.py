@@ -1,0 +1,107 @@
+"""The ledger of one GPU."""
+
+from fakes import G, reading
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.domain.memory import Fault, GpuMemory, Holding, JobId, ProcessReading, take_stock
+
+ONE, TWO = JobId(1), JobId(2)
+
+
+def test_a_lease_counts_in_full_before_its_job_has_allocated_anything() -> None:
+    gpu = take_stock(reading(), [Holding(ONE, 5 * G)], {})
+    assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (5 * G, 0, 3 * G)
+
+
+def test_what_a_job_uses_is_not_counted_twice() -> None:
+    seen = reading(used=4 * G, processes=(ProcessReading(7, 4 * G),))
+    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE})
+    assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (5 * G, 0, 3 * G)
+
+
+def test_a_job_over_its_lease_is_counted_with_what_it_uses() -> None:
+    seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
+    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE})
+    assert (gpu.leased, gpu.committed, gpu.headroom) == (5 * G, 6 * G, 2 * G)
+
+
+def test_a_stranger_is_subtracted_from_what_can_be_leased() -> None:
+    seen = reading(used=6 * G, processes=(ProcessReading(9, 6 * G),))
+    gpu = take_stock(seen, [], {})
+    assert (gpu.unmanaged, gpu.headroom) == (6 * G, 2 * G)
+    assert [each.pid for each in gpu.strangers] == [9]
+
+
+def test_a_job_on_a_gpu_that_it_did_not_lease_counts_as_unmanaged_there() -> None:
+    seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
+    assert take_stock(seen, [], {7: ONE}).unmanaged == 6 * G
+
+
+def test_memory_that_no_process_holds_is_unmanaged_too() -> None:
+    assert take_stock(reading(used=G), [], {}).headroom == 7 * G
+
+
+def test_the_drivers_share_and_the_margin_are_never_leased() -> None:
+    gpu = take_stock(reading(reserved=G), [], {}, margin=G)
+    assert (gpu.allocatable, gpu.headroom) == (6 * G, 6 * G)
+
+
+def test_without_the_drivers_share_apart_it_counts_as_used() -> None:
+    gpu = take_stock(reading(used=G, reserved=None), [], {})
+    assert (gpu.allocatable, gpu.unmanaged, gpu.headroom) == (8 * G, G, 7 * G)
+
+
+def test_without_figures_for_processes_running_leases_are_taken_to_be_used() -> None:
+    held = [Holding(ONE, 3 * G, running=True), Holding(TWO, 2 * G, running=False)]
+    gpu = take_stock(reading(used=4 * G, processes=None), held, {})
+    assert (gpu.unmanaged, gpu.headroom) == (G, 2 * G)
+
+
+def test_a_missing_figure_does_not_hide_a_stranger_behind_a_job_that_has_used_nothing() -> None:
+    seen = reading(used=4 * G, processes=(ProcessReading(9, None),))
+    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {})
+    assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
+
+
+def test_a_gpu_that_cannot_be_read_offers_nothing() -> None:
+    for fault in Fault:
+        gpu = take_stock(reading(fault=fault), [], {})
+        assert (gpu.allocatable, gpu.headroom) == (None, None)
+
+
+def test_unknown_use_is_not_no_use() -> None:
+    assert take_stock(reading(used=None), [], {}).headroom is None
+
+
+sizes = st.integers(min_value=0, max_value=16).map(lambda halves: halves * G // 2)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> tuple[GpuMemory, int]:
+    held = [Holding(JobId(n), draw(sizes), running=draw(st.booleans())) for n in range(3)]
+    figures = [draw(st.none() | sizes) for _ in range(5)]
+    processes = tuple(ProcessReading(pid, figure) for pid, figure in enumerate(figures))
+    used = draw(sizes)
+    seen = reading(
+        used=used,
+        reserved=draw(st.none() | sizes),
+        processes=draw(st.none() | st.just(processes)),
+    )
+    whose = draw(st.dictionaries(st.integers(0, 4), st.integers(0, 4).map(JobId)))
+    return take_stock(seen, held, whose, margin=draw(sizes)), used
+
+
+@given(ledgers())
+def test_what_is_offered_and_what_is_taken_never_exceed_the_card(
+    drawn: tuple[GpuMemory, int],
+) -> None:
+    gpu, used = drawn
+    assert gpu.allocatable is not None
+    assert gpu.unmanaged is not None
+    assert gpu.headroom is not None
+    assert 0 <= gpu.headroom <= gpu.allocatable
+    assert 0 <= gpu.unmanaged <= used
+    assert gpu.committed >= gpu.leased
+    if gpu.headroom:
+        assert gpu.headroom + gpu.committed + gpu.unmanaged == gpu.allocatable

@@ -1,0 +1,125 @@
+"""Where a claim goes, and why it does not."""
+
+from fractions import Fraction
+
+import pytest
+from fakes import G, reading
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.memory import Fault, GpuMemory, GpuUuid, Holding, JobId, ProcessReading
+from gpulease.domain.memory import take_stock as stock
+from gpulease.domain.placement import (
+    Obstacle,
+    Placement,
+    Refusal,
+    can_ever_hold,
+    place,
+    spread,
+)
+from gpulease.units import Share
+
+ONE = JobId(1)
+
+
+def gpus(*leased: int, exclusive: bool = False) -> list[GpuMemory]:
+    """Return ledgers of 8 GiB GPUs with so many GiB leased on each."""
+    return [
+        stock(
+            reading(f"GPU-{index}", index),
+            [Holding(JobId(index + 1), size * G, exclusive)] if size else [],
+            {},
+        )
+        for index, size in enumerate(leased)
+    ]
+
+
+def chosen(answer: Placement | Refusal) -> list[str]:
+    assert isinstance(answer, Placement), answer
+    return [uuid for uuid, _ in answer.shares]
+
+
+def obstacles(answer: Placement | Refusal) -> list[Obstacle]:
+    assert isinstance(answer, Refusal), answer
+    return [each.obstacle for each in answer.hindrances]
+
+
+def test_the_fullest_gpu_that_still_fits_is_taken() -> None:
+    assert chosen(place(Claim(2 * G), gpus(0, 5, 7))) == ["GPU-1"]
+
+
+def test_equal_gpus_are_taken_by_index() -> None:
+    assert chosen(place(Claim(2 * G), gpus(3, 3, 3))) == ["GPU-0"]
+
+
+def test_spread_takes_the_emptiest() -> None:
+    assert chosen(place(Claim(2 * G), gpus(1, 0, 5), spread)) == ["GPU-1"]
+
+
+def test_a_gang_gets_all_its_gpus_or_none() -> None:
+    assert chosen(place(Claim(2 * G, gpus=2), gpus(0, 7, 5))) == ["GPU-2", "GPU-0"]
+    refused = place(Claim(2 * G, gpus=2), gpus(0, 7, 7))
+    assert isinstance(refused, Refusal)
+    assert refused.fits == ("GPU-0",)
+    assert refused.waits_for == (2, 3)
+
+
+def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> None:
+    refused = place(Claim(6 * G), gpus(5, 6))
+    assert isinstance(refused, Refusal)
+    assert [(each.index, each.why, each.waits_for) for each in refused.hindrances] == [
+        (0, "3G is free", (1,)),
+        (1, "2G is free", (2,)),
+    ]
+
+
+def test_alone_means_without_anyone_elses_lease() -> None:
+    assert chosen(place(Claim(G, exclusive=True), gpus(1, 0))) == ["GPU-1"]
+    assert obstacles(place(Claim(G, exclusive=True), gpus(1, 1))) == [Obstacle.LEASED] * 2
+
+
+def test_nobody_joins_one_who_is_alone() -> None:
+    assert obstacles(place(Claim(G), gpus(1, exclusive=True))) == [Obstacle.LEASED]
+
+
+def test_alone_means_without_a_strangers_process_however_small() -> None:
+    seen = reading(used=G // 1024, processes=(ProcessReading(9, G // 1024),))
+    gpu = stock(seen, [], {})
+    assert obstacles(place(Claim(G, exclusive=True), [gpu])) == [Obstacle.UNMANAGED]
+
+
+def test_residue_of_the_driver_does_not_stand_against_being_alone() -> None:
+    gpu = stock(reading(used=G // 8), [], {})
+    assert chosen(place(Claim(G, exclusive=True), [gpu])) == ["GPU-a"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "obstacle"),
+    [
+        (stock(reading(fault=Fault.LOST), [], {}), Obstacle.LOST),
+        (stock(reading(fault=Fault.UNREADABLE), [], {}), Obstacle.UNREADABLE),
+        (stock(reading(used=None), [], {}), Obstacle.UNREADABLE),
+        (stock(reading(), [], {}, drained="fan"), Obstacle.DRAINED),
+        (stock(reading(total=G), [], {}), Obstacle.TOO_SMALL),
+        (stock(reading(used=7 * G), [], {}), Obstacle.UNMANAGED),
+        (stock(reading(), [Holding(ONE, 7 * G)], {}), Obstacle.LEASED),
+    ],
+)
+def test_each_obstacle_is_named(gpu: GpuMemory, obstacle: Obstacle) -> None:
+    assert obstacles(place(Claim(2 * G), [gpu])) == [obstacle]
+
+
+def test_two_halves_of_a_gpu_fit_on_it_and_a_third_does_not() -> None:
+    half = Claim(Share(Fraction(50)))
+    (gpu,) = gpus(0)
+    for _ in range(2):
+        answer = place(half, [gpu])
+        assert isinstance(answer, Placement)
+        gpu = gpu.holds(Holding(ONE, answer.shares[0][1]))
+    assert obstacles(place(half, [gpu])) == [Obstacle.LEASED]
+
+
+def test_a_gpu_whose_size_is_not_known_now_might_hold_anything() -> None:
+    assert can_ever_hold(Claim(99 * G), stock(reading(fault=Fault.UNREADABLE), [], {}))
+    assert not can_ever_hold(Claim(99 * G), stock(reading(), [], {}))
+    unified = reading(total=None)
+    assert not can_ever_hold(Claim(G), stock(unified, [], {})), GpuUuid("never leasable")

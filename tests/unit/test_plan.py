@@ -1,0 +1,115 @@
+"""One decision over the whole queue."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from fakes import ALICE, NOON, G, reading
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Job, grant, worker_started
+from gpulease.domain.memory import Fault, GpuReading, JobId, ProcessReading
+from gpulease.domain.placement import Obstacle, Placement
+from gpulease.domain.plan import Plan, Snapshot, plan, waiting_in
+
+HOUR = timedelta(hours=1)
+
+
+def job(number: int, memory: int = G, **claim: object) -> Job:
+    return Job(JobId(number), ALICE, "job", "true", Claim(memory, **claim), NOON)  # type: ignore[arg-type]
+
+
+def running(number: int, gpu: str, memory: int, limit: timedelta | None = None) -> Job:
+    placed = Placement(((reading(gpu).uuid, memory),))
+    granted = grant(job(number, memory, time_limit=limit), placed, NOON)
+    started = worker_started(granted, number, number, NOON)
+    assert started is not None
+    return started
+
+
+def gpus(count: int = 2) -> list[GpuReading]:
+    return [reading(f"GPU-{index}", index) for index in range(count)]
+
+
+def decide(jobs: list[Job], readings: list[GpuReading] | None = None) -> Plan:
+    return plan(Snapshot(jobs, readings if readings is not None else gpus(), NOON))
+
+
+def granted(decided: Plan) -> list[tuple[int, list[str]]]:
+    return [(job_id, [uuid for uuid, _ in place.shares]) for job_id, place in decided.grants]
+
+
+def test_two_fit_and_the_third_waits_and_says_for_whom() -> None:
+    decided = decide([job(n, 6 * G) for n in (1, 2, 3)])
+    assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-1"])]
+    assert decided.waiting[JobId(3)].refusal.waits_for == (1, 2)
+
+
+def test_no_byte_is_promised_twice_within_one_pass() -> None:
+    decided = decide([job(n, 3 * G) for n in range(1, 9)])
+    assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-0"]), (3, ["GPU-1"]), (4, ["GPU-1"])]
+
+
+def test_who_came_first_is_not_overtaken_on_the_gpus_that_they_wait_for() -> None:
+    jobs = [running(1, "GPU-0", 5 * G), running(2, "GPU-1", 5 * G), job(3, 6 * G), job(4, G)]
+    decided = decide(jobs)
+    assert granted(decided) == []
+    behind = waiting_in(decided, jobs[3]).refusal
+    assert [each.obstacle for each in behind.hindrances] == [Obstacle.RESERVED] * 2
+    assert behind.waits_for == (3,)
+
+
+def test_a_gpu_that_can_never_serve_the_first_is_open_to_who_came_later() -> None:
+    small = [reading("GPU-0", 0), reading("GPU-1", 1, total=4 * G)]
+    decided = decide([running(1, "GPU-0", 5 * G), job(2, 6 * G), job(3, 2 * G)], small)
+    assert granted(decided) == [(3, ["GPU-1"])]
+
+
+def test_who_waits_for_a_strangers_memory_does_not_hold_up_the_others() -> None:
+    stranger = [reading(used=5 * G, processes=(ProcessReading(9, 5 * G),))]
+    decided = decide([job(1, 6 * G), job(2, 2 * G)], stranger)
+    assert granted(decided) == [(2, ["GPU-a"])]
+    assert decided.waiting[JobId(1)].refusal.waits_for == ()
+
+
+def test_a_gang_that_waits_keeps_the_gpus_that_fit_already() -> None:
+    jobs = [running(1, "GPU-0", 6 * G), job(2, 4 * G, gpus=2), job(3, G)]
+    decided = decide(jobs)
+    assert granted(decided) == []
+    assert set(decided.reserved) == {"GPU-0", "GPU-1"}
+
+
+def test_a_gang_that_a_lost_gpu_makes_impossible_keeps_nothing() -> None:
+    readings = [reading("GPU-0", 0), reading("GPU-1", 1, fault=Fault.LOST)]
+    decided = decide([job(1, G, gpus=2), job(2, G)], readings)
+    assert granted(decided) == [(2, ["GPU-0"])]
+
+
+def test_the_first_in_line_is_told_when_the_time_limits_will_make_room() -> None:
+    jobs = [running(1, "GPU-0", 5 * G, HOUR), running(2, "GPU-1", 5 * G, 2 * HOUR), job(3, 6 * G)]
+    assert decide(jobs).waiting[JobId(3)].expected_start_at == NOON + HOUR
+
+
+def test_a_gang_is_told_when_the_last_of_its_gpus_comes_free() -> None:
+    jobs = [running(1, "GPU-0", 5 * G, HOUR), running(2, "GPU-1", 5 * G, 2 * HOUR)]
+    decided = decide([*jobs, job(3, 6 * G, gpus=2)])
+    assert decided.waiting[JobId(3)].expected_start_at == NOON + 2 * HOUR
+
+
+def test_without_time_limits_nobody_is_told_a_time() -> None:
+    decided = decide([running(1, "GPU-0", 5 * G), job(2, 6 * G)], gpus(1))
+    assert decided.waiting[JobId(2)].expected_start_at is None
+
+
+def test_who_gives_up_is_still_granted_what_fits_at_that_very_moment() -> None:
+    impatient = replace(job(1), gives_up_at=NOON)
+    assert granted(decide([impatient])) == [(1, ["GPU-0"])]
+    late = replace(job(2, 8 * G), gives_up_at=NOON)
+    decided = decide([running(1, "GPU-0", G), late, job(3)], gpus(1))
+    assert decided.gives_up == (2,)
+    assert granted(decided) == [(3, ["GPU-0"])], "who gave up keeps nothing reserved"
+
+
+def test_without_gpus_everyone_waits() -> None:
+    decided = decide([job(1)], [])
+    assert (decided.grants, decided.gives_up) == ((), ())
+    assert waiting_in(decided, job(1)).refusal.hindrances == ()

@@ -1,0 +1,92 @@
+"""Sizes and spans as people write them."""
+
+from datetime import timedelta
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.errors import BadValue
+from gpulease.units import (
+    GIB,
+    MIB,
+    Share,
+    format_size,
+    format_span,
+    parse_memory,
+    parse_size,
+    parse_span,
+)
+
+
+@pytest.mark.parametrize("text", ["4G", "4g", "4GiB", "4GB", "4096M", "4096MiB", " 4 G ", "4.0G"])
+def test_all_the_ways_to_write_four_gibibytes_mean_the_same(text: str) -> None:
+    assert parse_size(text) == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "0", "0G", "-1G", "4X", "G", "4GG", "1e3", "999999T", "٤G", "4\nG ", "nan"]
+)
+def test_what_is_no_size_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_memory(text)
+    assert refused.value.hint
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%"])
+def test_a_share_is_above_nothing_and_at_most_all(text: str) -> None:
+    with pytest.raises(BadValue):
+        parse_memory(text)
+
+
+def test_a_share_of_a_gpu_is_rounded_down_to_whole_mebibytes() -> None:
+    assert parse_memory("40%") == Share(Fraction(40))
+    assert Share(Fraction(40)).of(8 * GIB) == 3276 * MIB
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_size_or_is_refused_and_nothing_else_happens(text: str) -> None:
+    try:
+        size = parse_size(text)
+    except BadValue:
+        return
+    assert size > 0
+
+
+@given(st.integers(min_value=1, max_value=1 << 49))
+def test_a_size_that_is_shown_can_be_asked_for_and_is_no_more_than_there_is(size: int) -> None:
+    shown = format_size(size)
+    assert 0 < parse_size(shown) <= size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("4h", 14400), ("1d12h", 129600), ("04:30:00", 16200),
+     ("4:30", 16200), ("1-00:00:00", 86400)],
+)  # fmt: skip
+def test_times_are_read_as_slurm_and_sleep_write_them(text: str, seconds: int) -> None:
+    assert parse_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1h", "4x", "h", "99999999999999h", "4000d", "1h30"])
+def test_what_is_no_time_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_span(text)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("span", "shown"),
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (125, "2m 5s"),
+        (5400, "1h 30m"),
+        (187_200, "2d 4h"),
+        (86_401, "1d 1s"),
+    ],
+)
+def test_a_span_is_shown_by_its_two_largest_units(span: int, shown: str) -> None:
+    assert format_span(timedelta(seconds=span)) == shown

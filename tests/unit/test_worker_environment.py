@@ -1,0 +1,226 @@
+"""What a job finds in its environment, whatever the caller's held."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, pool_limit
+
+GIB = 1024 * MIB
+HOOKS = Path("/opt/gpulease/hooks")
+OLD, NEW = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+
+
+def gpu(number: int = 0, memory: int = 4 * GIB, total: int = 80 * GIB) -> LeasedGpu:
+    return LeasedGpu(f"GPU-{number:08d}-feed-beef", number, "H100", memory, total)
+
+
+def made(
+    base: dict[str, str] | None = None,
+    gpus: list[LeasedGpu] | None = None,
+    simulated: bool = False,
+    **options: Any,
+) -> dict[str, str]:
+    return worker_environment(
+        base or {},
+        job="7",
+        marker="m-7",
+        gpus=[gpu()] if gpus is None else gpus,
+        simulated=simulated,
+        driver="575.1",
+        hooks=HOOKS,
+        options=WorkerOptions(**options),
+    )
+
+
+leases = st.builds(
+    lambda total, share: gpu(0, max(1, total * share // 100), total),
+    st.integers(1, 2**40),
+    st.integers(1, 100),
+)
+
+
+def test_the_job_sees_the_leased_gpus_by_their_full_uuids() -> None:
+    environment = made(gpus=[gpu(3), gpu(5)])
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000003-feed-beef,GPU-00000005-feed-beef"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_programs_that_parse_numbers_may_have_them() -> None:
+    assert made(gpus=[gpu(3), gpu(5)], visible="index")["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_a_simulated_lease_never_names_a_number_that_may_be_a_real_gpu() -> None:
+    environment = made(gpus=[gpu(0)], simulated=True, visible="index")
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000000-feed-beef"
+
+
+def test_the_job_knows_its_lease() -> None:
+    environment = made(gpus=[gpu(0, 8 * GIB), gpu(1, 4 * GIB)])
+
+    assert environment["GPULEASE_JOB"] == "7"
+    assert environment["GPULEASE_WORKER"] == "m-7"
+    assert environment["GPULEASE_MEMORY"] == str(4 * GIB)
+    assert environment["GPULEASE_MEMORY_FRACTION"] == "0.050000"
+
+
+@given(st.lists(leases, min_size=1, max_size=4))
+def test_no_fraction_is_more_than_the_lease_on_any_gpu(gpus: list[LeasedGpu]) -> None:
+    environment = made(gpus=gpus)
+
+    share = Fraction(environment["GPULEASE_MEMORY_FRACTION"])
+    assert all(share * each.total <= each.memory for each in gpus)
+    pool = Fraction(environment[OLD])
+    least = Fraction(1, 10**6)
+    assert all(
+        pool <= max(least, Fraction(pool_limit("jax", each.memory, len(gpus)), each.total))
+        for each in gpus
+    )
+    assert pool > 0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([OLD, NEW]),
+        st.one_of(st.text("01.e-+inf% ", max_size=5), st.floats().map(str), st.just(".01")),
+    )
+)
+def test_jax_is_given_one_name_and_the_smaller_share(base: dict[str, str]) -> None:
+    environment = made(base)
+
+    assert NEW not in environment
+    assert 0 < Fraction(environment[OLD]) <= Fraction(made()[OLD])
+    if ".01" in base.values():
+        assert Fraction(environment[OLD]) <= Fraction(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_limit"),
+    [
+        ("1073741824", GIB),
+        ("1%", 80 * GIB // 100),
+        ("0", 4 * GIB - 300 * MIB),
+        ("90%", 4 * GIB - 300 * MIB),
+        ("plenty", 4 * GIB - 300 * MIB),
+    ],
+)
+def test_cupy_keeps_a_smaller_limit_of_the_callers(asked: str, given_limit: int) -> None:
+    limit = made({"CUPY_GPU_MEMORY_LIMIT": asked})["CUPY_GPU_MEMORY_LIMIT"]
+
+    assert int(limit) == given_limit
+
+
+def test_a_lease_below_the_overhead_never_reads_as_no_limit() -> None:
+    environment = made(gpus=[gpu(memory=100 * MIB)])
+
+    assert environment["CUPY_GPU_MEMORY_LIMIT"] == "1"
+    assert environment[OLD] == "0.000001"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TF_FORCE_UNIFIED_MEMORY", "1"),
+        ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR", "CUDA_ASYNC"),
+    ],
+)
+def test_a_variable_that_would_leave_the_lease_is_dropped(name: str, value: str) -> None:
+    assert name not in made({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TF_FORCE_UNIFIED_MEMORY", "0"),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR", "default"),
+        ("CUDA_MODULE_LOADING", "EAGER"),
+        ("GPULEASE_STRICT", "1"),
+        ("LC_ALL", " odd  value "),
+    ],
+)
+def test_any_other_variable_of_the_caller_stays(name: str, value: str) -> None:
+    assert made({name: value})[name] == value
+
+
+def test_kernels_are_loaded_when_they_are_needed() -> None:
+    assert made()["CUDA_MODULE_LOADING"] == "LAZY"
+
+
+@pytest.mark.parametrize(
+    ("callers", "expected"),
+    [
+        (None, "/opt/gpulease/hooks"),
+        ("", "/opt/gpulease/hooks"),
+        ("/a:/b", "/opt/gpulease/hooks:/a:/b"),
+        ("/a::/b", "/opt/gpulease/hooks:/a::/b"),
+        ("/opt/gpulease/hooks:/a", "/opt/gpulease/hooks:/a"),
+    ],
+)
+def test_the_hooks_come_first_and_the_callers_path_stays(
+    callers: str | None, expected: str
+) -> None:
+    base = {} if callers is None else {"PYTHONPATH": callers}
+
+    assert made(base)["PYTHONPATH"] == expected
+
+
+def test_options_reach_processes_that_no_hook_reaches() -> None:
+    environment = made(threads=4, inter_op=2, growth=True, strict=True)
+
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["TF_NUM_INTEROP_THREADS"] == "2"
+    assert environment["TF_NUM_INTRAOP_THREADS"] == "4"
+    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert environment["GPULEASE_STRICT"] == "1"
+
+
+def test_nothing_is_set_that_nobody_asked_for() -> None:
+    names = {"OMP_NUM_THREADS", "TF_NUM_INTEROP_THREADS", "TF_FORCE_GPU_ALLOW_GROWTH"}
+
+    assert not names & made().keys()
+    assert not any(name.startswith("PYTORCH") for name in made())
+
+
+def test_one_variable_carries_all_that_the_hooks_need() -> None:
+    carried = json.loads(made(gpus=[gpu(0), gpu(1)], split=3, threads=2)["GPULEASE_HOOK"])
+
+    assert carried["visible"] == "GPU-00000000-feed-beef,GPU-00000001-feed-beef"
+    assert carried["gpus"][1]["pools"]["tensorflow"] == 4 * GIB - 1400 * MIB
+    assert carried["options"]["split"] == 3
+    assert carried["options"]["inter_op"] == carried["options"]["intra_op"] == 2
+    assert carried["driver"] == "575.1"
+
+
+def test_the_callers_variables_are_not_changed() -> None:
+    base = {NEW: "0.5", "TF_GPU_ALLOCATOR": "x", "PYTHONPATH": "/a"}
+    before = dict(base)
+
+    made(base)
+
+    assert base == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": []},
+        {"gpus": [gpu(memory=0)]},
+        {"gpus": [gpu(memory=81 * GIB)]},
+        {"split": 0},
+        {"threads": 0},
+    ],
+)
+def test_a_lease_that_makes_no_sense_is_an_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"at least|larger"):
+        made(**wrong)

@@ -1,0 +1,219 @@
+"""The rules inside the hooks, without a framework: visible devices, division, the ConfigProto."""
+
+import copy
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, outside_the_pool
+
+
+def hooks_module(name: str) -> Any:
+    """Load a module of the hooks as sitecustomize does: by path, since they are on no sys.path."""
+    if "_gpulease_hooks" not in sys.modules:
+        folder = HOOKS / "_gpulease_hooks"
+        spec = importlib.util.spec_from_file_location(
+            "_gpulease_hooks", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules["_gpulease_hooks"] = package = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    return importlib.import_module(f"_gpulease_hooks.{name}")
+
+
+choose = hooks_module("devices").choose
+partition: Callable[[list[float], int, int], list[float]] = hooks_module("partition").partition
+
+UUIDS = ["GPU-aa11", "GPU-aa22"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("0", "GPU-aa11"),
+        ("1", "GPU-aa22"),
+        ("1,0", "GPU-aa22,GPU-aa11"),
+        (" 0 , 1 ", "GPU-aa11,GPU-aa22"),
+        ("0,1,2", "GPU-aa11,GPU-aa22"),
+        ("0,x,1", "GPU-aa11"),
+        ("7", "-1"),
+        ("-1", "-1"),
+        ("", "-1"),
+        ("NoDevFiles", "-1"),
+        ("0,0", "-1"),
+        ("0,GPU-aa11", "-1"),
+        ("GPU-aa22", "GPU-aa22"),
+        ("GPU-aa2", "GPU-aa22"),
+        ("GPU-aa", "-1"),
+        ("GPU-bb", "-1"),
+    ],
+)
+def test_visible_devices_are_read_as_a_choice_among_the_leased(written: str, meant: str) -> None:
+    assert choose(written, UUIDS, UUIDS) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("5", "5"), ("5,3", "5,3"), ("0", "3"), ("1", "5"), ("4", "-1"), ("GPU-aa22", "5")],
+)
+def test_by_index_a_script_may_write_what_it_read_or_count_from_0(written: str, meant: str) -> None:
+    assert choose(written, ["3", "5"], UUIDS) == meant
+
+
+@given(st.text("01,GPU-a2x ", max_size=12))
+def test_whatever_a_script_writes_stays_inside_the_lease(written: str) -> None:
+    assert {*choose(written, UUIDS, UUIDS).split(",")} <= {*UUIDS, "-1"}
+
+
+sizes = st.one_of(st.floats(width=32), st.integers(1, 100_000).map(float))
+
+
+@given(st.lists(sizes, max_size=8), st.integers(8, 100_000), st.integers(1, 8))
+def test_logical_gpus_together_never_exceed_the_limit(
+    wishes: list[float], limit: int, split: int
+) -> None:
+    parts = partition(wishes, limit, split)
+
+    assert len(parts) == (len(wishes) or split)
+    assert sum(parts) <= limit
+    assert all(part > 0 for part in parts)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(0, 1000))
+def test_wishes_that_fit_are_granted_as_they_are(wishes: list[int], spare: int) -> None:
+    assert partition([float(wish) for wish in wishes], sum(wishes) + spare, 1) == wishes
+
+
+def test_wishes_that_do_not_fit_keep_their_proportion() -> None:
+    assert partition([6000, 2000], 4096, 1) == [3072, 1024]
+
+
+def test_more_logical_gpus_than_mebibytes_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 logical GPUs do not fit in 2 MiB"):
+        partition([1, 1, 1], 2, 1)
+
+
+class Devices(list[Any]):
+    """Stands in for a repeated field of messages."""
+
+    def add(self) -> Any:
+        self.append(SimpleNamespace(memory_limit_mb=[]))
+        return self[-1]
+
+
+def config(**gpu_options: Any) -> Any:
+    experimental = SimpleNamespace(
+        virtual_devices=Devices(), use_unified_memory=True, num_virtual_devices_per_gpu=0
+    )
+    options = {
+        "per_process_gpu_memory_fraction": 0.0,
+        "allow_growth": False,
+        "allocator_type": "",
+        "visible_device_list": "",
+    }
+    return SimpleNamespace(
+        device_count={},
+        gpu_options=SimpleNamespace(experimental=experimental, **(options | gpu_options)),
+    )
+
+
+def lease(count: int = 2, simulated: bool = False, **options: Any) -> Any:
+    memory = 4096 * MIB + outside_the_pool("tensorflow", count)
+    gpus = [LeasedGpu(f"GPU-{number}", number, "H", memory, 2 * memory) for number in range(count)]
+    environment = worker_environment(
+        {},
+        job="1",
+        marker="m",
+        gpus=gpus,
+        simulated=simulated,
+        driver=None,
+        hooks=HOOKS,
+        options=WorkerOptions(**options),
+    )
+    return hooks_module("lease").Lease(environment["GPULEASE_HOOK"])
+
+
+def clamped(proto: Any, granted: Any, cpus_are_a_wish: bool = True) -> tuple[Any, Any]:
+    pools = granted.pools("tensorflow", granted.visible.split(","))
+    hooks_module("clamp").clamp(proto, granted, pools, cpus_are_a_wish)
+    virtual = proto.gpu_options.experimental.virtual_devices
+    return [device.memory_limit_mb for device in virtual], proto.gpu_options.visible_device_list
+
+
+def test_every_gpu_is_listed_and_limited() -> None:
+    proto = config(per_process_gpu_memory_fraction=0.9, allocator_type="cuda_malloc")
+
+    assert clamped(proto, lease()) == ([[4096], [4096]], "0,1")
+    assert proto.gpu_options.per_process_gpu_memory_fraction == 0
+    assert proto.gpu_options.allocator_type == ""
+    assert proto.gpu_options.experimental.use_unified_memory is False
+
+
+@given(st.integers(1, 3), st.sampled_from([{}, {"GPU": 1}]), st.sampled_from(["", "1", "1,0"]))
+def test_a_second_clamp_changes_nothing(split: int, count: dict[str, int], seen: str) -> None:
+    proto = config(visible_device_list=seen)
+    proto.device_count.update(count)
+    granted = lease(split=split)
+    clamped(proto, granted)
+    once = copy.deepcopy(proto)
+
+    clamped(proto, granted)
+
+    assert proto == once
+
+
+def test_tensorflows_own_way_to_split_a_gpu_is_kept_and_limited() -> None:
+    proto = config()
+    proto.gpu_options.experimental.num_virtual_devices_per_gpu = 4
+
+    assert clamped(proto, lease(count=1)) == ([[1024] * 4], "0")
+    assert proto.gpu_options.experimental.num_virtual_devices_per_gpu == 0
+
+
+def test_a_gpu_that_is_not_there_is_left_for_tensorflow_to_refuse() -> None:
+    assert clamped(config(visible_device_list="7"), lease()) == ([[4096]], "7")
+
+
+def test_no_gpu_in_sight_means_nothing_to_limit() -> None:
+    proto = config()
+    hooks_module("clamp").clamp(proto, lease(), [], cpus_are_a_wish=True)
+
+    assert not proto.gpu_options.experimental.virtual_devices
+
+
+@pytest.mark.parametrize(
+    ("given_count", "is_a_wish", "devices"),
+    [({}, True, 2), ({"CPU": 1}, True, 1), ({"CPU": 1}, False, 2), ({"CPU": 5}, False, 5)],
+)
+def test_simulated_gpus_are_cpu_devices_unless_the_script_counts_its_own(
+    given_count: dict[str, int], is_a_wish: bool, devices: int
+) -> None:
+    proto = config()
+    proto.device_count.update(given_count)
+
+    assert clamped(proto, lease(simulated=True), is_a_wish) == ([], "")
+    assert proto.device_count["CPU"] == devices
+
+
+def test_a_lease_that_fits_no_context_is_refused_with_the_smallest_that_does() -> None:
+    granted = lease()
+    granted.gpus[0]["memory"] = 512 * MIB
+
+    with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*at least 1656M"):
+        clamped(config(), granted)
+
+
+def test_the_hooks_read_what_the_daemon_writes() -> None:
+    inside = hooks_module("devices").inside
+    raw = json.dumps({"visible": "3,5", "gpus": [{"uuid": uuid} for uuid in UUIDS]})
+
+    assert inside(None, raw) == "3,5"
+    assert inside("1", raw) == "5"
