@@ -21,9 +21,6 @@ _LOOKS_EVERY = 0.05
 _LAST_WORDS = 4000
 """Bytes of the log in which a daemon's reason for leaving is looked for."""
 
-_kept: list[subprocess.Popen[bytes]] = []
-"""Daemons outlive the command that started them, which Popen would complain of on its way out."""
-
 Answers = Callable[[Path], bool]
 
 
@@ -53,6 +50,7 @@ def ensure(
         said_before = log.stat().st_size if log.exists() else 0
         process = _start(command, log)
         _await(process, lambda: answers(socket), deadline, lambda: _last_words(log, said_before))
+        process.returncode = 0  # It outlives us on purpose; Popen would complain of that.
         return True
 
 
@@ -106,7 +104,6 @@ def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(handle)
-    _kept.append(process)
     return process
 
 
@@ -122,7 +119,8 @@ def _await(
             message, hint = last_words()
             raise NoDaemon(f"cannot start a daemon for you: {message}", hint)
         if time.monotonic() > deadline:
-            process.terminate()
+            process.kill()
+            process.wait()
             raise NoDaemon(
                 "cannot start a daemon for you: it does not answer", "gpulease doctor shows why"
             )

@@ -230,4 +230,3 @@ def kill(pid: int) -> None:
     """Kill a process and wait until it has gone."""
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid), f"the end of process {pid}")
-

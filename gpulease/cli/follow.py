@@ -67,7 +67,8 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk) -> int:
 def _wait_for_start(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
     views = _watch(client, job.id, signals, talk)
     while job.state not in _HAS_A_WORKER:
-        talk.line.show(waiting_text(job, _blockers(client, job), talk.now()), talk.now())
+        if job.state == "queued" or talk.line.rewrites:
+            talk.line.show(waiting_text(job, _blockers(client, job), talk.now()), talk.now())
         job = signals.interruptible(partial(next, views, job))
     talk.line.clear()
     for signum in signals.take():

@@ -3,7 +3,7 @@
 import signal
 
 from gpulease.cli.attach import Ending
-from gpulease.cli.text import clean
+from gpulease.cli.text import sentence
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
 from gpulease.wire import JobView
 
@@ -37,7 +37,7 @@ def status_of_job(job: JobView) -> int:
 
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, where its own output does not."""
-    why = f": {clean(job.reason)}" if job.reason else ""
+    why = f": {sentence(job.reason)}" if job.reason else ""
     match job.outcome:
         case "gave_up":
             return f"gpulease: job {job.id} gave up waiting{why}"

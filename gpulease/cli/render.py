@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -72,19 +73,36 @@ def forgive_encodings() -> None:
             stream.reconfigure(errors="replace")
 
 
+class NobodyReads(Exception):
+    """Our standard output is a pipe, and its reader has left."""
+
+
 def show(text: str) -> None:
-    """Print data."""
-    print(text, flush=True)
+    """Print data.
+
+    Raises:
+        NobodyReads: as every function here that writes to stdout.
+    """
+    _print(text + "\n")
+
+
+def _print(text: str) -> None:
+    # As an error of its own, since typer has a meaning for the system's.
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise NobodyReads from None
 
 
 def say(text: str) -> None:
     """Print talk."""
-    print(text, file=sys.stderr, flush=True)
+    draw(text + "\n")
 
 
 def draw(text: str) -> None:
-    """Write talk that manages its own lines."""
-    print(text, end="", file=sys.stderr, flush=True)
+    """Write talk that manages its own lines; nobody has to listen."""
+    with suppress(OSError):
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def complain(error: GpuleaseError) -> None:
@@ -97,14 +115,17 @@ def pass_on(kind: FrameKind, piece: bytes) -> None:
     """Write a piece of a job's output to the stream that it is of, byte for byte."""
     handle = 2 if kind == FrameKind.STDERR else 1
     rest = memoryview(piece)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    except BrokenPipeError:
+        raise NobodyReads from None
 
 
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
     if not screen.colour:
-        print(plain(page, screen.width), end="", flush=True)
+        _print(plain(page, screen.width))
         return
     from rich.console import Console
 
@@ -120,7 +141,10 @@ def _rich_line(spans: Line) -> "Text":
     from rich.text import Text
 
     return Text.assemble(
-        *((span.text.translate(_BLOCKS.get(span.style, {})), _COLOURS[span.style]) for span in spans)
+        *(
+            (span.text.translate(_BLOCKS.get(span.style, {})), _COLOURS[span.style])
+            for span in spans
+        )
     )
 
 

@@ -18,7 +18,7 @@ from gpulease.cli.signals import Signals
 from gpulease.cli.text import asks
 from gpulease.cli.waiting import WaitingLine
 from gpulease.client import Client
-from gpulease.wire import JobView, SubmitRequest
+from gpulease.wire import JobView, SubmitRequest, to_wire
 
 _option = partial(typer.Option, show_default=False)
 
@@ -114,8 +114,9 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     caller = this_process()
-    argv = resolve(command, Path(caller.cwd), caller.environment)
-    request = build(options, argv, caller)
+    request = build(options, command, caller)
+    found = resolve(command, Path(caller.cwd), caller.environment)
+    request.argv = [to_wire(word) for word in found]
     client, started = connect_or_start(ctx, socket)
     if started:
         say(f"gpulease: no daemon was running; started one for you (socket {client.path})")

@@ -12,7 +12,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show_page
 from gpulease.cli.render import show as show_text
 from gpulease.cli.tables import Block, Column, Page, Span, Table, line
-from gpulease.cli.text import asks, between, clean, clock, label, ordinal, size, until
+from gpulease.cli.text import asks, between, clean, clock, label, ordinal, sentence, size, until
 from gpulease.client import decode, indent
 from gpulease.units import format_span
 from gpulease.wire import JobView
@@ -58,7 +58,7 @@ def _pair(name: str, text: str) -> Block:
 
 def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
-    yield "why", clean(job.reason) if job.reason else None
+    yield "why", sentence(job.reason) if job.reason else None
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "user", clean(job.user)

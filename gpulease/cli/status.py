@@ -11,7 +11,7 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, size, until
+from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, sentence, size, until
 from gpulease.client import decode, indent
 from gpulease.wire import GpuView, JobView, MemoryView, StatusView
 
@@ -101,11 +101,17 @@ def _gpu(gpu: GpuView) -> tuple[Line, ...]:
         bar(memory),
         line(size(memory.used)),
         line(size(memory.leased)),
-        line(size(memory.headroom), "good" if memory.headroom else "warn"),
+        _free(gpu),
         line(size(memory.total)),
         line(UNKNOWN if gpu.utilization is None else f"{gpu.utilization}%"),
         line(UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"),
     )
+
+
+def _free(gpu: GpuView) -> Line:
+    # What is free on a GPU that grants nothing is not free to lease.
+    free = gpu.memory.headroom if gpu.state == "available" else None
+    return line(size(free), "good" if free else "warn")
 
 
 def bar(memory: MemoryView) -> Line:
@@ -194,7 +200,7 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
         line(clean(job.name)),
         line(asks(job)),
         line(clock(job.expected_start_at, now)),
-        line(clean(job.reason or UNKNOWN)),
+        line(sentence(job.reason or UNKNOWN)),
     )
 
 

@@ -14,6 +14,11 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def sentence(reason: str) -> str:
+    """Return what an error said, its hint with it, on one line."""
+    return clean(reason.replace("\n\nhint: ", "; hint: "))
+
+
 def cells(text: str) -> int:
     """Return how many columns `text` takes on a terminal."""
     return sum(_cells(char) for char in text)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gpulease.cli.text import clean, clock, ordinal, shorten
+from gpulease.cli.text import clean, clock, ordinal, sentence, shorten
 from gpulease.wire import JobView
 
 SPEAKS_EVERY = timedelta(seconds=30)
@@ -17,7 +17,7 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
     if job.state != "queued":
         return f"gpulease: job {job.id} starts"
     place = f", {ordinal(job.position)} in line" if job.position else ""
-    why = f": {clean(job.reason)}" if job.reason else ""
+    why = f": {sentence(job.reason)}" if job.reason else ""
     return f"gpulease: job {job.id} waits{place}{why}{_for_whom(job, blockers, now)}"
 
 
@@ -56,6 +56,11 @@ class WaitingLine:
         self._text = ""
         self._shown: str | None = None
         self._shown_at: datetime | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether what is shown is gone when the job starts."""
+        return self._width is not None
 
     def show(self, text: str, now: datetime) -> None:
         """Say `text`, unless it has been said, or something was only just now."""

@@ -119,21 +119,26 @@ class _Desk:
         answer = place(job.claim, open_gpus, self.score)
         if isinstance(answer, Placement):
             self._grant(job, answer)
-        elif waits_in_vain(job, self.at):
-            self.gives_up.append(job.id)
         else:
-            self._refuse(job, answer, open_gpus)
+            refusal = self._refuse(job, answer, open_gpus)
+            self._keep_for(job, refusal)
 
     def _grant(self, job: Job, placement: Placement) -> None:
         self.grants.append((job.id, placement))
         for uuid, memory in placement.shares:
             self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
 
-    def _refuse(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> None:
+    def _refuse(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> Refusal:
         full = Refusal((*refusal.hindrances, *self._kept_for_others(job)), refusal.fits)
         start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
         self.waiting[job.id] = Waiting(job.id, full, start)
-        for uuid in reserves(job.claim, full):
+        return full
+
+    def _keep_for(self, job: Job, refusal: Refusal) -> None:
+        if waits_in_vain(job, self.at):
+            self.gives_up.append(job.id)
+            return
+        for uuid in reserves(job.claim, refusal):
             self.reserved.setdefault(uuid, job.id)
 
     def _kept_for_others(self, job: Job) -> list[Hindrance]:

@@ -17,6 +17,21 @@ from gpulease.process.orders import WorkerOrder, read_worker_order
 from gpulease.process.record import Failure
 from gpulease.process.steps import StepFailed, shown, step
 
+IGNORED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXFSZ,
+)
+"""What spawner and shims ignore: a shim ends when its worker has, and what a shutdown sends to
+everyone ends the worker. The spawner ends with the daemon."""
 _COMPLAINT = 3
 _NULL = "/dev/null"
 _CWD_HINT = "submit it from a directory that exists still, and that you may enter"
@@ -69,14 +84,9 @@ def start_worker(request: int, wants_stdin: bool) -> Worker:
 
 def _fork(request: int, ends: _Ends) -> int:
     shim = os.getpid()
-    # No signal may meet the child before it has shed the shim's handlers.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _be_worker(request, ends, shim)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    pid = os.fork()
+    if pid == 0:
+        _be_worker(request, ends, shim)
     return pid
 
 
@@ -102,9 +112,8 @@ def _start_afresh(shim: int) -> None:
     if os.getppid() != shim:
         os._exit(127)
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    for number in (*IGNORED, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _settle_descriptors(ends: _Ends) -> int:

@@ -10,7 +10,7 @@ import os
 from typing import NamedTuple
 
 LARGEST_REQUEST = 32 << 20
-_SHIM_LINE = 64 << 10
+_SHIM_LINE = 16 << 10
 
 
 class IdentityOrder(NamedTuple):
@@ -64,7 +64,5 @@ def read_shim_order(request: int) -> ShimOrder:
 
 def read_worker_order(request: int) -> WorkerOrder:
     """Read the worker's part of the request that is open as `request`."""
-    os.lseek(request, 0, os.SEEK_SET)
-    with open(request, "rb", closefd=False) as file:
-        file.readline()
-        return WorkerOrder(*json.loads(file.read(LARGEST_REQUEST)))
+    text = os.pread(request, os.fstat(request).st_size, 0)
+    return WorkerOrder(*json.loads(text.partition(b"\n")[2]))

@@ -22,20 +22,6 @@ from gpulease.process.steps import StepFailed, step
 from gpulease.process.supervise import Supervisor
 
 SOCKET = "socket"
-_IGNORED = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGPIPE,
-    signal.SIGTERM,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGXFSZ,
-)
-"""A shim ends when its worker has; what ends everyone at a shutdown ends the worker by itself."""
 
 
 class Status:
@@ -81,8 +67,6 @@ def _become_shim() -> int:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
     receiver, sender = os.pipe()
     for fd in (receiver, sender):
         os.set_blocking(fd, False)

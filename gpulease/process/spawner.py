@@ -16,6 +16,7 @@ from array import array
 from typing import NoReturn
 
 from gpulease.process import linux, shim
+from gpulease.process.exec import IGNORED
 from gpulease.process.record import Failure
 
 _ROOM = socket.CMSG_SPACE(2 * 4)
@@ -36,6 +37,8 @@ def main() -> None:
 def _settle() -> tuple[int, int] | None:
     """Make this process fit to be forked from; return where its title stands."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
     # The system then buries shims by itself, and none ever becomes a zombie.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     linux.set_name("gpulease-spawn")

@@ -27,6 +27,9 @@ from gpulease.wire import (
 )
 
 
+_MOST_READ_IN_VAIN = 64 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One line of the table."""
@@ -121,9 +124,20 @@ class _Bounded:
                 raise _too_large()
             await self._app(scope, counted, send)
         except TooLarge as error:
+            await _read_to_the_end(receive)
             response = await _refusal(None, error)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
+
+
+async def _read_to_the_end(receive: Receive) -> None:
+    """Let a caller finish writing, within reason: only then do they read the answer."""
+    taken = 0
+    while taken < _MOST_READ_IN_VAIN:
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
 
 
 def _announced(scope: Scope) -> int:

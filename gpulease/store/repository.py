@@ -49,15 +49,18 @@ class SqlStore:
             StateUnusable: the file cannot be used as it is.
         """
         self.path = path
-        self.engine = open_engine(path)
         try:
+            # SQLite gives the files beside it the same mode; the environments of jobs are in them.
+            path.touch(mode=0o600)
+            self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
             with Session(self.engine) as session:
                 self._live = {job.id: job for job in _jobs(session, JobRow.state != State.ENDED)}
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
-        except DatabaseError as error:
+        except (DatabaseError, OSError) as error:
+            why = error.orig if isinstance(error, DatabaseError) else error.strerror
             raise StateUnusable(
-                f"cannot use the database {path}: {error.orig}",
+                f"cannot use the database {path}: {why}",
                 "see that the directory can be written and the disk is not full",
             ) from error
         self._live_in_order = tuple(self._live.values())

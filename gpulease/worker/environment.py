@@ -11,7 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gpulease.worker.overhead import OUTSIDE_THE_POOL, pool_limit, smallest_lease
+from gpulease.worker.overhead import (
+    OUTSIDE_THE_POOL,
+    outside_the_pool,
+    pool_limit,
+    smallest_lease,
+)
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 HOOK_VARIABLE: Final = "GPULEASE_HOOK"
@@ -217,6 +222,7 @@ def _for_the_hooks(
             }
             for gpu in gpus
         ],
+        "outside": {name: outside_the_pool(name, len(gpus)) for name in OUTSIDE_THE_POOL},
         "smallest": {name: smallest_lease(name, len(gpus)) for name in OUTSIDE_THE_POOL},
         "options": {
             "growth": options.growth,

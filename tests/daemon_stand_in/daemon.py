@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+
+from daemon_stand_in import views
 from gpulease.errors import GpuleaseError, NoSuchJob
 from gpulease.wire import (
     DoctorView,
@@ -21,8 +23,6 @@ from gpulease.wire import (
     StatusView,
     SubmitRequest,
 )
-
-from daemon_stand_in import views
 
 
 class StandIn:

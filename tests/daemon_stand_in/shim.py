@@ -1,5 +1,6 @@
 """A shim as the command sees it: a socket in the job's directory that speaks frames."""
 
+import contextlib
 import json
 import os
 import socket
@@ -38,10 +39,8 @@ class ShimStandIn:
         for each in (self._link, self._listener):
             if each is not None:
                 # Closing alone would not wake a thread that waits in accept or recv.
-                try:
+                with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
         self._thread.join(5)
         for each in (self._link, self._listener):
             if each is not None:

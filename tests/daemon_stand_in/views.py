@@ -134,7 +134,13 @@ def busy_status() -> StatusView:
     stranger = ProcessView(3131, "bob", "python", "python notebook.py", 2 * GIB, None)
     ours = ProcessView(4242, "alice", "python", "python train.py", 5 * GIB, 12)
     unread = memory(
-        total=None, used=None, allocatable=None, leased=0, committed=0, unmanaged=None, headroom=None
+        total=None,
+        used=None,
+        allocatable=None,
+        leased=0,
+        committed=0,
+        unmanaged=None,
+        headroom=None,
     )
     return status(
         gpus=[

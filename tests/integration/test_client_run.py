@@ -14,6 +14,7 @@ import pytest
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
+
 from gpulease.errors import NoRoomNow
 from gpulease.frames import FrameKind, frame
 
@@ -76,7 +77,20 @@ def test_detached_prints_the_id_alone(start: Start) -> None:
 
 def test_the_request_says_what_the_caller_is(start: Start, daemon: StandIn, tmp_path: Path) -> None:
     start(
-        *("--mem", "40%", "--gpus", "2", "--time", "1h", "--wait", "30m", "-d", "sh", "-c", "x\udcff"),
+        *(
+            "--mem",
+            "40%",
+            "--gpus",
+            "2",
+            "--time",
+            "1h",
+            "--wait",
+            "30m",
+            "-d",
+            "sh",
+            "-c",
+            "x\udcff",
+        ),
         env={"FLAG": "\udcfe"},
     ).communicate(timeout=20)
     (request,) = daemon.submitted
@@ -318,9 +332,7 @@ def test_a_reader_that_leaves_ends_the_job_as_a_pipe_would(
     assert process.wait(20) == 141
 
 
-def test_closed_streams_do_not_confuse_it(
-    start: Start, daemon: StandIn, shim: ShimStandIn
-) -> None:
+def test_closed_streams_do_not_confuse_it(start: Start, daemon: StandIn, shim: ShimStandIn) -> None:
     daemon.on_submit = active(shim)
 
     def close_all() -> None:

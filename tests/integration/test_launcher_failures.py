@@ -1,5 +1,6 @@
 """Launches that fail say why, in a sentence, and leave a record that says the same."""
 
+import asyncio
 import os
 import resource
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_a_large_environment_arrives_whole(directory: Path) -> None:
 def test_bytes_that_are_no_text_survive(directory: Path, tmp_path: Path) -> None:
     odd = b"caf\xe9\xff\xed\xa0\x80"
     place = os.fsencode(tmp_path) + b"/" + odd
-    os.mkdir(place)
+    os.mkdir(place)  # noqa: PTH102 - pathlib takes no bytes
     program = (
         "import os, sys; print(repr((os.fsencode(sys.argv[1]), os.environb[b'ODD\\xfe'], "
         "os.getcwdb())))"
@@ -199,9 +200,7 @@ def test_odd_bytes_in_a_refusal_can_be_shown(directory: Path) -> None:
 def test_what_no_system_call_takes_is_refused(
     directory: Path, argv: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    assert isinstance(
-        refusal(launch_of(directory, *argv, environment=environment)), LaunchFailed
-    )
+    assert isinstance(refusal(launch_of(directory, *argv, environment=environment)), LaunchFailed)
     assert read_record(directory) is None
 
 
@@ -237,8 +236,6 @@ def test_a_job_that_failed_to_launch_stays_so(directory: Path) -> None:
 
 
 def test_of_many_launches_at_once_exactly_one_runs(directory: Path) -> None:
-    import asyncio
-
     async def race() -> list[object]:
         launchers = [Launcher() for _ in range(3)]
         launch = shell(directory, "echo ran; sleep 1000")

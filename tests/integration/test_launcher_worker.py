@@ -57,9 +57,7 @@ def test_its_descriptors_are_its_three_streams(directory: Path) -> None:
     assert found["stdin"] == "/dev/null"
 
 
-def test_its_environment_is_the_callers(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_environment_is_the_callers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAEMONS_SECRET", "x")
 
     found = look(directory, environment={"HOME": "/home/alice", "EMPTY": ""})
@@ -146,4 +144,6 @@ def test_the_shim_holds_nothing_of_the_job_but_what_it_needs(directory: Path) ->
         for link in Path(f"/proc/{started.shim_pid}/fd").iterdir()
     }
     expected = {"null", "record", "stdout", "stderr", "pipe", "socket", "anon_inode"}
-    assert held - {"[eventpoll]"} <= expected | {name for name in held if name.startswith("record.")}
+    assert held - {"[eventpoll]"} <= expected | {
+        name for name in held if name.startswith("record.")
+    }

@@ -96,7 +96,7 @@ def test_a_watcher_that_stalls_holds_no_one_back(directory: Path) -> None:
     count = 20 * MIB
     pid = start(_counted(directory, count)).pid
     with Client(directory, "watch") as client:
-        wait_until(lambda: (directory / "stderr").read_bytes(), "being ready")
+        wait_until((directory / "stderr").read_bytes, "being ready")
         client.until(FrameKind.STDERR)
         os.kill(pid, signal.SIGUSR1)
         wait_until(lambda: (directory / "stdout").stat().st_size == count, "all of the output")

@@ -97,7 +97,7 @@ def test_wishes_that_do_not_fit_keep_their_proportion() -> None:
 
 
 def test_more_logical_gpus_than_mebibytes_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 logical GPUs do not fit in 2 MiB"):
+    with pytest.raises(RuntimeError, match="cannot make 3 logical GPUs of 2M"):
         partition([1, 1, 1], 2, 1)
 
 

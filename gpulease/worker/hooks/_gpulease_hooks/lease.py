@@ -22,6 +22,7 @@ class Lease:
         """CUDA_VISIBLE_DEVICES as it was leased."""
         self.gpus: list[dict[str, Any]] = fields["gpus"]
         self.options: dict[str, Any] = fields["options"]
+        self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
 
     def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
@@ -43,12 +44,11 @@ class Lease:
         memory = min(gpu["memory"] for gpu in self.gpus)
         if memory >= smallest:
             return
-        outside = memory - min(gpu["pools"][framework] for gpu in self.gpus)
         raise LeaseTooSmall(
-            "cannot run {0} in a lease of {1}: its CUDA context and libraries take about {2} "
-            "of that on each GPU, and too little is left\n\n"
+            "cannot run {0} in a lease of {1}: beside its own pool it needs about {2} on each GPU, "
+            "for the CUDA context and libraries\n\n"
             "hint: ask for at least {3} with --mem".format(
-                title, size(memory), size(min(outside, memory)), size(smallest)
+                title, size(memory), size(self._outside[framework]), size(smallest)
             )
         )
 

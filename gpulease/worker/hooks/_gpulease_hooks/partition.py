@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from .lease import LeaseTooSmall
+
 
 def partition(wishes: list[float], limit: int, split: int) -> list[int | float]:
     """Return the sizes of a GPU's logical GPUs, which add up to at most `limit`.
@@ -13,11 +15,14 @@ def partition(wishes: list[float], limit: int, split: int) -> list[int | float]:
     means all there is.
 
     Raises:
-        ValueError: if there are more logical GPUs than MiB.
+        LeaseTooSmall: if there are more logical GPUs than MiB.
     """
     count = len(wishes) or split
     if count > limit:
-        raise ValueError("%d logical GPUs do not fit in %d MiB" % (count, limit))
+        raise LeaseTooSmall(
+            "cannot make %d logical GPUs of %dM: each needs at least 1M\n\n"
+            "hint: ask for fewer, or for more memory with --mem" % (count, limit)
+        )
     if not wishes:
         return [limit // split] * split
     asked = [wish if math.isfinite(wish) and wish > 0 else float(limit) for wish in wishes]

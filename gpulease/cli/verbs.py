@@ -1,0 +1,101 @@
+"""The verbs of `gpulease`, and the options before them.
+
+A verb's module is imported when the verb is used, so that `gpulease status` does not wait for what
+`gpulease doctor` needs.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from gpulease import __version__
+from gpulease.cli.connect import SocketOption
+from gpulease.cli.render import say, show
+from gpulease.cli.words import QuickCommand, QuickGroup
+from gpulease.errors import EXIT_USAGE
+
+VERBS = {
+    "run": "Run a command on leased GPU memory.",
+    "status": "Show GPUs, leases, and who waits.",
+    "list": "List jobs.",
+    "show": "Show all about a job.",
+    "logs": "Print the output of a job.",
+    "cancel": "End jobs.",
+    "doctor": "Find what is wrong, and its mend.",
+}
+"""Each is the function of its own name in the module of its own name, in the order of the help."""
+
+_RUN_SETTINGS = {"allow_interspersed_args": False}
+"""`gpulease run --mem 4G train.py --epochs 3` passes the epochs on."""
+
+
+class _Verbs(QuickGroup):
+    """The verbs, each built when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _verb(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in VERBS and (near := get_close_matches(args[0], VERBS, n=1)):
+            ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+
+def _verb(name: str) -> Any:
+    function = getattr(import_module(f"gpulease.cli.{name}"), name)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    settings = _RUN_SETTINGS if name == "run" else None
+    register = alone.command(
+        name, cls=QuickCommand, short_help=VERBS[name], context_settings=settings
+    )
+    register(function)
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def gpulease(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Lease GPU memory: say how much a script gets, and it runs where so much is free.
+
+    \b
+    Examples:
+      gpulease run --mem 4G train.py --epochs 3
+      gpulease status
+      gpulease run --help
+    """
+    if version:
+        show(f"gpulease {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        say(ctx.get_help())
+        raise typer.Exit(EXIT_USAGE)
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command line; what it returns is the exit code.
+
+    Raises:
+        GpuleaseError: what went wrong.
+        typer.TyperException: the line could not be understood.
+        typer.Abort: it was given up.
+    """
+    command = typer.main.get_command(app)
+    result = command.main(args=list(arguments), prog_name="gpulease", standalone_mode=False)
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,170 @@
+"""A real gpuleased in a folder of its own, and the real command against it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""How long a condition may take to come true on a machine under load."""
+
+
+def wait_for(what: str, condition: Callable[[], T]) -> T:
+    """Return the first true value of `condition`; fail loudly if none comes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"never happened: {what}")
+
+
+@dataclass
+class Daemon:
+    """One gpuleased: started, killed, started again, always on the same state."""
+
+    folder: Path
+    simulate: str | None = "2x8G"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def command(self) -> list[str]:
+        command = [sys.executable, "-m", "gpulease.daemon"]
+        command += ["--socket", str(self.socket), "--state", str(self.state)]
+        if self.simulate is not None:
+            command += ["--simulate", self.simulate]
+        if self.settings:
+            config = self.folder / "config.toml"
+            config.write_text("".join(f'{key} = "{it}"\n' for key, it in self.settings.items()))
+            command += ["--config", str(config)]
+        return command
+
+    def start(self) -> "Daemon":
+        """Start it and wait until it can grant."""
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment}, cwd="/",
+            )  # fmt: skip
+        wait_for("the daemon is ready", self._ready)
+        return self
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log
+        return self.run("status", "--json", check=False).returncode == 0
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the daemon; what it launched goes on."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
+
+    def gpulease(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "gpulease.cli", "--socket", str(self.socket), *arguments]
+
+    def run(
+        self, *arguments: str, check: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        options = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **options}
+        done = subprocess.run(self.gpulease(*arguments), check=False, **options)
+        assert not check or done.returncode == 0, (done, self.log)
+        return done
+
+    def open(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start the command and leave it running."""
+        return subprocess.Popen(self.gpulease(*arguments), **options)
+
+    def submit(self, *arguments: str) -> int:
+        """Run detached, and return the job's id."""
+        return int(self.run("run", "-d", *arguments).stdout)
+
+    def job(self, job: int) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.run("show", "--json", str(job)).stdout)
+        return shown
+
+    def status(self) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.run("status", "--json").stdout)
+        return shown
+
+    def wait_until(self, job: int, *states: str) -> dict[str, Any]:
+        """Return the job as soon as it is in one of `states`."""
+
+        def there() -> dict[str, Any] | None:
+            shown = self.job(job)
+            return shown if shown["state"] in states else None
+
+        return wait_for(f"job {job} is {' or '.join(states)}", there)
+
+    def end_all(self) -> None:
+        """Cancel what still runs, so that no test leaves a process behind."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            live = [str(job["id"]) for job in self.status()["jobs"]]
+            if live:
+                self.run("cancel", *live, check=False)
+            for job in live:
+                self.wait_until(int(job), "ended")
+            self.kill(signal.SIGTERM)
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Return a maker of daemons, each in a folder of its own; all are ended with the test."""
+    made: list[Daemon] = []
+
+    def make(**fields: Any) -> Daemon:
+        folder = tmp_path / f"d{len(made)}"
+        folder.mkdir()
+        daemon = Daemon(folder, **fields)
+        made.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in made:
+        daemon.end_all()
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """Return a running daemon with two simulated GPUs of 8 GiB and a short grace."""
+    started: Daemon = make_daemon(settings={"grace": "2s"})
+    return started.start()
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Return those processes that are there and no zombies."""
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found

@@ -1,0 +1,259 @@
+"""Lease, launch, show: what a user types, against a real daemon on simulated GPUs."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import Daemon, wait_for
+
+G = 1024**3
+
+
+def test_a_job_finds_its_lease_in_its_environment(daemon: Daemon) -> None:
+    script = (
+        "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['GPULEASE_MEMORY'],"
+        " os.environ['CUDA_DEVICE_ORDER'])"
+    )
+    out = daemon.run("run", "--mem", "3G", "--", "python3", "-c", script).stdout.split()
+    assert out[0] in {gpu["uuid"] for gpu in daemon.status()["gpus"]}
+    assert out[1:] == ["3221225472", "PCI_BUS_ID"]
+
+
+def test_both_streams_arrive_apart_and_the_exit_status_is_the_jobs(daemon: Daemon) -> None:
+    done = daemon.run(
+        "run", "--mem", "3G", "--", "sh", "-c", "echo out; echo err >&2; exit 7", check=False
+    )
+    assert done.returncode == 7
+    assert done.stdout == "out\n"
+    assert done.stderr == "err\n"
+
+
+def test_two_run_on_different_gpus_and_the_third_says_for_which_lease_it_waits(
+    daemon: Daemon,
+) -> None:
+    first, second, third = (daemon.submit("--mem", "6G", "--", "sleep", "60") for _ in range(3))
+    gpus = [daemon.wait_until(job, "active")["leases"][0]["gpu"] for job in (first, second)]
+    assert len(set(gpus)) == 2
+    waiting = daemon.job(third)
+    assert waiting["state"] == "queued"
+    assert waiting["position"] == 1
+    assert waiting["waits_for"] == [first, second]
+    assert str(first) in waiting["reason"]
+    assert [refusal["why"] for refusal in waiting["refusals"]] == ["2G is free", "2G is free"]
+    daemon.run("cancel", str(second))
+    assert daemon.wait_until(third, "active")["leases"][0]["gpu"] == gpus[1]
+
+
+def test_a_gang_gets_both_gpus_or_none(daemon: Daemon) -> None:
+    daemon.wait_until(daemon.submit("--mem", "6G", "--", "sleep", "60"), "active")
+    gang = daemon.submit("--gpus", "2", "--mem", "4G", "--", "sleep", "60")
+    assert daemon.job(gang)["leases"] == []
+    both = daemon.run("run", "--gpus", "2", "--mem", "1G", "--no-wait", "--", "true", check=False)
+    assert both.returncode == 75, "nobody overtakes the gang on the GPUs that it waits for"
+    daemon.run("cancel", str(gang))
+    out = daemon.run(
+        "run", "--gpus", "2", "--mem", "1G", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
+    ).stdout
+    assert set(out.strip().split(",")) == {gpu["uuid"] for gpu in daemon.status()["gpus"]}
+
+
+def test_what_can_never_fit_is_refused_at_once_with_what_would(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "30G", "--", "true", check=False)
+    assert done.returncode == 125
+    assert "cannot lease 30G: the largest GPU here offers 8G" in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_who_does_not_want_to_wait_gives_up_with_75_and_leaves_nothing_behind(
+    daemon: Daemon,
+) -> None:
+    for _ in range(2):
+        daemon.wait_until(daemon.submit("--mem", "6G", "--", "sleep", "60"), "active")
+    done = daemon.run("run", "--mem", "7G", "--no-wait", "--", "true", check=False)
+    assert done.returncode == 75
+    assert done.stderr.startswith("cannot lease 7G now: GPU 0: 2G is free; GPU 1: 2G is free")
+    done = daemon.run("run", "--mem", "7G", "--wait", "1s", "--", "true", check=False)
+    assert done.returncode == 75
+    assert [job["state"] for job in daemon.status()["jobs"]] == ["active", "active"]
+
+
+def test_alone_on_a_gpu_means_alone(daemon: Daemon) -> None:
+    alone = daemon.wait_until(daemon.submit("--exclusive", "--", "sleep", "60"), "active")
+    assert alone["leases"][0]["memory"] == 8 * G
+    other = daemon.wait_until(daemon.submit("--mem", "1G", "--", "sleep", "60"), "active")
+    assert other["leases"][0]["gpu"] != alone["leases"][0]["gpu"]
+
+
+def test_status_keeps_its_contract(daemon: Daemon) -> None:
+    job = daemon.submit("--mem", "3G", "--name", "held", "--time", "1h", "--", "sleep", "60")
+    daemon.wait_until(job, "active")
+    shown = daemon.status()
+    assert {"host", "driver", "gpus", "jobs"} <= set(shown)
+    gpu = next(gpu for gpu in shown["gpus"] if gpu["memory"]["leased"])
+    assert {"index", "uuid", "name", "state", "utilization", "temperature"} <= set(gpu)
+    assert gpu["state"] == "available"
+    assert gpu["memory"]["total"] == gpu["memory"]["allocatable"] == 8 * G
+    assert (gpu["memory"]["leased"], gpu["memory"]["headroom"]) == (3 * G, 5 * G)
+    (row,) = shown["jobs"]
+    assert (row["id"], row["name"], row["state"]) == (job, "held", "active")
+    assert row["claim"] == {
+        "memory": 3 * G, "share": None, "gpus": 1, "exclusive": False, "time_limit": 3600.0,
+    }  # fmt: skip
+    assert set(row["leases"][0]) == {"gpu", "memory", "used", "peak", "enforced_by"}
+    assert row["submitted_at"].endswith("Z")
+
+
+def test_what_a_job_uses_shows_up_on_its_gpu(daemon: Daemon) -> None:
+    hog = "import time; held = b'x' * (1 << 29); print('up', flush=True); time.sleep(60)"
+    job = daemon.submit("--mem", "2G", "--", "python3", "-c", hog)
+    lease = wait_for(
+        "the resident memory is seen",
+        lambda: next(
+            (each for each in daemon.job(job)["leases"] if (each["used"] or 0) >= 1 << 29), None
+        ),
+    )
+    assert lease["used"] < G
+    assert lease["peak"] >= lease["used"]
+    gpu = next(gpu for gpu in daemon.status()["gpus"] if gpu["uuid"] == lease["gpu"])
+    assert gpu["memory"]["unmanaged"] == 0
+    assert [process["job"] for process in gpu["processes"]] == [job]
+
+
+def test_a_stranger_is_named_and_subtracted(daemon: Daemon) -> None:
+    gpu = daemon.status()["gpus"][0]
+    hog = "import time; held = b'x' * (1 << 30); print('up', flush=True); time.sleep(600)"
+    stranger = subprocess.Popen(
+        ["python3", "-c", hog], env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": gpu["uuid"]}
+    )
+    try:
+
+        def seen() -> dict[str, object] | None:
+            processes = daemon.status()["gpus"][0]["processes"]
+            return next(
+                (p for p in processes if p["pid"] == stranger.pid and p["memory"] >= G), None
+            )
+
+        process = wait_for("the stranger is seen", seen)
+        assert process["job"] is None
+        assert process["user"]
+        assert "python3 -c" in str(process["command"])
+        shown = daemon.run("status").stdout
+        assert str(stranger.pid) in shown
+        refused = daemon.run(
+            "run", "--mem", "7.5G", "--gpus", "2", "--no-wait", "--", "true", check=False
+        )
+        assert refused.returncode == 75
+        assert "outside any lease" in refused.stderr
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_stdin_goes_to_the_job_byte_for_byte(daemon: Daemon) -> None:
+    piece = bytes(range(256)) * 4096 * 8
+    done = daemon.run("run", "--mem", "1G", "--", "cat", input=piece, text=False)
+    assert done.stdout == piece
+
+
+def test_detached_prints_the_id_alone_and_the_output_is_kept(daemon: Daemon) -> None:
+    done = daemon.run("run", "-d", "--mem", "1G", "--", "sh", "-c", "echo one; echo two >&2")
+    job = int(done.stdout)
+    daemon.wait_until(job, "ended")
+    logs = daemon.run("logs", str(job))
+    assert (logs.stdout, logs.stderr) == ("one\n", "two\n")
+
+
+def test_following_the_logs_ends_with_the_job(daemon: Daemon, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"echo one; while ! test -e {gate}; do sleep 0.05; done; echo two"
+    job = daemon.submit("--mem", "1G", "--", "sh", "-c", script)
+    following = daemon.open("logs", "-f", str(job), stdout=subprocess.PIPE)
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"one\n"
+    gate.touch()
+    assert following.communicate(timeout=30)[0] == b"two\n"
+
+
+def test_a_time_limit_ends_the_job_with_124(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "1G", "--time", "1s", "--", "sleep", "60", check=False)
+    assert done.returncode == 124
+    (job,) = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    assert (job["state"], job["outcome"], job["exit_status"]) == ("ended", "time_limit", 124)
+
+
+def test_a_job_lasts_until_its_last_process_has_gone(daemon: Daemon) -> None:
+    job = daemon.submit("--mem", "1G", "--", "sh", "-c", "setsid sleep 60 & exit 3")
+    events = lambda: {event["kind"] for event in daemon.job(job)["events"]}  # noqa: E731
+    wait_for("the main process is gone", lambda: "main_exited" in events())
+    assert daemon.job(job)["state"] == "active"
+    daemon.run("cancel", str(job))
+    assert daemon.wait_until(job, "ended")["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--mem", "0", "true"], 125, "above zero"),
+        (["--mem", "-1G", "true"], 125, "not a size"),
+        (["--mem", "4X", "true"], 125, "not a size"),
+        (["--mem", "999T", "true"], 125, "cannot lease 999T"),
+        (["--mem", "", "true"], 125, "not a size"),
+        (["--mem", "1G", "--gpus", "0", "true"], 125, "at least one"),
+        (["--mem", "1G", "--gpus", "3", "true"], 125, "this machine has 2"),
+        (["--mem", "1M", "true"], 125, "no CUDA context"),
+        (["--mem", "1G", "--name", "a\nb", "true"], 125, "name"),
+        (["--mem", "1G", "--time", "soon", "true"], 125, "not a time"),
+        (["--mem", "1G", "no-such-command"], 127, "no-such-command"),
+        (["--mem", "1G", "no-such-script.py"], 127, "no-such-script.py"),
+        (["--mem", "1G", "/etc/passwd"], 126, "/etc/passwd"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence_and_a_hint(
+    shared: Daemon, arguments: list[str], status: int, says: str
+) -> None:
+    done = shared.run("run", *arguments, check=False)
+    assert done.returncode == status, done
+    assert says in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.split("\n\nhint:")[0].strip().splitlines()) == 1
+    assert json.loads(shared.run("list", "--all", "--json").stdout)["jobs"] == []
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Return one daemon for the tests that leave no trace in it."""
+    daemon = Daemon(tmp_path_factory.mktemp("shared"))
+    yield daemon.start()
+    daemon.end_all()
+
+
+def test_a_removed_working_directory_is_told(shared: Daemon, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = 'rmdir "$PWD"; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *shared.gpulease("run", "--mem", "1G", "--", "true")],
+        cwd=gone, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 125
+    assert "directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_environment_that_no_program_could_be_started_with_is_told(shared: Daemon) -> None:
+    # The kernel would not start us with it either, so it is made within.
+    script = (
+        "import os, sys; os.environ.update({f'BIG{n}': 'x' * 100_000 for n in range(105)});"
+        "sys.argv[0] = 'gpulease'; from gpulease.cli.app import main; main()"
+    )
+    command = shared.gpulease("run", "--mem", "1G", "--", "true")
+    done = subprocess.run(
+        [command[0], "-c", script, *command[3:]],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 125
+    assert "environment" in done.stderr
+    assert "hint:" in done.stderr

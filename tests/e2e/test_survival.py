@@ -1,0 +1,184 @@
+"""The daemon is killed and comes back: nothing that ran ends, nothing that waited is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from .conftest import Daemon, alive, wait_for
+
+
+def test_running_waiting_and_finished_jobs_survive_kill_9_of_the_daemon(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    gate, ran = tmp_path / "gate", tmp_path / "ran"
+    wait, wait_b = (f"while ! test -e {it}; do sleep 0.05; done" for it in (gate, f"{gate}.b"))
+    running = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo a >>{ran}; {wait}; exit 5")
+    finishing = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo b >>{ran}; {wait_b}; exit 6")
+    waiting = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo c >>{ran}; exit 7")
+    pid = daemon.wait_until(running, "active")["pid"]
+    daemon.wait_until(finishing, "active")
+    daemon.kill()
+    Path(f"{gate}.b").touch()
+    wait_for("the second has ended", lambda: (daemon.state / f"jobs/{finishing}/record").read_text().count("exited\"") >= 1)  # fmt: skip
+    assert alive([pid]) == [pid]
+    daemon.start()
+    assert daemon.wait_until(finishing, "ended")["exit_status"] == 6
+    assert daemon.job(running)["state"] == "active"
+    assert daemon.job(running)["pid"] == pid
+    assert daemon.wait_until(waiting, "ended")["exit_status"] == 7
+    gate.touch()
+    assert daemon.wait_until(running, "ended")["exit_status"] == 5
+    assert sorted(ran.read_text().split()) == ["a", "b", "c"], "no job ran twice"
+
+
+def test_an_attached_run_sees_nothing_of_a_daemon_that_is_killed(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"echo up; while ! test -e {gate}; do sleep 0.05; done; echo down; exit 4"
+    run = daemon.open("run", "--mem", "1G", "--", "sh", "-c", script, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
+    daemon.kill()
+    gate.touch()
+    assert run.communicate(timeout=60)[0] == b"down\n"
+    assert run.returncode == 4
+    daemon.start()
+    assert daemon.wait_until(1, "ended")["exit_status"] == 4
+
+
+def test_a_run_that_waits_finds_the_daemon_again(daemon: Daemon) -> None:
+    holder = daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600")
+    daemon.wait_until(holder, "active")
+    run = daemon.open(
+        "run", "--mem", "1G", "--", "sh", "-c", "echo ran; exit 3",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
+    daemon.kill()
+    daemon.start()
+    daemon.run("cancel", str(holder))
+    out, _ = run.communicate(timeout=60)
+    assert (out, run.returncode) == (b"ran\n", 3)
+
+
+def test_killing_the_run_command_leaves_the_job_running(daemon: Daemon) -> None:
+    run = daemon.open("run", "--mem", "1G", "--", "sleep", "600", stdout=subprocess.DEVNULL)
+    daemon.wait_until(1, "active") if wait_for(
+        "it is known", lambda: daemon.status()["jobs"]
+    ) else 0
+    run.kill()
+    run.wait()
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(1)["state"] == "active"
+
+
+def test_a_signal_to_the_run_command_goes_to_the_job(daemon: Daemon) -> None:
+    script = "trap 'echo got usr1; exit 9' USR1; echo up; while :; do sleep 0.05; done"
+    run = daemon.open("run", "--mem", "1G", "--", "bash", "-c", script, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
+    run.send_signal(signal.SIGUSR1)
+    assert run.communicate(timeout=60)[0] == b"got usr1\n"
+    assert run.returncode == 9
+
+
+def test_ctrl_c_interrupts_the_job_and_the_status_says_by_which_signal(daemon: Daemon) -> None:
+    script = "import time; print('up', flush=True); time.sleep(600)"
+    run = daemon.open(
+        "run", "--mem", "1G", "--", "python3", "-c", script,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in err
+    assert run.returncode in (1, 130)
+
+
+def test_ctrl_c_while_waiting_takes_the_job_out_of_the_queue(daemon: Daemon) -> None:
+    daemon.wait_until(daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600"), "active")
+    run = daemon.open("run", "--mem", "1G", "--", "true", stderr=subprocess.PIPE)
+    wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert len(daemon.status()["jobs"]) == 1
+    assert daemon.job(2)["outcome"] == "cancelled"
+
+
+def test_a_job_whose_shim_is_killed_ends_as_lost_and_leaves_no_process(daemon: Daemon) -> None:
+    job = daemon.submit("--mem", "1G", "--", "sh", "-c", "setsid sleep 600 & sleep 600")
+    daemon.wait_until(job, "active")
+    pid = daemon.job(job)["pid"]
+    shim = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(shim, signal.SIGKILL)
+    ended = daemon.wait_until(job, "ended")
+    assert ended["outcome"] == "lost"
+    assert "shim" in ended["reason"]
+    assert alive([pid]) == []
+
+
+def test_cancelled_jobs_leave_no_process_however_stubborn(daemon: Daemon, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ >>{pids}; while :; do sleep 1; done' & echo $$ >>{pids}; while :; do sleep 1; done"  # noqa: E501
+    job = daemon.submit("--mem", "1G", "--", "bash", "-c", script)
+    wait_for("both are up", lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    daemon.run("cancel", str(job))
+    assert daemon.job(job)["state"] in ("releasing", "ended")
+    daemon.wait_until(job, "ended")
+    assert alive([int(pid) for pid in pids.read_text().split()]) == []
+
+
+def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
+    second = subprocess.run(
+        [*daemon.command()[:3], "--simulate", "8G", "--state", str(daemon.state),
+         "--socket", str(daemon.folder / "other")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert second.returncode == 78
+    assert "another gpuleased is using it" in second.stderr
+    assert "hint:" in second.stderr
+    assert daemon.run("status", "--json").returncode == 0
+
+
+def test_a_daemon_that_cannot_start_says_why(tmp_path: Path) -> None:
+    def fails(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpulease.daemon", "--simulate", "8G", *arguments],
+            capture_output=True, text=True, timeout=60, check=False, cwd="/",
+        )  # fmt: skip
+        assert done.returncode in (78, 125), done
+        assert "Traceback" not in done.stderr
+        assert "hint:" in done.stderr
+        return done.stderr
+
+    state = str(tmp_path / "state")
+    assert "200 bytes" in fails("--state", state, "--socket", "/tmp/" + "x" * 195)
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "cannot use the state directory" in fails(
+        "--state", str(file / "x"), "--socket", str(tmp_path / "s")
+    )
+    assert "cannot use the state directory" in fails(
+        "--state", "/proc/1/nowhere", "--socket", str(tmp_path / "s")
+    )
+
+
+def test_without_a_driver_the_daemon_says_how_to_simulate(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        return
+    made = make_daemon(simulate=None)
+    done = subprocess.run(
+        made.command(), capture_output=True, text=True, timeout=60, check=False,
+        env={key: it for key, it in os.environ.items() if key != "GPULEASE_SIMULATE"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "--simulate" in done.stderr

@@ -1,0 +1,141 @@
+"""What the API refuses: every bound, over the real socket."""
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from e2e.conftest import Daemon
+
+from gpulease.wire import LARGEST_REQUEST
+
+GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    made = Daemon(tmp_path_factory.mktemp("bounds"))
+    yield made.start()
+    made.end_all()
+
+
+def post(daemon: Daemon, body: bytes | str, **headers: str) -> tuple[int, Any]:
+    connection = _Unix(str(daemon.socket))
+    connection.request("POST", "/v1/jobs", body, {"content-type": "application/json", **headers})
+    reply = connection.getresponse()
+    content = json.loads(reply.read())
+    connection.close()
+    return reply.status, content
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"argv": []}, 400),
+        ({"argv": [""]}, 400),
+        ({"argv": ["a\0b"]}, 400),
+        ({"argv": ["\u20ac"]}, 400),
+        ({"argv": "true"}, 400),
+        ({"argv": ["x" * 200_000]}, 413),
+        ({"argv": ["x" * 100_000] * 30}, 413),
+        ({"cwd": "relative"}, 400),
+        ({"cwd": "/" + "x" * 5000}, 400),
+        ({"environment": {"A=B": "c"}}, 400),
+        ({"environment": {"": "c"}}, 400),
+        ({"environment": {"A": "\0"}}, 400),
+        ({"environment": {"A": "x" * 200_000}}, 413),
+        ({"umask": 0o1000}, 400),
+        ({"umask": -1}, 400),
+        ({"nice": 99}, 400),
+        ({"soft_limits": {"PATH": 3}}, 400),
+        ({"soft_limits": {"RLIMIT_NOFILE": 1 << 80}}, 400),
+        ({"name": ""}, 400),
+        ({"name": "a\nb"}, 400),
+        ({"name": "x" * 129}, 400),
+        ({"wait": -1}, 400),
+        ({"wait": 1e300}, 400),
+        ({"claim": {"memory": 0}}, 400),
+        ({"claim": {"memory": -5}}, 400),
+        ({"claim": {"memory": 1 << 80}}, 400),
+        ({"claim": {"memory": 1 << 50}}, 422),
+        ({"claim": {"memory": 1 << 30, "share": 50}}, 400),
+        ({"claim": {"share": 0}}, 400),
+        ({"claim": {"share": 101}}, 400),
+        ({"claim": {"gpus": 0}}, 400),
+        ({"claim": {"gpus": 99}}, 422),
+        ({"claim": {"time_limit": 0}}, 400),
+        ({"claim": {"time_limit": "soon"}}, 400),
+        ({"options": {"split": 0}}, 400),
+        ({"options": {"visible": "all"}}, 400),
+        ({"options": {"inter_op_threads": 0}}, 400),
+    ],
+)
+def test_a_submission_past_a_bound_is_refused_with_a_sentence(
+    daemon: Daemon, change: dict[str, Any], status: int
+) -> None:
+    got, content = post(daemon, json.dumps({**GOOD, **change}))
+    assert got == status, content
+    assert content["error"]["message"].startswith("cannot ")
+    assert "\n" not in content["error"]["message"]
+
+
+def test_a_body_larger_than_anything_that_could_run_is_refused(daemon: Daemon) -> None:
+    big = json.dumps({**GOOD, "environment": {"A": "x" * (LARGEST_REQUEST + 1)}})
+    status, content = post(daemon, big)
+    assert (status, content["error"]["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "null", '{"argv": 1e999}', "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_what_is_no_submission_is_refused_and_the_daemon_lives(
+    daemon: Daemon, body: bytes | str
+) -> None:
+    status, content = post(daemon, body)
+    assert status == 400, content
+    assert daemon.run("status", "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "v1", "v1/nothing", "v1/jobs/x", f"v1/jobs/{10**20}", "v1/jobs/-1", "v1/jobs?state=odd"],
+)
+def test_what_is_not_there_is_answered_with_a_sentence(daemon: Daemon, path: str) -> None:
+    connection = _Unix(str(daemon.socket))
+    connection.request("GET", f"/{path}")
+    reply = connection.getresponse()
+    assert reply.status in (400, 404)
+    assert json.loads(reply.read())["error"]["message"].startswith("cannot ")
+    connection.close()
+
+
+def test_bytes_that_are_no_http_end_their_own_connection_alone(daemon: Daemon) -> None:
+    for noise in (os.urandom(4096), b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 100):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(30)
+            raw.connect(str(daemon.socket))
+            raw.sendall(noise)
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):
+                pass
+    assert daemon.run("status", "--json").returncode == 0
+
+
+def test_an_argument_of_bytes_that_are_not_utf8_reaches_the_job(daemon: Daemon) -> None:
+    odd = b"caf\xe9-\xff"
+    argument = odd.decode("utf-8", "surrogateescape")
+    done = daemon.run("run", "--mem", "1G", "--", "printf", "%s", argument, text=False)
+    assert done.stdout == odd

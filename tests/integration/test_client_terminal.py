@@ -1,0 +1,122 @@
+"""`gpulease` on a terminal: what is drawn there, and that it is left as it was found."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon_stand_in import views
+from daemon_stand_in.daemon import StandIn
+from daemon_stand_in.shim import ShimStandIn
+
+from gpulease.frames import FrameKind
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Terminal:
+    """A process in the foreground of a pseudo-terminal."""
+
+    def __init__(self, daemon: StandIn, *arguments: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "gpulease.cli", "--socket", str(daemon.path), *arguments]
+        given = {"TERM": "xterm", "COLUMNS": "80", "PATH": "/bin", "TZ": "UTC"}
+        variables = given | {"PYTHONPATH": str(REPOSITORY)} | environment
+        self.pid, self.handle = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, command, variables)
+        self.shown = ""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.handle, keys)
+
+    def read_until(self, text: str) -> None:
+        while text not in self.shown:
+            assert select.select([self.handle], [], [], 20)[0], self.shown
+            piece = self._read()
+            assert piece, self.shown
+            self.shown += piece
+
+    def finish(self) -> int:
+        while piece := self._read():
+            self.shown += piece
+        os.close(self.handle)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> str:
+        try:
+            return os.read(self.handle, 1 << 16).decode()
+        except OSError:
+            return ""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[StandIn]:
+    stand_in = StandIn(tmp_path / "daemon.sock")
+    stand_in.open()
+    yield stand_in
+    stand_in.close()
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    with ShimStandIn(directory) as stand_in:
+        yield stand_in
+
+
+def test_the_waiting_line_is_rewritten_in_place_and_wiped(
+    daemon: StandIn, shim: ShimStandIn
+) -> None:
+    daemon.on_submit = views.job(17, position=2, reason="a reason " * 20)
+    terminal = Terminal(daemon, "run", "--mem", "4G", "true")
+    terminal.read_until("2nd in line")
+    daemon.put(views.job(17, position=1))
+    terminal.read_until("1st in line")
+    daemon.put(views.running(17, directory=str(shim.directory)))
+    shim.say(FrameKind.STDOUT, b"output\n")
+    shim.exit()
+    assert terminal.finish() == 0
+    *rewritten, rest = terminal.shown.split("\r\x1b[2K")
+    assert all(len(line) < 80 and "\n" not in line for line in rewritten)
+    assert rest == "output\r\n"
+
+
+def test_ctrl_c_and_typed_lines_reach_the_job(daemon: StandIn, shim: ShimStandIn) -> None:
+    daemon.on_submit = views.running(17, directory=str(shim.directory))
+    terminal = Terminal(daemon, "run", "--mem", "4G", "cat")
+    shim.until(lambda: shim.hello is not None)
+    terminal.type(b"yes\n")
+    shim.until(lambda: shim.stdin == b"yes\n")
+    terminal.type(b"\x03")
+    shim.until(lambda: shim.signals == [2])
+    terminal.type(b"\x04")
+    shim.until(lambda: shim.stdin_ended)
+    shim.exit(signal=2)
+    assert terminal.finish() == 130
+
+
+def test_a_terminal_gets_colour_and_no_color_takes_it_away(daemon: StandIn) -> None:
+    daemon.status = views.busy_status()
+    coloured = Terminal(daemon, "status")
+    assert coloured.finish() == 0
+    plain = Terminal(daemon, "status", NO_COLOR="1")
+    assert plain.finish() == 0
+    assert "\x1b[" in coloured.shown
+    assert "\x1b[" not in plain.shown
+    assert all(len(line) <= 80 for line in plain.shown.splitlines())
+
+
+def test_a_page_into_a_closed_pipe_is_no_traceback(daemon: StandIn) -> None:
+    line = [sys.executable, "-m", "gpulease.cli", "--socket", str(daemon.path), "status"]
+    receiver, sender = os.pipe()
+    os.close(receiver)
+    with os.fdopen(sender, "wb") as stdout:
+        ran = subprocess.run(
+            line, stdout=stdout, stderr=subprocess.PIPE, cwd=REPOSITORY, check=False
+        )
+    assert (ran.returncode, ran.stderr) == (141, b"")

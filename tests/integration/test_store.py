@@ -1,0 +1,267 @@
+"""The SQLite file: what is kept in it, and what it refuses."""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from fakes import ALICE, NOON, G, order, reading
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, grant, worker_gone, worker_started
+from gpulease.domain.lease import State, Trigger
+from gpulease.domain.memory import GpuUuid, JobId, take_stock
+from gpulease.domain.placement import Placement
+from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.service.ports import Event, Order
+from gpulease.store.occupancy import GRADES, Occupancy, Sample
+from gpulease.store.repository import SqlStore
+from gpulease.store.rows import pack, unpack
+from gpulease.store.schema import HEAD, MIGRATIONS
+from gpulease.store.tables import InvocationRow, Row
+from gpulease.units import Share
+
+GPU = GpuUuid("GPU-a")
+EVENT = Event(NOON, "test")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.know([reading()], NOON)
+    yield opened
+    opened.close()
+
+
+def again(store: SqlStore) -> SqlStore:
+    store.close()
+    return SqlStore(store.path)
+
+
+def add(store: SqlStore, wanted: Order | None = None) -> Job:
+    with store.write() as tx:
+        return tx.add(wanted or order(), NOON)
+
+
+def through_life(store: SqlStore, job: Job) -> Job:
+    """Grant, start and end a job, a transaction each."""
+    granted = grant(job, Placement(((GPU, G),)), NOON)
+    started = worker_started(granted, 10, 9, NOON)
+    assert started is not None
+    later = NOON + timedelta(hours=1)
+    ended = worker_gone(started, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(3), later)
+    assert ended is not None
+    for step in (granted, started, ended):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    return ended
+
+
+def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
+    wanted = replace(order(), claim=Claim(Share(Fraction(100, 3)), 2, True, timedelta(hours=1)))
+    waiting = add(store, wanted)
+    ended = through_life(store, add(store))
+    opened = again(store)
+    assert opened.live() == (waiting,)
+    assert opened.job(ended.id) == ended
+    opened.close()
+
+
+def test_ids_are_never_used_again(store: SqlStore) -> None:
+    job = add(store)
+    with store.engine.begin() as connection:
+        for table in ("invocations", "events"):
+            connection.execute(text(f"DELETE FROM {table}"))
+        connection.execute(text("DELETE FROM jobs"))
+    opened = again(store)
+    assert add(opened).id == job.id + 1
+    opened.close()
+
+
+def test_what_a_failed_transaction_did_is_seen_nowhere(store: SqlStore) -> None:
+    with pytest.raises(RuntimeError), store.write() as tx:
+        tx.add(order(), NOON)
+        raise RuntimeError
+    assert store.live() == ()
+    opened = again(store)
+    assert opened.live() == ()
+    opened.close()
+
+
+def test_the_environment_is_gone_from_the_file_when_the_job_has_ended(store: SqlStore) -> None:
+    job = add(store)
+    assert store.invocation(job.id).environment == {"PATH": "/usr/bin:/bin"}
+    through_life(store, job)
+    with pytest.raises(NoSuchJob):
+        store.invocation(job.id)
+
+
+def test_a_reader_sees_what_was_committed_while_a_writer_writes(store: SqlStore) -> None:
+    job = add(store)
+    with store.write() as tx:
+        tx.add(order(), NOON)
+        assert [each.id for each in store.live()] == [job.id]
+        assert [each.id for each in store.jobs(None, None, 10)] == [job.id]
+    assert len(store.live()) == 2
+
+
+system_strings = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(system_strings, min_size=1, max_size=4),
+    st.dictionaries(system_strings, system_strings, max_size=4),
+)
+def test_any_bytes_survive_as_arguments_and_environment(
+    argv: list[str], environment: dict[str, str]
+) -> None:
+    invocation = Invocation(tuple(argv), "/", environment, 0o77, {"RLIMIT_NOFILE": 4})
+    assert unpack(InvocationRow(job=1, content=pack(invocation))) == invocation
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE jobs SET state = 'sleeping'",
+        "UPDATE jobs SET gpus = 0",
+        "UPDATE jobs SET memory = 0",
+        "UPDATE jobs SET memory = NULL",
+        "UPDATE jobs SET state = 'active'",
+        "UPDATE jobs SET state = 'ended'",
+        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (1, 'GPU-a', 0, 0)",
+        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (99, 'GPU-a', 1, 0)",
+        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (1, 'GPU-z', 1, 0)",
+    ],
+)
+def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:
+    add(store)
+    with pytest.raises(IntegrityError), store.engine.begin() as connection:
+        connection.execute(text(change))
+
+
+def test_the_file_is_for_its_owner_alone(store: SqlStore) -> None:
+    for path in store.path.parent.glob("gpulease.db*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_commits_reach_the_disk_and_readers_do_not_wait(store: SqlStore) -> None:
+    with store.engine.connect() as connection:
+        pragma = {
+            name: connection.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    store = SqlStore(tmp_path / "gpulease.db")
+    with store.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Row.metadata) == []
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+    store.close()
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(store: SqlStore) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    store.close()
+    with pytest.raises(StateUnusable) as refused:
+        SqlStore(store.path)
+    assert "9999" in refused.value.message
+    assert "newer" in refused.value.message
+    with closing(sqlite3.connect(store.path)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("9999",)
+
+
+def test_a_file_that_is_no_database_or_not_ours_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    path.write_bytes(b"these are not the bytes you are looking for" * 100)
+    with pytest.raises(StateUnusable) as refused:
+        SqlStore(path)
+    assert refused.value.hint
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE guests (name TEXT)")
+    with pytest.raises(StateUnusable, match="not a database of gpulease"):
+        SqlStore(path)
+
+
+@pytest.mark.parametrize("released", sorted((Path(__file__).parents[1] / "data").glob("*.sql")))
+def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
+    released: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(released.read_text())
+    store = SqlStore(path)
+    states = sorted({job.state for job in store.jobs(None, None, 100)})
+    assert states == sorted(State)
+    store.close()
+    if released.stem != HEAD:
+        assert path.with_name(f"gpulease.db.{released.stem}.backup").exists()
+
+
+def sample(seconds: float, used: int) -> Sample:
+    gpu = take_stock(reading(used=used), [], {})
+    return Sample(NOON + timedelta(seconds=seconds), (gpu,))
+
+
+def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quarter(
+    store: SqlStore,
+) -> None:
+    occupancy = Occupancy(store)
+    occupancy.record([sample(n, n * 1024) for n in range(7200)], {})
+    assert len(occupancy.history(GPU, NOON)) == 7200
+    occupancy.thin(NOON + timedelta(hours=2))
+    kept = occupancy.history(GPU, NOON)
+    assert len(kept) == 60 + 3600
+    assert kept[0] == (NOON, 59 * 1024), "of a minute the peak is kept"
+    assert kept[60] == (NOON + timedelta(hours=1), 3600 * 1024)
+    occupancy.thin(NOON + timedelta(hours=25))
+    assert len(occupancy.history(GPU, NOON)) == 4 + 60
+    occupancy.thin(NOON + timedelta(days=3))
+    assert [used for _, used in occupancy.history(GPU, NOON)] == [
+        (900 * n - 1) * 1024 for n in range(1, 9)
+    ]
+    occupancy.thin(NOON + GRADES[-1].keep_for + timedelta(days=1))
+    assert occupancy.history(GPU, NOON) == []
+
+
+def test_what_is_now_is_one_row_for_each_gpu(store: SqlStore) -> None:
+    occupancy = Occupancy(store)
+    for n in range(3):
+        occupancy.record([sample(n, n)], {})
+    with store.engine.connect() as connection:
+        rows = connection.execute(text("SELECT used FROM gpu_memory WHERE resolution = 0")).all()
+    assert rows == [(2,)]
+
+
+def test_peaks_only_rise(store: SqlStore) -> None:
+    job = add(store)
+    with store.write() as tx:
+        tx.save(grant(job, Placement(((GPU, G),)), NOON), EVENT)
+    occupancy = Occupancy(store)
+    for n, peak in enumerate((5, 9, 7)):
+        occupancy.record([sample(n, 0)], {(job.id, GPU): peak})
+    opened = again(store)
+    found = opened.job(JobId(job.id))
+    assert found is not None
+    assert found.leases[0].peak == 9
+    assert found.owner == ALICE
+    opened.close()

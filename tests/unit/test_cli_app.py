@@ -1,0 +1,96 @@
+"""The edge of the command: how lines are understood, and how errors leave it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulease import __version__
+from gpulease.cli.app import call
+from gpulease.cli.verbs import VERBS
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_teaches_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([verb, "--help"]) == 0
+    assert f"  gpulease {verb}" in capsys.readouterr().out.split("Examples:")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ([], "Usage: gpulease"),
+        (["statsu"], "did you mean 'status'?"),
+        (["nonsense"], "No such command"),
+        (["--nonsense"], "No such option"),
+        (["run"], "Missing argument"),
+        (["run", "--nonsense", "x"], "gpulease run --help"),
+        (["run", "--gpus", "two", "x"], "'two' is not a whole number"),
+        (["run", "--visible", "both", "x"], "'both' is not one of uuid, index"),
+        (["cancel"], "Missing argument"),
+        (["cancel", "x"], "'x' is not a whole number"),
+        (["list", "--state", "gone"], "is not one of queued"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_exit_2(
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(line) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "line", [["--socket", "/no/such", "status"], ["status", "--socket", "/no/such"]]
+)
+def test_the_socket_may_be_named_before_the_verb_or_after(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(line) == 125
+    assert "there is no socket /no/such" in capsys.readouterr().err
+
+
+def test_options_after_the_command_are_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "--mem", "1G", "no-such-command", "--gpus", "x", "--help"]) == 127
+    assert call(["run", "--", "no-such-command", "--", "-x"]) == 127
+
+
+def test_a_missing_command_is_127_with_no_daemon_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["--socket", "/no/such", "run", "./missing.sh"]) == 127
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def modules_after(*line: str) -> set[str]:
+    script = (
+        "import sys\nfrom gpulease.cli.app import call\n"
+        f"call({list(line)!r})\nprint('\\n'.join(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
+    return set(ran.stdout.split())
+
+
+@pytest.mark.parametrize("line", [("status", "--socket", "/x"), ("run", "--socket", "/x", "true")])
+def test_the_everyday_verbs_import_only_what_they_need(line: tuple[str, ...]) -> None:
+    heavy = {"rich", "pydantic", "fastapi", "uvicorn", "sqlalchemy", "asyncio", "psutil"}
+    assert not modules_after(*line) & heavy
+
+
+def test_the_version_costs_no_import() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "gpulease.cli", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    assert ran.stdout == f"gpulease {__version__}\n"
+    assert "typer" not in ran.stderr
+    assert "dataclasses" not in ran.stderr

@@ -1,0 +1,121 @@
+"""What `status`, `list`, `show` and `doctor` print, compared with files kept in tests/golden.
+
+`GPULEASE_GOLDEN=write pytest tests/unit/test_cli_pages.py` writes them anew; read the difference.
+"""
+
+import io
+import os
+from datetime import timedelta, timezone
+from pathlib import Path
+
+import pytest
+from daemon_stand_in import views
+
+from gpulease.cli import doctor, render, show, status, tables
+from gpulease.cli import list as listing
+from gpulease.cli.tables import Page, cells
+from gpulease.errors import CannotLease
+from gpulease.units import GIB
+from gpulease.wire import CheckView, DoctorView, EventView, JobList, LeaseView
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
+
+
+def compare(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("GPULEASE_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def jobs() -> JobList:
+    ended = views.over(9, exit_status=1, name="eval", command="python3 eval.py --data /mnt/images")
+    late = views.over(10, 124, outcome="time_limit", user="bob")
+    return JobList([ended, late, views.running(12), views.waiting(), views.second_waiting()])
+
+
+def pages(width: int | None) -> dict[str, Page]:
+    busy = views.busy_status()
+    two = [
+        LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, []),
+        LeaseView(views.SECOND, 6 * GIB, None, None, ["driver"]),
+    ]
+    checks = [
+        CheckView("driver", "ok", "580.65.06 reads 2 GPUs"),
+        CheckView("cgroups", "warning", "they are not v2", "boot with unified cgroups"),
+        CheckView("GPU 1", "failure", "it cannot be read", "reboot"),
+    ]
+    events = [
+        EventView("2026-03-02T13:29:00Z", "submitted", "6G"),
+        EventView("2026-03-02T13:30:00Z", "grant", None),
+    ]
+    return {
+        "status-busy": status.page(busy, NOW, width),
+        "status-quiet": status.page(views.status(), NOW, width),
+        "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
+        "list": listing.page(jobs(), NOW),
+        "list-empty": listing.page(JobList([]), NOW),
+        "show-waiting": show.page(views.waiting(), NOW),
+        "show-active": show.page(views.running(12, leases=two, events=events), NOW),
+        "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
+        "doctor": doctor.page(DoctorView(checks)),
+    }
+
+
+@pytest.mark.parametrize("name", list(pages(None)))
+def test_a_pipe_gets_all_of_it_in_plain_text(name: str) -> None:
+    compare(f"{name}.plain", tables.plain(pages(None)[name], None))
+
+
+@pytest.mark.parametrize("name", list(pages(60)))
+def test_sixty_columns_are_enough(name: str) -> None:
+    text = tables.plain(pages(60)[name], 60)
+    compare(f"{name}.60", text)
+    assert max(map(cells, text.splitlines()), default=0) <= 60
+
+
+@pytest.mark.parametrize("width", range(20, 140, 3))
+def test_no_width_is_ever_exceeded_while_a_column_may_leave(width: int) -> None:
+    for page in pages(width).values():
+        for block in page:
+            if isinstance(block, tables.Table):
+                fitted = tables.fit(block, width)
+                line = sum(fitted.widths()) + 2 * (len(fitted.columns) - 1)
+                optional = [column for column in fitted.columns if column.leaves]
+                assert line <= width or not optional
+
+
+def test_colour_changes_nothing_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    page = pages(100)["status-busy"]
+    render.show_page(page, render.Screen(width=100, colour=False))
+    plain = capsys.readouterr().out
+    render.show_page(page, render.Screen(width=100, colour=True))
+    coloured = capsys.readouterr().out
+    words = [word for word in plain.split() if word.isalnum()]
+    assert [word for word in coloured.split() if word.isalnum()] == words
+
+
+def test_an_error_is_a_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    render.complain(CannotLease("cannot lease 30G: the largest GPU here offers 24G", "ask for 24G"))
+    compare("error", capsys.readouterr().err)
+
+
+def test_strangers_cannot_steer_the_terminal() -> None:
+    evil = views.running(1, name="\x1b[2Jx", user="a\nb", command="c\x07d", reason="\u202ee")
+    text = tables.plain(listing.page(JobList([evil]), NOW), None)
+    text += tables.plain(show.page(evil, NOW), None)
+    text += tables.plain(status.page(views.status(jobs=[evil]), NOW), None)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert "a?b" in text
+
+
+def test_wide_characters_keep_columns_straight() -> None:
+    listed = JobList([views.running(1, name="訓練"), views.running(2, name="train")])
+    lines = tables.plain(listing.page(listed, NOW), None).splitlines()
+    assert len({cells(line[: line.index("active")]) for line in lines[1:]}) == 1
+
+
+def test_a_stream_that_is_no_terminal_gets_no_colour() -> None:
+    assert render.screen_of(io.StringIO(), {"TERM": "xterm"}) == render.Screen(None, colour=False)
+    assert render.screen_of(None, {}) == render.Screen(None, colour=False)

@@ -1,0 +1,160 @@
+"""From options to a request: what is read, and what is refused before anything is queued."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpulease.cli.caller import Caller
+from gpulease.cli.program import python_of, resolve
+from gpulease.cli.request import RunOptions, build, refuse_what_execve_would
+from gpulease.errors import (
+    BadValue,
+    CommandNotExecutable,
+    CommandNotFound,
+    GpuleaseError,
+    TooLarge,
+)
+from gpulease.units import GIB
+
+ME = Caller("/home/me", {"PATH": "/bin"}, 0o027, {"RLIMIT_CORE": -1}, 5)
+
+
+def options(**changed: object) -> RunOptions:
+    return RunOptions(**changed)  # type: ignore[arg-type]
+
+
+def test_everything_that_was_written_is_in_the_request() -> None:
+    written = options(
+        mem="4G", gpus=2, exclusive=True, time="1h", name="x", wait="2m", visible="index", split=2
+    )
+    request = build(written, ["a", "b"], ME)
+    assert (request.claim.memory, request.claim.gpus, request.claim.exclusive) == (4 * GIB, 2, True)
+    assert (request.claim.time_limit, request.wait, request.name) == (3600.0, 120.0, "x")
+    assert (request.options.visible, request.options.split) == ("index", 2)
+    assert (request.umask, request.nice, request.soft_limits) == (0o027, 5, {"RLIMIT_CORE": -1})
+    assert request.attached
+
+
+def test_no_memory_leaves_it_to_the_daemon() -> None:
+    claim = build(options(), ["a"], ME).claim
+    assert (claim.memory, claim.share) == (None, None)
+
+
+def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
+    assert build(options(no_wait=True), ["a"], ME).wait == 0.0
+    assert build(options(), ["a"], ME).wait is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"mem": "4X"},
+        {"mem": "0"},
+        {"mem": "101%"},
+        {"gpus": 0},
+        {"gpus": -1},
+        {"time": "soon"},
+        {"wait": "0s"},
+        {"wait": "1m", "no_wait": True},
+        {"name": "a\nb"},
+        {"name": "\x1b[31m"},
+        {"name": " "},
+        {"name": "n" * 129},
+        {"split": 0},
+        {"inter_op_threads": 0},
+        {"intra_op_threads": -3},
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(changed: dict[str, object]) -> None:
+    with pytest.raises(BadValue) as refused:
+        build(options(**changed), ["a"], ME)
+    assert refused.value.message.startswith("cannot ")
+
+
+def test_bytes_that_are_no_text_survive() -> None:
+    assert build(options(), [os.fsdecode(b"\xff\xc3\xa9")], ME).argv == ["\xff\xc3\xa9"]
+
+
+def test_the_largest_variables_are_named_when_there_is_too_much() -> None:
+    environment = {f"V{number}": "x" * 110_000 for number in range(90)} | {"BIG": "x" * 120_000}
+    with pytest.raises(TooLarge) as refused:
+        refuse_what_execve_would(["true"], environment)
+    assert "the largest variables: BIG (118K), V" in refused.value.message
+
+
+def test_one_string_may_not_be_over_128k() -> None:
+    refuse_what_execve_would(["a", "x" * (128 * 1024 - 1)], {})
+    with pytest.raises(TooLarge, match="argument 1"):
+        refuse_what_execve_would(["a", "x" * (128 * 1024)], {})
+    with pytest.raises(TooLarge, match="the variable V"):
+        refuse_what_execve_would(["a"], {"V": "x" * (128 * 1024)})
+
+
+def program(path: Path, mode: int = 0o755) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(mode)
+    return path
+
+
+def test_a_script_runs_under_the_active_environment_then_the_path(tmp_path: Path) -> None:
+    program(tmp_path / "train.py", 0o644)
+    first = program(tmp_path / "bin" / "python3")
+    path = {"PATH": str(first.parent)}
+    assert resolve(["train.py", "-x"], tmp_path, path) == (str(first), "train.py", "-x")
+    active = program(tmp_path / "venv" / "bin" / "python")
+    environment = path | {"VIRTUAL_ENV": str(tmp_path / "venv")}
+    assert resolve(["train.py"], tmp_path, environment)[0] == str(active)
+    active.unlink()
+    assert python_of(tmp_path, environment) == str(first)
+
+
+def test_a_script_that_is_only_on_the_path_runs_as_itself(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "infer.py")
+    assert resolve(["infer.py"], tmp_path, {"PATH": str(tmp_path / "bin")}) == ("infer.py",)
+
+
+def test_other_commands_stay_as_they_were_typed(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "tool")
+    assert resolve(["tool", "a"], tmp_path, {"PATH": "nowhere:bin"}) == ("tool", "a")
+    assert resolve(["bin/tool"], tmp_path, {"PATH": ""}) == ("bin/tool",)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "error", "hint"),
+    [
+        ("missing.py", None, CommandNotFound, "as it is seen from there"),
+        ("missing", None, CommandNotFound, "before the command"),
+        ("./missing", None, CommandNotFound, "starts at"),
+        ("tool", 0o755, CommandNotFound, "./tool"),
+        ("tool", 0o644, CommandNotFound, "bash tool"),
+        ("./tool", 0o644, CommandNotExecutable, "chmod +x"),
+        ("", None, CommandNotFound, ""),
+        (".", None, CommandNotFound, ""),
+        ("./", None, CommandNotExecutable, ""),
+    ],
+)
+def test_what_cannot_run_is_said_before_it_is_queued(
+    name: str, mode: int | None, error: type[GpuleaseError], hint: str, tmp_path: Path
+) -> None:
+    if mode is not None:
+        program(tmp_path / name, mode)
+    with pytest.raises(error) as refused:
+        resolve([name], tmp_path, {"PATH": "/nowhere"})
+    assert hint in (refused.value.hint or "")
+    assert refused.value.exit_code == (127 if error is CommandNotFound else 126)
+
+
+def test_a_program_on_the_path_without_permission_is_126(tmp_path: Path) -> None:
+    path = program(tmp_path / "bin" / "tool", stat.S_IRUSR)
+    with pytest.raises(CommandNotExecutable) as refused:
+        resolve(["tool"], tmp_path, {"PATH": str(path.parent)})
+    assert f"chmod +x {path}" in (refused.value.hint or "")
+
+
+def test_no_python_at_all_is_said(tmp_path: Path) -> None:
+    program(tmp_path / "train.py", 0o644)
+    with pytest.raises(CommandNotFound, match="no python3"):
+        resolve(["train.py"], tmp_path, {"PATH": "/nowhere"})

@@ -1,0 +1,155 @@
+"""The waiting line, exit codes, and words as they are shown."""
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from daemon_stand_in import views
+
+from gpulease.cli.attach import Ending
+from gpulease.cli.outcome import last_words, status_of_ending, status_of_job
+from gpulease.cli.text import asks, cells, clean, clock, ordinal, shorten
+from gpulease.cli.waiting import WaitingLine, waiting_text
+from gpulease.cli.words import reader_of
+
+NOW = views.NOW
+
+
+class Paper:
+    """What was written, and an event at each writing."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.written = threading.Event()
+
+    def write(self, text: str) -> None:
+        self.text += text
+        self.written.set()
+
+
+def impatient(width: int | None = None) -> tuple[Paper, WaitingLine]:
+    paper = Paper()
+    line = WaitingLine(paper.write, None if width is None else lambda: width, patience=0.0)
+    line.show("first", NOW)
+    assert paper.written.wait(10)
+    return paper, line
+
+
+def test_the_line_says_where_why_and_for_whom() -> None:
+    job = views.job(17, position=2, waits_for=[12], reason="no GPU has 6G free")
+    blocker = views.running(12, user="alice", expires_at="2026-03-02T14:30:00Z")
+    assert waiting_text(job, [blocker], NOW) == (
+        "gpulease: job 17 waits, 2nd in line: no GPU has 6G free "
+        "(waits for job 12 of alice, ends by 14:30)"
+    )
+
+
+def test_jobs_that_are_not_named_are_counted() -> None:
+    job = views.job(waits_for=[1, 2, 3], expected_start_at="2026-03-03T09:00:00Z")
+    text = waiting_text(job, [views.running(1, expires_at=None)], NOW)
+    assert text.endswith("(waits for job 1 of alice and 2 more; expected to start by Tue 09:00)")
+    assert "(waits for jobs 1, 2, 3;" in waiting_text(job, [], NOW)
+
+
+def test_a_terminal_has_its_line_rewritten_and_left_clean() -> None:
+    paper, line = impatient(width=8)
+    line.show("second one", NOW)
+    line.clear()
+    assert paper.text == "\r\x1b[2Kfirst" + "\r\x1b[2Ksecond…" + "\r\x1b[2K"
+
+
+def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:
+    paper, line = impatient()
+    line.show("second", NOW + timedelta(seconds=29))
+    line.show("second", NOW + timedelta(seconds=31))
+    line.show("second", NOW + timedelta(seconds=90))
+    line.clear()
+    assert paper.text == "first\nsecond\n"
+
+
+def test_a_job_that_starts_at_once_is_not_talked_about() -> None:
+    paper = Paper()
+    line = WaitingLine(paper.write, lambda: 80, patience=3600.0)
+    line.show("first", NOW)
+    line.clear()
+    assert paper.text == ""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        (Ending(0, None, "exited"), 0),
+        (Ending(255, None, "exited"), 255),
+        (Ending(None, 9, "signaled"), 137),
+        (Ending(None, 15, "time_limit"), 124),
+        (Ending(0, None, "time_limit"), 124),
+        (Ending(None, 15, "cancelled"), 143),
+        (Ending(3, None, "cancelled"), 3),
+        (Ending(None, None, "None"), 125),
+    ],
+)
+def test_run_exits_as_the_shim_says(ending: Ending, status: int) -> None:
+    assert status_of_ending(ending) == status
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_status", "status", "said"),
+    [
+        ("exited", 3, 3, None),
+        ("gave_up", None, 75, "gave up"),
+        ("time_limit", None, 124, "time limit"),
+        ("cancelled", None, 143, "cancelled"),
+        ("launch_failed", 127, 127, "could not be started"),
+        ("launch_failed", None, 125, "could not be started"),
+        ("lost", None, 125, "was lost"),
+    ],
+)
+def test_run_exits_as_the_daemon_says(
+    outcome: str, exit_status: int | None, status: int, said: str | None
+) -> None:
+    job = replace(views.over(17, exit_status), outcome=outcome)  # type: ignore[arg-type]
+    assert status_of_job(job) == status
+    words = last_words(job)
+    assert words is None if said is None else said in (words or "")
+
+
+def test_ordinals() -> None:
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 111)] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th"]
+    )
+
+
+def test_clocks_name_the_day_when_it_is_another() -> None:
+    assert clock("2026-03-02T23:00:00Z", NOW) == "23:00"
+    assert clock("2026-03-04T23:00:00Z", NOW) == "Wed 23:00"
+    assert clock("2026-05-04T23:00:00Z", NOW) == "2026-05-04 23:00"
+
+
+def test_claims_are_shown_as_they_were_asked() -> None:
+    assert asks(views.job()) == "4G"
+    assert asks(views.second_waiting()) == "40% alone"
+    assert asks(views.waiting()) == "2 x 20G"
+
+
+@pytest.mark.parametrize("width", range(8))
+def test_shortened_text_fits(width: int) -> None:
+    assert cells(shorten("日本語 text", width)) <= width
+
+
+def test_clean_keeps_words_and_drops_controls() -> None:
+    assert clean("é日\x1b[0m\n\u200b\udcff") == "é日?[0m???"
+
+
+def test_words_are_read_as_their_types() -> None:
+    whole, texts = reader_of(int), reader_of(list[str])
+    assert whole is not None and texts is not None
+    assert whole("12") == 12
+    assert texts(("a", "\udcff")) == ["a", "\udcff"]
+    with pytest.raises(ValueError, match="not a whole number"):
+        whole("1.5")
+
+
+def test_a_hint_inside_a_reason_is_shown_as_one() -> None:
+    job = views.over(17, 126, outcome="launch_failed", reason="cannot run x: no\n\nhint: chmod +x x")
+    assert (last_words(job) or "").endswith("cannot run x: no; hint: chmod +x x")

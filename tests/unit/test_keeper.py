@@ -1,0 +1,242 @@
+"""The loop that grants, and the life of a job from its grant to its end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
+
+from gpulease.domain.job import Outcome
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.errors import CommandNotFound, NoRoomNow
+from gpulease.service.keeper import Keeper
+from gpulease.service.look import Policy
+
+T = TypeVar("T")
+_TURNS = 200
+
+
+async def at_once(call: Callable[[], T]) -> T:
+    return call()
+
+
+class World:
+    """A keeper among fakes."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.gpus = FakeGpus({"GPU-a": 8 * G})
+        self.launcher = FakeLauncher()
+        self.clock = FakeClock()
+        self.keeper = self.new_keeper()
+
+    def new_keeper(self) -> Keeper:
+        def lane(call: Callable[[], T]) -> Awaitable[T]:
+            return at_once(call)
+
+        return Keeper(
+            self.store, self.gpus, FakeFinder(), self.launcher, self.clock, Policy(),
+            writing=lane, looking=lane,
+        )  # fmt: skip
+
+    async def submit(self, memory: int = 6 * G, **fields: Any) -> JobId:
+        return (await self.keeper.submit(order(memory, **fields))).id
+
+    async def settle(self) -> None:
+        """Let everything happen that can happen now."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    def state(self, job: JobId) -> State:
+        found = self.store.job(job)
+        assert found is not None
+        return found.state
+
+
+def run(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Play a scenario with the loop running beside it."""
+
+    async def play() -> None:
+        world = World()
+        granting = asyncio.create_task(world.keeper.run())
+        try:
+            await scenario(world)
+        finally:
+            granting.cancel()
+            await world.keeper.stop_following()
+
+    asyncio.run(play())
+
+
+def test_a_job_is_granted_launched_and_followed_to_its_end() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        await world.settle()
+        assert world.launcher.launched == [job]
+        assert world.state(job) is State.ACTIVE
+        world.launcher.exits(job, 7)
+        await world.settle()
+        ended = world.store.job(job)
+        assert ended is not None
+        assert (ended.state, ended.exit and ended.exit.code) == (State.ENDED, 7)
+        assert ended.leases[0].released_at == NOON
+
+    run(scenario)
+
+
+def test_the_end_of_one_job_starts_the_next() -> None:
+    async def scenario(world: World) -> None:
+        first, second = await world.submit(), await world.submit()
+        await world.settle()
+        assert world.launcher.launched == [first]
+        world.launcher.exits(first)
+        await world.settle()
+        assert world.launcher.launched == [first, second]
+
+    run(scenario)
+
+
+def test_a_failed_launch_gives_the_memory_back_and_says_why() -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.refuse[JobId(1)] = CommandNotFound("cannot run x: no such file", "look")
+        first, second = await world.submit(), await world.submit()
+        await world.settle()
+        failed = world.store.job(first)
+        assert failed is not None
+        assert (failed.state, failed.outcome) == (State.ENDED, Outcome.LAUNCH_FAILED)
+        assert failed.detail == "cannot run x: no such file\n\nhint: look"
+        assert failed.exit is not None
+        assert failed.exit.code == 127
+        assert world.launcher.launched == [second]
+
+    run(scenario)
+
+
+def test_memory_of_a_cancelled_job_is_free_only_when_its_worker_is_gone() -> None:
+    async def scenario(world: World) -> None:
+        first, second = await world.submit(), await world.submit()
+        await world.settle()
+        await world.keeper.cancel(first, "alice")
+        await world.settle()
+        assert world.launcher.stopped == [first]
+        assert (world.state(first), world.state(second)) == (State.RELEASING, State.QUEUED)
+        world.launcher.exits(first, outcome=Outcome.CANCELLED)
+        await world.settle()
+        assert (world.state(first), world.state(second)) == (State.ENDED, State.ACTIVE)
+
+    run(scenario)
+
+
+def test_after_a_restart_jobs_are_followed_and_not_launched_again() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        await world.settle()
+        await world.keeper.stop_following()
+        world.keeper = world.new_keeper()
+        assert world.keeper.recover() == 1
+        await world.settle()
+        assert world.launcher.launched == [job]
+        world.launcher.exits(job, 3)
+        await world.settle()
+        assert world.state(job) is State.ENDED
+
+    run(scenario)
+
+
+def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
+    async def scenario(world: World) -> None:
+        async def never(job: object, invocation: object) -> None:
+            await asyncio.Event().wait()
+
+        launch, world.launcher.launch = world.launcher.launch, never  # type: ignore[method-assign]
+        job = await world.submit()
+        await world.settle()
+        assert world.state(job) is State.GRANTED
+        await world.keeper.stop_following()
+        world.launcher.launch = launch  # type: ignore[method-assign]
+        world.keeper = world.new_keeper()
+        world.keeper.recover()
+        await world.settle()
+        assert world.launcher.launched == [job]
+
+    run(scenario)
+
+
+def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_runs() -> None:
+    async def scenario(world: World) -> None:
+        gate = asyncio.Event()
+        launch = world.launcher.launch
+
+        async def slow(job: Any, invocation: Any) -> None:
+            await gate.wait()
+            await launch(job, invocation)
+
+        world.launcher.launch = slow  # type: ignore[method-assign]
+        job = await world.submit()
+        await world.settle()
+        await world.keeper.cancel(job, "alice")
+        assert world.state(job) is State.RELEASING
+        gate.set()
+        await world.settle()
+        assert world.launcher.stopped == [job]
+
+    run(scenario)
+
+
+def test_a_stranger_on_the_gpu_keeps_the_job_queued_until_they_leave() -> None:
+    async def scenario(world: World) -> None:
+        world.gpus.unmanaged["GPU-a"] = 6 * G
+        job = await world.submit(4 * G)
+        await world.settle()
+        assert world.state(job) is State.QUEUED
+        world.gpus.unmanaged.clear()
+        await world.keeper.look()
+        world.keeper.wake()
+        await world.settle()
+        assert world.state(job) is State.ACTIVE
+
+    run(scenario)
+
+
+def test_memory_that_came_free_is_not_granted_before_it_is_seen_to_be_free() -> None:
+    async def scenario(world: World) -> None:
+        first, second = await world.submit(), await world.submit()
+        await world.settle()
+        # The driver has not given the memory back yet when the process is gone.
+        world.gpus.unmanaged["GPU-a"] = 6 * G
+        world.launcher.exits(first)
+        await world.settle()
+        assert world.state(second) is State.QUEUED
+
+    run(scenario)
+
+
+def test_who_does_not_want_to_wait_is_refused_or_granted_never_left_waiting() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit(wait_for=timedelta(0))
+        await world.settle()
+        assert world.state(job) is State.ACTIVE
+        with pytest.raises(NoRoomNow) as refused:
+            await world.submit(wait_for=timedelta(0))
+        assert "GPU 0: 2G is free" in refused.value.message
+
+    run(scenario)
+
+
+def test_who_waited_long_enough_gives_up() -> None:
+    async def scenario(world: World) -> None:
+        await world.submit()
+        impatient = await world.submit(wait_for=timedelta(minutes=5))
+        world.clock.forward(minutes=4)
+        await world.keeper.one_pass()
+        assert world.state(impatient) is State.QUEUED
+        world.clock.forward(minutes=1)
+        await world.keeper.one_pass()
+        ended = world.store.job(impatient)
+        assert ended is not None
+        assert ended.outcome is Outcome.GAVE_UP
+
+    run(scenario)
