@@ -46,7 +46,7 @@ def network() -> tf.keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=60, help="passes over the digits (60)")
+    parser.add_argument("--epochs", type=int, default=30, help="passes over the digits (30)")
     parser.add_argument("--batch", type=int, default=32, help="digits in one step (32)")
     arguments = parser.parse_args()
 

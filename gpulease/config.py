@@ -4,7 +4,6 @@ The only reader of the process environment in the whole package: everything belo
 """
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -59,6 +58,11 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def environment() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
 def read_settings(
     path: Path | None, base: Settings, environment: Mapping[str, str] = os.environ
 ) -> Settings:
@@ -76,6 +80,9 @@ def read_settings(
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    # Only the daemon reads a file; the command, which starts often, does without.
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -164,6 +164,8 @@ class JobView:
     pid: int | None
     directory: str | None
     """Where the job's own socket is, once it has been launched."""
+    hint: str | None = None
+    """What to do about `reason`, where something can be done."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)

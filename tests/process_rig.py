@@ -159,12 +159,13 @@ class Client:
 
     def __init__(self, directory: Path, role: str | None = None) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(PATIENCE_S)
         fd = os.open(directory, os.O_PATH)
         try:
+            # Blocking: with a time-out, a connect to a busy listener fails at once.
             self.socket.connect(f"/proc/self/fd/{fd}/socket")
         finally:
             os.close(fd)
+        self.socket.settimeout(PATIENCE_S)
         self._frames = FrameReader()
         self._ready: list[tuple[FrameKind, bytes]] = []
         if role is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulease import config
 from gpulease.errors import GpuleaseError
 
 
@@ -38,7 +39,7 @@ def this_process() -> Caller:
 
 def environment() -> Mapping[str, str]:
     """Return the environment: cargo for a job; of its settings only those of terminals are ours."""
-    return os.environ
+    return config.environment()
 
 
 def working_directory() -> str:

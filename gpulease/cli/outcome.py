@@ -37,7 +37,7 @@ def status_of_job(job: JobView) -> int:
 
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, where its own output does not."""
-    why = f": {sentence(job.reason)}" if job.reason else ""
+    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     match job.outcome:
         case "gave_up":
             return f"gpulease: job {job.id} gave up waiting{why}"

@@ -58,7 +58,7 @@ def _pair(name: str, text: str) -> Block:
 
 def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
-    yield "why", sentence(job.reason) if job.reason else None
+    yield "why", sentence(job.reason, job.hint) if job.reason else None
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "user", clean(job.user)

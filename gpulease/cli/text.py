@@ -14,9 +14,9 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def sentence(reason: str) -> str:
-    """Return what an error said, its hint with it, on one line."""
-    return clean(reason.replace("\n\nhint: ", "; hint: "))
+def sentence(reason: str, hint: str | None = None) -> str:
+    """Return why something is as it is, with the hint to it, on one line."""
+    return clean(f"{reason}; hint: {hint}" if hint else reason)
 
 
 def cells(text: str) -> int:

@@ -1,6 +1,6 @@
 """Read the words of a command line: text, whole numbers, paths, one of a few.
 
-typer (from 0.20 or so) reads them by building a pydantic model of each, which costs more than all
+Recent versions of typer read them by building a pydantic model of each, which costs more than all
 else that `gpulease status` does. Where typer has the place for it, these readers take it; where it
 has none, its own do the same.
 """

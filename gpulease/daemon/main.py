@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpulease import __version__
-from gpulease.config import SYSTEM_CONFIG, Settings, personal_settings, read_settings
+from gpulease.config import (
+    SYSTEM_CONFIG,
+    Settings,
+    environment,
+    personal_settings,
+    read_settings,
+)
 from gpulease.daemon.serve import serve
 from gpulease.errors import GpuleaseError
 
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # What was imported lives as long as the process: no need to look at it again and again.
         gc.collect()
         gc.freeze()
-        asyncio.run(serve(settings, os.environ.get("NOTIFY_SOCKET")))
+        asyncio.run(serve(settings, environment().get("NOTIFY_SOCKET")))
     except GpuleaseError as error:
         sys.stderr.write(error.text() + "\n")
         sys.exit(error.exit_code)

@@ -8,7 +8,10 @@ from gpulease.gpu import binding
 from gpulease.gpu.binding import NvmlFailure
 from gpulease.units import format_span
 
-_TRY_SIMULATED = "to try gpulease without a GPU, start it with --simulate 2x24G"
+_TRY_SIMULATED = (
+    "to try gpulease without a GPU, set GPULEASE_SIMULATE=2x24G, "
+    "or start gpuleased with --simulate 2x24G"
+)
 
 _WHY = MappingProxyType(
     {

@@ -147,5 +147,5 @@ def _listen(directory: int, order: ShimOrder) -> socket.socket:
     if order.identity is not None:
         uid, gid = order.identity.uid, order.identity.gid
         os.chown(SOCKET, uid, gid, dir_fd=directory, follow_symlinks=False)
-    listener.listen(64)
+    listener.listen(128)
     return listener

@@ -1,5 +1,7 @@
 """JSON in, one call of a use case, JSON out: a handler for each route."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +136,7 @@ class Handlers:
     async def _changes(self, job_id: JobId, caller: Caller) -> AsyncIterator[bytes]:
         shown, quiet_s = None, 0.0
         while True:
+            change = self._desk.keeper.next_change
             job = self._job(job_id)
             view = self._view(job, caller)
             if view != shown:
@@ -144,7 +147,8 @@ class Handlers:
                 quiet_s = 0.0
             if job.state is State.ENDED:
                 return
-            await self._desk.keeper.changes(_REFRESH_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), _REFRESH_S)
             quiet_s += _REFRESH_S
 
 

@@ -74,13 +74,15 @@ class Views:
     def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
         """Return a job as anyone may see it, or with what only its owner may."""
         waiting = self._waiting(job)
+        why, _, hint = (reason(job, waiting) or "").partition("\n\nhint: ")
         owned = to_owner and job.granted_at is not None
         return JobView(
             id=job.id,
             name=job.name,
             user=job.owner.user,
             state=job.state.value,
-            reason=reason(job, waiting),
+            reason=why or None,
+            hint=hint or None,
             outcome=job.outcome.value if job.outcome else None,
             position=self._position(job),
             expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
@@ -182,7 +184,7 @@ def reason(job: Job, waiting: Waiting | None) -> str | None:
     if job.state is not State.QUEUED:
         return None
     if waiting is None:
-        return "just submitted"
+        return None
     return _why_it_waits(job.claim, waiting)
 
 
@@ -194,7 +196,7 @@ def _ending(job: Job) -> str | None:
     return job.outcome.value.replace("_", " ") if job.outcome else None
 
 
-def _why_it_waits(claim: Claim, waiting: Waiting) -> str:
+def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
     hindrances = waiting.refusal.hindrances
     leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
     if leased:
@@ -205,7 +207,8 @@ def _why_it_waits(claim: Claim, waiting: Waiting) -> str:
         return f"waits its turn behind {_one_of(first)}"
     if hindrances:
         return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
-    return "waits for the next look at the queue"
+    # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
+    return None
 
 
 def _one_of(jobs: Sequence[JobId]) -> str:

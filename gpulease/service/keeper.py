@@ -6,7 +6,6 @@ no second path.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -101,10 +100,10 @@ class Keeper:
         self.wake()
         return job
 
-    async def changes(self, timeout: float) -> None:
-        """Wait until something about the jobs has changed, at most `timeout` seconds."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout)
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set when something about the jobs changes; to miss nothing, take it before looking."""
+        return self._changed
 
     async def recent_look(self) -> Look:
         """Return the latest look, or take the first."""

@@ -150,6 +150,6 @@ def test_words_are_read_as_their_types() -> None:
         whole("1.5")
 
 
-def test_a_hint_inside_a_reason_is_shown_as_one() -> None:
-    job = views.over(17, 126, outcome="launch_failed", reason="cannot run x: no\n\nhint: chmod +x x")
+def test_the_hint_of_a_reason_is_shown_with_it() -> None:
+    job = views.over(17, 126, outcome="launch_failed", reason="cannot run x: no", hint="chmod +x x")
     assert (last_words(job) or "").endswith("cannot run x: no; hint: chmod +x x")

@@ -58,6 +58,6 @@ def test_every_pair_moves_or_is_ignored_or_is_refused_by_name(
         assert (refused.value.state, refused.value.trigger) == (state, trigger)
 
 
-@pytest.mark.parametrize("state", HOLDS_MEMORY)
+@pytest.mark.parametrize("state", sorted(HOLDS_MEMORY))
 def test_news_of_the_end_is_welcome_in_every_state_that_holds_memory(state: State) -> None:
     assert next_state(state, Trigger.WORKER_EXITED) is State.ENDED

@@ -1,0 +1,146 @@
+"""The whole daemon on NVML's real ABI: strangers, lost and silent GPUs, and drivers that are gone."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nvml_stand_in import HANG, Card, StandIn
+
+from .conftest import Daemon, wait_for
+
+G = 1024**3
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """Return a process that nobody leased anything for."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def on(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, *cards: Card
+) -> tuple[Daemon, StandIn]:
+    stand_in = StandIn(tmp_path, gpus=cards)
+    made: Daemon = make_daemon(
+        simulate=None,
+        environment=stand_in.environment(),
+        settings={"grace": "1s", "driver_deadline": "1s"},
+    )
+    return made.start(), stand_in
+
+
+def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    card = Card(total=80 * G, used=60 * G, processes=[(stranger.pid, 60 * G)])
+    daemon, _ = on(make_daemon, tmp_path, card)
+    shown = daemon.status()
+    assert shown["driver"]
+    (gpu,) = shown["gpus"]
+    assert (gpu["memory"]["unmanaged"], gpu["memory"]["headroom"]) == (60 * G, 20 * G)
+    (process,) = gpu["processes"]
+    assert process["pid"] == stranger.pid
+    assert process["user"] == Path(f"/proc/{stranger.pid}").owner()
+    assert process["command"] == "sleep 600"
+    assert process["job"] is None
+    page = daemon.run("status").stdout
+    assert str(stranger.pid) in page
+    assert "sleep 600" in page
+    refused = daemon.run("run", "--mem", "21G", "--no-wait", "--", "true", check=False)
+    assert refused.returncode == 75
+    assert "60G is used outside any lease" in refused.stderr
+    assert daemon.run("run", "--mem", "20G", "--no-wait", "--", "true").returncode == 0
+
+
+def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    job = daemon.submit("--mem", "30G", "--", "sh", "-c", "sleep 600; :")
+    pid = daemon.wait_until(job, "active")["pid"]
+    child = wait_for("its child", lambda: _children(pid))[0]
+    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)])
+    seen = wait_for(
+        "the child's memory is seen", lambda: daemon.job(job)["leases"][0]["used"] == 10 * G
+    )
+    assert seen
+    memory = daemon.status()["gpus"][0]["memory"]
+    assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (30 * G, 0, 50 * G)
+    assert daemon.job(job)["leases"][0]["enforced_by"] == ["framework"]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_lost_gpu_takes_no_lease_and_the_healthy_one_beside_it_does(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(), Card())
+    stand_in.change(0, lost=True)
+    wait_for("the loss is seen", lambda: daemon.status()["gpus"][0]["state"] == "lost")
+    healthy = daemon.status()["gpus"][1]["uuid"]
+    out = daemon.run("run", "--mem", "60G", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout
+    assert out.strip() == healthy
+    second = daemon.run("run", "--gpus", "2", "--mem", "1G", "--no-wait", "--", "true", check=False)
+    assert second.returncode == 75
+    stand_in.change(0, lost=False)
+    assert daemon.run("run", "--gpus", "2", "--mem", "1G", "--", "true").returncode == 0
+
+
+def test_status_answers_while_the_driver_of_one_gpu_does_not(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(), Card())
+    stand_in.change(1, delays={"nvmlDevice*": HANG})
+
+    def silent() -> bool:
+        begun = time.monotonic()
+        state = daemon.status()["gpus"][1]["state"]
+        assert time.monotonic() - begun < 10, "status waited for the driver"
+        return bool(state == "unreadable")
+
+    wait_for("the silence is seen", silent)
+    uuid = daemon.status()["gpus"][0]["uuid"]
+    out = daemon.run("run", "--mem", "1G", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout
+    assert out.strip() == uuid
+    stand_in.change(1, delays={})
+    wait_for("it speaks again", lambda: daemon.status()["gpus"][1]["state"] == "available")
+
+
+def test_without_figures_for_processes_a_running_lease_is_taken_to_be_used(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=40 * G, processes=[(pid, None)])
+    memory = wait_for(
+        "the use is seen",
+        lambda: daemon.status()["gpus"][0]["memory"]["used"] and daemon.status()["gpus"][0]["memory"],
+    )  # fmt: skip
+    assert (memory["unmanaged"], memory["headroom"]) == (10 * G, 40 * G)
+    assert daemon.job(job)["leases"][0]["used"] is None
+
+
+def test_a_machine_whose_driver_is_not_loaded_gets_an_error_with_a_way_out(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    from nvml_stand_in import Code
+
+    stand_in = StandIn(tmp_path, faults={"nvmlInit*": Code.DRIVER_NOT_LOADED})
+    made = make_daemon(simulate=None)
+    done = subprocess.run(
+        made.command(), capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **stand_in.environment()},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "hint:" in done.stderr
+    assert "modprobe nvidia" in done.stderr
