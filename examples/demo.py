@@ -1,4 +1,4 @@
-"""The main job, shown: a real daemon, a 4 GiB lease, a network that trains, and the status meanwhile.
+"""The main job, shown: a daemon, a 4 GiB lease, a network that trains, and the status meanwhile.
 
 On a machine without an NVIDIA driver the two GPUs are simulated, and TensorFlow computes on the
 CPU; everything else is what a server with GPUs does.

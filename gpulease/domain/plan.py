@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job, waits_in_vain
 from gpulease.domain.memory import GpuMemory, GpuReading, GpuUuid, Holding, JobId, take_stock
 from gpulease.domain.placement import (
@@ -43,9 +44,10 @@ class Snapshot:
 class Waiting:
     """Why a job waits, as of one plan."""
 
-    job: JobId
     refusal: Refusal
     expected_start_at: datetime | None = None
+    keeps: frozenset[GpuUuid] = frozenset()
+    """The GPUs that nobody who came later may have before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class _Desk:
         self.gives_up: list[JobId] = []
         self.waiting: dict[JobId, Waiting] = {}
         self._ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
+        self._refused: dict[Claim, Waiting] = {}
+        """Answers that hold until the next grant or reservation: long queues repeat themselves."""
 
     @property
     def has_open_gpus(self) -> bool:
@@ -115,36 +119,42 @@ class _Desk:
 
     def consider(self, job: Job) -> None:
         """Grant `job` what it asks for, or note why not."""
-        open_gpus = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
-        answer = place(job.claim, open_gpus, self.score)
-        if isinstance(answer, Placement):
-            self._grant(job, answer)
+        if job.claim not in self._refused:
+            open_gpus = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
+            answer = place(job.claim, open_gpus, self.score)
+            if isinstance(answer, Placement):
+                self._grant(job, answer)
+                return
+            self._refused[job.claim] = self._explained(job, answer, open_gpus)
+        waiting = self.waiting[job.id] = self._refused[job.claim]
+        if waits_in_vain(job, self.at):
+            self.gives_up.append(job.id)
         else:
-            refusal = self._refuse(job, answer, open_gpus)
-            self._keep_for(job, refusal)
+            self._keep_for(job, waiting.keeps)
 
     def _grant(self, job: Job, placement: Placement) -> None:
         self.grants.append((job.id, placement))
         for uuid, memory in placement.shares:
             self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
+        self._refused.clear()
 
-    def _refuse(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> Refusal:
-        full = Refusal((*refusal.hindrances, *self._kept_for_others(job)), refusal.fits)
-        start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
-        self.waiting[job.id] = Waiting(job.id, full, start)
-        return full
-
-    def _keep_for(self, job: Job, refusal: Refusal) -> None:
-        if waits_in_vain(job, self.at):
-            self.gives_up.append(job.id)
-            return
-        for uuid in reserves(job.claim, refusal):
-            self.reserved.setdefault(uuid, job.id)
-
-    def _kept_for_others(self, job: Job) -> list[Hindrance]:
-        return [
+    def _explained(
+        self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]
+    ) -> Waiting:
+        """Add why the GPUs kept for others are no way out, and when room may be expected."""
+        kept = [
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
+        start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
+        full = Refusal((*refusal.hindrances, *kept), refusal.fits)
+        return Waiting(full, start, reserves(job.claim, full))
+
+    def _keep_for(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
+        new = gpus - self.reserved.keys()
+        for uuid in new:
+            self.reserved[uuid] = job.id
+        if new:
+            self._refused.clear()
 
 
 def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Hindrance:
@@ -165,4 +175,4 @@ def waiting_in(plan_: Plan, job: Job) -> Waiting:
         for gpu in plan_.gpus
         if gpu.uuid in plan_.reserved
     )
-    return Waiting(job.id, Refusal(reasons))
+    return Waiting(Refusal(reasons))

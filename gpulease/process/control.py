@@ -70,8 +70,8 @@ async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
                 if type(event) not in told:
                     told.add(type(event))
                     yield event
-        if told & {Exited, Lost}:
-            return
+                if isinstance(event, Exited | Lost):
+                    return  # now, and not when the shim goes: it may linger for a slow reader
         # It lives and does not answer: it is about to listen, or about to be gone.
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -26,7 +26,6 @@ from gpulease.wire import (
     StatusView,
 )
 
-
 _MOST_READ_IN_VAIN = 64 * 1024 * 1024
 
 

@@ -1,0 +1,1 @@
+"""What the project makes claims about, measured; each figure beside one from the same run."""
