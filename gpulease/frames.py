@@ -28,7 +28,7 @@ class FrameKind(IntEnum):
     REFUSED = 6
     """JSON: {"message": str}: this peer may not do that; the connection closes."""
     MAIN_EXITED = 7
-    """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree may live on."""
+    """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree live on."""
     SKIPPED = 8
     """JSON: {"bytes": int}: output that a watcher was too slow for; what follows is live again."""
     # From who attaches.

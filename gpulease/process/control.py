@@ -66,9 +66,9 @@ async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     while True:
         async with contextlib.aclosing(_look(directory)) as events:
             async for event in events:
-                pause = _FIRST_PAUSE_S
                 if type(event) not in told:
                     told.add(type(event))
+                    pause = _FIRST_PAUSE_S
                     yield event
                 if isinstance(event, Exited | Lost):
                     return  # now, and not when the shim goes: it may linger for a slow reader
@@ -115,7 +115,9 @@ async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
 
 def _recorded(record: Record) -> list[ShimEvent]:
     stopping = Stopping(record.stopping) if record.stopping is not None else None
-    return [event for event in (stopping, record.main_exited, record.exited) if event is not None]
+    # That the main process has ended is news as long as others are left, and no longer.
+    main_exited = record.main_exited if record.exited is None else None
+    return [event for event in (stopping, main_exited, record.exited) if event is not None]
 
 
 @contextlib.asynccontextmanager

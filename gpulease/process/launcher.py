@@ -198,14 +198,8 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 def _request(launch: Launch) -> bytes:
-    """Write the request, and refuse what no system call would take."""
-    if not launch.argv:
-        raise LaunchFailed("cannot start the job: there is no command")
-    for name, value in launch.environment.items():
-        if not name or "=" in name:
-            raise LaunchFailed(f"cannot start the job: no variable can be called {name!r}")
-        _check_strings("environment", name, value)
-    _check_strings("command", *launch.argv, launch.cwd)
+    """Write the request."""
+    _check(launch)
     who = launch.identity
     shim = ShimOrder(
         job=launch.job,
@@ -231,14 +225,29 @@ def _request(launch: Launch) -> bytes:
     return request
 
 
-def _check_strings(what: str, *strings: str) -> None:
-    for string in strings:
-        try:
-            sound = b"\0" not in string.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            sound = False
-        if not sound:
-            raise LaunchFailed(f"cannot start the job: its {what} holds {string[:80]!r}")
+def _check(launch: Launch) -> None:
+    """Refuse what no system call would take; values of variables may be secret, and are not shown.
+
+    Raises:
+        LaunchFailed: there is no command, or a string is not what it has to be.
+    """
+    if not launch.argv:
+        raise LaunchFailed("cannot start the job: there is no command")
+    for string in (*launch.argv, launch.cwd):
+        if not _is_sound(string):
+            raise LaunchFailed(f"cannot start the job: {string[:80]!r} cannot be passed on")
+    for name, value in launch.environment.items():
+        if not name or "=" in name or not _is_sound(name):
+            raise LaunchFailed(f"cannot start the job: no variable can be called {name[:80]!r}")
+        if not _is_sound(value):
+            raise LaunchFailed(f"cannot start the job: the variable {name} cannot be passed on")
+
+
+def _is_sound(string: str) -> bool:
+    try:
+        return b"\0" not in string.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def _understood(answer: bytes) -> Started:

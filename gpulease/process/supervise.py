@@ -136,20 +136,25 @@ class Supervisor:
             os.read(self._children, PIECE)
         except BlockingIOError:
             return
-        main_was_alive = self._chronicle.main_exited is None
+        main_exit: dict[str, Any] | None = None
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
                 if ended[0] == self._pid:
-                    self._note_main_exit(os.waitstatus_to_exitcode(ended[1]))
-            if main_was_alive and self._chronicle.main_exited is not None:
-                self._chronicle.write()
+                    main_exit = self._note_main_exit(os.waitstatus_to_exitcode(ended[1]))
         except ChildProcessError:
             self._end()
+            return
+        if main_exit is not None:
+            # News only where others are left: else it is the end, which says all of it.
+            self._chronicle.write()
+            self._tell(FrameKind.MAIN_EXITED, main_exit)
+            if self._chronicle.stopping is not None:
+                # Who was being born when the first request went round may have missed it.
+                tree.terminate(os.getpid())
 
-    def _note_main_exit(self, code: int) -> None:
+    def _note_main_exit(self, code: int) -> dict[str, Any] | None:
         self._learn_start()
-        if self._failure is None:
-            self._tell(FrameKind.MAIN_EXITED, self._chronicle.note_main_exit(code))
+        return None if self._failure is not None else self._chronicle.note_main_exit(code)
 
     def _end(self) -> None:
         for output in self._outputs:

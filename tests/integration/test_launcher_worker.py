@@ -143,7 +143,6 @@ def test_the_shim_holds_nothing_of_the_job_but_what_it_needs(directory: Path) ->
         link.readlink().name.split(":")[0]
         for link in Path(f"/proc/{started.shim_pid}/fd").iterdir()
     }
-    expected = {"null", "record", "stdout", "stderr", "pipe", "socket", "anon_inode"}
-    assert held - {"[eventpoll]"} <= expected | {
-        name for name in held if name.startswith("record.")
-    }
+    # The record was made under a private name.
+    held = {"record" if name.startswith("record.") else name for name in held}
+    assert held <= {"null", "record", "stdout", "stderr", "pipe", "socket", "anon_inode"}
