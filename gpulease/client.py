@@ -30,8 +30,7 @@ _LONGEST_ADDRESS = 107
 """Bytes of a socket's path that the kernel takes, see unix(7)."""
 _CREDENTIALS = struct.Struct("3i")
 _NO_DAEMON_HINT = (
-    "ask whoever runs this machine to start it (systemctl start gpuleased), "
-    "or name another socket with --socket"
+    "ask whoever runs this machine to start gpuleased, or name another socket with --socket"
 )
 
 

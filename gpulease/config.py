@@ -36,6 +36,8 @@ class Settings:
     """Between asking a worker to go and making it go."""
     log_limit: int = 256 * MIB
     """Bytes that are kept of each stream of a job's output; the oldest goes first."""
+    keep_output_for: timedelta = timedelta(days=30)
+    """How long the output of a job is kept after its end."""
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
@@ -52,6 +54,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "smallest_lease": parse_size,
     "grace": parse_span,
     "log_limit": parse_size,
+    "keep_output_for": parse_span,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
     "leave_when_idle": parse_span,

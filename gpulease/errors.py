@@ -137,6 +137,13 @@ class StateUnusable(GpuleaseError):
     exit_code = EXIT_CONFIGURATION
 
 
+class RecordUnwritable(GpuleaseError):
+    """The daemon's record cannot be written at this moment, as on a full disk."""
+
+    code = "record_unwritable"
+    http_status = 503
+
+
 _KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__()]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
 """How the client finds the class again from the code in a response."""

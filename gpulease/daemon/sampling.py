@@ -1,10 +1,12 @@
 """What the timers do: look at the GPUs, keep the history, thin it, and wake the loop."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 
 from gpulease.domain.lease import State
 from gpulease.domain.plan import ledgers
+from gpulease.errors import RecordUnwritable
 from gpulease.service.keeper import InThread, Keeper
 from gpulease.service.look import snapshot
 from gpulease.service.ports import Clock
@@ -46,14 +48,16 @@ class Sampler:
         self._unwritten = []
         try:
             await self._writing(lambda: self._occupancy.record(samples, peaks))
-        except Exception:
+        except RecordUnwritable as error:
+            _log.warning("%s; the history is kept in memory meanwhile", error.message)
             self._unwritten = [*samples, *self._unwritten][-_MOST_UNWRITTEN:]
-            raise
+            return
         self._keeper.peaks.forget_all_but({job.id for job in self._keeper.store.live()})
 
     async def thin(self) -> None:
         """Fold what has grown old."""
-        await self._writing(lambda: self._occupancy.thin(self._clock.now()))
+        with contextlib.suppress(RecordUnwritable):
+            await self._writing(lambda: self._occupancy.thin(self._clock.now()))
 
 
 class IdleWatch:

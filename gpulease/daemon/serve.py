@@ -15,6 +15,8 @@ from gpulease.daemon.assembly import Parts, build
 from gpulease.daemon.listen import listen, remove
 from gpulease.daemon.notify import notify
 from gpulease.daemon.sampling import IdleWatch
+from gpulease.daemon.tidy import tidy
+from gpulease.errors import GpuleaseError
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
 from gpulease.timers import Timers
@@ -25,6 +27,8 @@ _WRITE_SAMPLES_EVERY = timedelta(seconds=15)
 _THIN_EVERY = timedelta(minutes=5)
 _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
+_TRY_AGAIN_AFTER_S = 1
+_TIDY_EVERY = timedelta(hours=1)
 
 
 class _Server(uvicorn.Server):
@@ -95,10 +99,12 @@ async def _grant_for_ever(parts: Parts) -> None:
     while True:
         try:
             await parts.keeper.run()
+        except GpuleaseError as error:
+            _log.warning("%s; trying again", error.message)
         except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
             _log.exception("cannot grant at this moment; trying again")
-            await asyncio.sleep(1)
-            parts.keeper.wake()
+        await asyncio.sleep(_TRY_AGAIN_AFTER_S)
+        parts.keeper.wake()
 
 
 def _uvicorn(parts: Parts) -> uvicorn.Config:
@@ -120,6 +126,7 @@ def _timers(settings: Settings, parts: Parts, server: _Server, leave: asyncio.Ev
     timers.every(settings.sample_every, parts.sampler.sample)
     timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
     timers.every(_THIN_EVERY, parts.sampler.thin)
+    timers.every(_TIDY_EVERY, lambda: tidy(parts.state, parts.store, settings, parts.desk.clock))
     if settings.leave_when_idle is not None:
         _leave_when_idle(timers, settings.leave_when_idle, parts, server, leave)
     return timers

@@ -3,7 +3,6 @@
 Where the worker's side (what a job finds) and the process side (how it is started) meet.
 """
 
-import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -151,10 +150,6 @@ class Workers:
     async def stop(self, job: JobId, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go."""
         await control.stop(self._state.job(job), reason, self._around.grace)
-
-    def forget_output(self, job: JobId) -> None:
-        """Remove the directory of a job that ended long ago."""
-        shutil.rmtree(self._state.job(job), ignore_errors=True)
 
 
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:

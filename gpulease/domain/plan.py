@@ -138,9 +138,7 @@ class _Desk:
             self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
         self._refused.clear()
 
-    def _explained(
-        self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]
-    ) -> Waiting:
+    def _explained(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> Waiting:
         """Add why the GPUs kept for others are no way out, and when room may be expected."""
         kept = [
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()

@@ -84,7 +84,7 @@ def call(name: str, *arguments: object) -> Any:
         raise NvmlFailure(code, f"this release of nvidia-ml-py has no {name}")
     try:
         answer = function(*arguments)
-        # Releases before 11.510 leave text as bytes.
+        # Old releases (11.450 for one) leave text as bytes.
         return answer.decode() if isinstance(answer, bytes) else answer
     except (pynvml.NVMLError, _MISMATCH, UnicodeDecodeError) as error:
         raise _failure(error) from error

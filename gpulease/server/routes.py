@@ -76,6 +76,7 @@ def build_api(desk: Desk) -> ASGIApp:
     api.add_exception_handler(GpuleaseError, _refusal)
     api.add_exception_handler(RequestValidationError, _not_understood)
     api.add_exception_handler(HTTPException, _no_such_route)
+    api.add_exception_handler(Exception, _bug)
     return _Bounded(api)
 
 
@@ -96,6 +97,16 @@ async def _no_such_route(_request: object, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     body = ErrorBody("no_such_route", f"cannot serve this: {error.detail}")
     return json_response(ErrorReply(body), error.status_code)
+
+
+async def _bug(_request: object, _error: Exception) -> Response:
+    """Answer; the traceback is the log's, where the one who can mend it will find it."""
+    body = ErrorBody(
+        GpuleaseError.code,
+        "cannot do this: gpuleased met an error of its own",
+        "its log has the details; an admin finds them with journalctl -u gpuleased",
+    )
+    return json_response(ErrorReply(body), 500)
 
 
 class _Bounded:

@@ -179,9 +179,11 @@ class Keeper:
 
     def _left(self, job_id: JobId, done: asyncio.Task[None]) -> None:
         self._followers.pop(job_id, None)
-        if not done.cancelled() and (error := done.exception()) is not None:
-            _log.error("cannot follow job %s; trying again", job_id, exc_info=error)
-            asyncio.get_running_loop().call_later(_TRY_AGAIN_AFTER_S, self.attend, job_id)
+        if done.cancelled() or (error := done.exception()) is None:
+            return
+        bug = None if isinstance(error, GpuleaseError) else error
+        _log.warning("cannot follow job %s now, trying again: %s", job_id, error, exc_info=bug)
+        asyncio.get_running_loop().call_later(_TRY_AGAIN_AFTER_S, self.attend, job_id)
 
     async def _attend(self, job_id: JobId) -> None:
         job = self.store.job(job_id)

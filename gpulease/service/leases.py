@@ -173,9 +173,12 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
     with store.write() as tx:
         job = _existing(tx, job_id)
         at = clock.now()
-        changed = worker_gone(
-            job, Trigger.LAUNCH_FAILED, Outcome.LAUNCH_FAILED, why.text(), Exit(why.exit_code), at
-        )
+        if job.outcome is None:
+            how = Outcome.LAUNCH_FAILED, why.text(), Exit(why.exit_code)
+        else:
+            # Cancelled before it was started: that is why there is no worker.
+            how = job.outcome, job.detail or why.text(), Exit()
+        changed = worker_gone(job, Trigger.LAUNCH_FAILED, *how, at)
         if changed is None:
             return job
         tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))

@@ -16,13 +16,13 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
 from gpulease.domain.job import Invocation, Job, until
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
-from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.errors import NoSuchJob, RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event, Order
 from gpulease.store.engine import WRITES, open_engine
 from gpulease.store.rows import job_of, job_values, pack, unpack
@@ -83,9 +83,20 @@ class SqlStore:
 
     @contextmanager
     def alone(self) -> Iterator[Session]:
-        """Return a session that may write; within this process nobody else writes meanwhile."""
-        with self._writing, Session(self.engine.execution_options(**WRITES)) as session:
-            yield session
+        """Return a session that may write; within this process nobody else writes meanwhile.
+
+        Raises:
+            RecordUnwritable: the file cannot be written at this moment.
+        """
+        try:
+            with self._writing, Session(self.engine.execution_options(**WRITES)) as session:
+                yield session
+        except OperationalError as error:
+            raise RecordUnwritable(
+                f"cannot write the record {self.path}: {error.orig}",
+                "an admin should see that the disk has room and nothing else holds the file; "
+                "running jobs go on meanwhile",
+            ) from error
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id, as last committed."""
