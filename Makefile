@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PYTEST ?= --quiet --numprocesses 2 --dist loadfile
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
 # Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.

@@ -1,7 +1,7 @@
 """Write the pages of docs/ that are drawn from the code, or check that they are as drawn.
 
-    python docs/generate.py          write them
-    python docs/generate.py --check  exit 1 if one is not as the code is now
+python docs/generate.py          write them
+python docs/generate.py --check  exit 1 if one is not as the code is now
 """
 
 import sys

@@ -1,8 +1,7 @@
 """GPUs, jobs, leases, events, and the memory of GPUs over time."""
 
-from alembic import op
 import sqlalchemy as sa
-
+from alembic import op
 
 revision = "0001"
 down_revision = None

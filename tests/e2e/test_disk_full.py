@@ -47,9 +47,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
     waiting = daemon.submit("--mem", "6G", "--gpus", "2", "--", "sh", "-c", "exit 6")
     pid = daemon.wait_until(running, "active")["pid"]
     ballast = fill(small_disk)
-    refused = [
-        daemon.run("run", "-d", "--mem", "1G", "--", "true", check=False) for _ in range(3)
-    ]
+    refused = [daemon.run("run", "-d", "--mem", "1G", "--", "true", check=False) for _ in range(3)]
     assert any(done.returncode == 125 for done in refused), "a full disk takes no job for long"
     for done in refused:
         if done.returncode:

@@ -1,4 +1,4 @@
-"""The whole daemon on NVML's real ABI: strangers, lost and silent GPUs, and drivers that are gone."""
+"""The whole daemon on NVML's real ABI: strangers, lost and silent GPUs, drivers that are gone."""
 
 import os
 import subprocess
@@ -23,9 +23,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def on(
-    make_daemon: Callable[..., Daemon], tmp_path: Path, *cards: Card
-) -> tuple[Daemon, StandIn]:
+def on(make_daemon: Callable[..., Daemon], tmp_path: Path, *cards: Card) -> tuple[Daemon, StandIn]:
     stand_in = StandIn(tmp_path, gpus=cards)
     made: Daemon = make_daemon(
         simulate=None,
@@ -121,10 +119,12 @@ def test_without_figures_for_processes_a_running_lease_is_taken_to_be_used(
     job = daemon.submit("--mem", "30G", "--", "sleep", "600")
     pid = daemon.wait_until(job, "active")["pid"]
     stand_in.change(0, used=40 * G, processes=[(pid, None)])
-    memory = wait_for(
-        "the use is seen",
-        lambda: daemon.status()["gpus"][0]["memory"]["used"] and daemon.status()["gpus"][0]["memory"],
-    )  # fmt: skip
+
+    def memory_in_use() -> dict[str, int] | None:
+        memory: dict[str, int] = daemon.status()["gpus"][0]["memory"]
+        return memory if memory["used"] else None
+
+    memory = wait_for("the use is seen", memory_in_use)
     assert (memory["unmanaged"], memory["headroom"]) == (10 * G, 40 * G)
     assert daemon.job(job)["leases"][0]["used"] is None
 

@@ -1,4 +1,4 @@
-"""The same machine as in memory, over a real SQLite file: few examples, since each writes a disk."""
+"""The same machine as in memory, over a real SQLite file: few examples, since each writes one."""
 
 import tempfile
 from pathlib import Path
