@@ -1,0 +1,173 @@
+"""The typed client of the daemon's API: one method for each route, over a Unix socket.
+
+It knows HTTP and the wire shapes. It must not know the terminal, nor where sockets are looked for.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+
+from gpulease import __version__, wire
+from gpulease.client.failures import lost, no_daemon
+from gpulease.client.http import Connection, Reply, lines
+from gpulease.client.shapes import decode
+from gpulease.errors import TooLarge
+from gpulease.frames import BadFrame, FrameKind, FrameReader
+from gpulease.units import format_size
+
+ANSWER_WITHIN = 30.0
+"""Seconds that a request may take; the daemon answers in milliseconds."""
+SILENT_FOR_AT_MOST = 120.0
+"""Seconds without even a keep-alive after which a stream counts as lost."""
+
+
+class Client:
+    """What the daemon on one socket can be asked; each call is a connection of its own.
+
+    Every method raises `NoDaemon` when nothing answers, and otherwise the error that the daemon
+    replied with, as the class that it was there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        trusted: frozenset[int] | None = None,
+        answer_within: float = ANSWER_WITHIN,
+    ) -> None:
+        """`trusted` are the users who may be listening; None is anyone at all."""
+        self.path = path
+        self._trusted = trusted
+        self._answer_within = answer_within
+
+    def submit(self, request: wire.SubmitRequest) -> wire.JobView:
+        """Queue a job; what is returned is on the daemon's disk.
+
+        Raises:
+            TooLarge: the request is over what the daemon reads.
+        """
+        body = msgspec.json.encode(request)
+        if len(body) > wire.LARGEST_REQUEST:
+            raise TooLarge(
+                f"cannot submit the job: its arguments and environment make a request of "
+                f"{format_size(len(body))}, and the daemon reads "
+                f"{format_size(wire.LARGEST_REQUEST)}",
+                "pass large values in a file",
+            )
+        return decode(wire.JobView, self._exchange("POST", "/jobs", body=body))
+
+    def jobs(
+        self, *, everything: bool = False, user: str | None = None, state: str | None = None
+    ) -> wire.JobList:
+        """Return the jobs that are not over, or `everything` that is remembered."""
+        return decode(wire.JobList, self.jobs_json(everything=everything, user=user, state=state))
+
+    def jobs_json(
+        self, *, everything: bool = False, user: str | None = None, state: str | None = None
+    ) -> bytes:
+        """Return the reply of `jobs` as it came."""
+        query = {"all": "true" if everything else None, "user": user, "state": state}
+        return self._exchange("GET", "/jobs", query)
+
+    def job(self, number: int) -> wire.JobView:
+        """Return all about one job, with its events."""
+        return decode(wire.JobView, self.job_json(number))
+
+    def job_json(self, number: int) -> bytes:
+        """Return the reply of `job` as it came."""
+        return self._exchange("GET", f"/jobs/{number}")
+
+    def cancel(self, number: int) -> wire.JobView:
+        """Ask a job to end, and return it as it is then."""
+        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel"))
+
+    def status(self) -> wire.StatusView:
+        """Return one look at the whole machine."""
+        return decode(wire.StatusView, self.status_json())
+
+    def status_json(self) -> bytes:
+        """Return the reply of `status` as it came."""
+        return self._exchange("GET", "/status")
+
+    def doctor(self) -> wire.DoctorView:
+        """Return what the daemon finds right and wrong with this machine."""
+        return decode(wire.DoctorView, self._exchange("GET", "/doctor"))
+
+    def watch(self, number: int) -> Iterator[wire.JobView]:
+        """Yield a job at once, at each change and now and then between, until it has ended.
+
+        Raises:
+            NoDaemon: the stream broke off before the end of the job.
+        """
+        last: wire.JobView | None = None
+        with closing(self._open("GET", f"/jobs/{number}/watch")) as reply:
+            for line in lines(reply, self.path):
+                last = decode(wire.JobView, line) if line else last
+                if last is not None:
+                    yield last
+        if last is None or last.state != "ended":
+            raise lost(self.path)
+
+    def logs(
+        self,
+        number: int,
+        *,
+        stdout: bool = True,
+        stderr: bool = True,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the kept output of a job, piece by piece, each with the stream that it is of."""
+        query = {
+            "stdout": str(stdout).lower(),
+            "stderr": str(stderr).lower(),
+            "tail": None if tail is None else str(tail),
+            "follow": str(follow).lower(),
+        }
+        frames = FrameReader()
+        with closing(self._open("GET", f"/jobs/{number}/logs", query)) as reply:
+            # A job may be silent for days, and this stream has no keep-alives.
+            reply.settimeout(None if follow else ANSWER_WITHIN)
+            try:
+                while piece := reply.response.read1(1 << 16):
+                    yield from frames.feed(piece)
+            except (OSError, HTTPException, BadFrame) as error:
+                raise lost(self.path) from error
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None = None,
+        body: bytes | None = None,
+    ) -> bytes:
+        with closing(self._open(method, path, query, body, self._answer_within)) as reply:
+            return reply.whole(self.path)
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | None] | None = None,
+        body: bytes | None = None,
+        timeout: float = SILENT_FOR_AT_MOST,
+    ) -> Reply:
+        connection = Connection(self.path, timeout, self._trusted)
+        asked = {key: value for key, value in (query or {}).items() if value is not None}
+        target = wire.API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
+        headers = {"User-Agent": f"gpulease/{__version__}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, target, body=body, headers=headers)
+            link = connection.sock  # http.client forgets it once the reply is the last on it
+            reply = Reply(connection, connection.getresponse(), link)
+            reply.refuse_errors(self.path)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError | HTTPException):
+                raise no_daemon(self.path, error) from error
+            raise
+        return reply

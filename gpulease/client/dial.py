@@ -1,0 +1,63 @@
+"""Reaching a Unix socket, and knowing who is at its other end."""
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+_LONGEST_ADDRESS = 107
+"""Bytes of a socket's path that the kernel takes, see unix(7)."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+def dial(path: Path, within: float | None = None) -> socket.socket:
+    """Connect to the Unix socket at `path`, however long the path; wait `within` seconds for it.
+
+    Raises:
+        OSError: nothing listens there, or it may not be reached.
+    """
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # A time limit of Python's own would make connect() fail at once while the queue of
+        # connections is full; the kernel's waits for a place.
+        _limit_sending(link, within or 0.0)
+        _connect(link, path)
+        _limit_sending(link, 0.0)
+        link.settimeout(within)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _limit_sending(link: socket.socket, seconds: float) -> None:
+    whole, part = divmod(seconds, 1)
+    value = struct.pack("ll", int(whole), int(part * 1_000_000))
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _connect(link: socket.socket, path: Path) -> None:
+    address = os.fsencode(path)
+    if len(address) <= _LONGEST_ADDRESS:
+        link.connect(address)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        link.connect(os.fsencode(f"/proc/self/fd/{folder}/{path.name}"))
+    finally:
+        os.close(folder)
+
+
+def peer_uid(link: socket.socket) -> int:
+    """Return the user that the kernel names at the other end of `link`."""
+    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])
+
+
+def answers(path: Path) -> bool:
+    """Tell whether something listens on the Unix socket at `path`."""
+    try:
+        dial(path, 5.0).close()
+    except OSError:
+        return False
+    return True

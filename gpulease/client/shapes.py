@@ -1,0 +1,34 @@
+"""Wire objects from JSON and back."""
+
+from typing import TypeVar
+
+import msgspec
+
+from gpulease.errors import GpuleaseError
+
+View = TypeVar("View")
+
+
+def decode(kind: type[View], body: bytes) -> View:
+    """Read a reply; members that this version does not know are passed over.
+
+    Raises:
+        GpuleaseError: the daemon and this command do not speak the same version.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise GpuleaseError(
+            f"cannot read the daemon's answer: {error}",
+            "after an upgrade restart the daemon: systemctl restart gpuleased",
+        ) from error
+
+
+def encode(view: object) -> bytes:
+    """Write a wire object as the JSON that the daemon would send."""
+    return msgspec.json.encode(view)
+
+
+def indent(body: bytes) -> str:
+    """Return JSON laid out for people, with every member in its place."""
+    return msgspec.json.format(body, indent=2).decode()
