@@ -35,7 +35,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     if found is None:
         raise NoDaemon(
             "cannot reach a daemon: none listens on " + " or ".join(map(str, candidates)),
-            "gpulease run starts one for you; for everyone: systemctl enable --now gpuleased",
+            "gpulease run starts one for you; for everyone an admin starts gpuleased as root",
         )
     return found
 

@@ -79,7 +79,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 ) -> int:
     """Run COMMAND on a GPU where SIZE of memory is its own, waiting for it if need be.
 
-    The job is you: your python, your directory, your environment, your terminal. Options of
+    The job is you: your python, your directory, your environment. Options of
     gpulease go before COMMAND; what follows it belongs to it.
 
     \b

@@ -20,7 +20,7 @@ def decode(kind: type[View], body: bytes) -> View:
     except msgspec.MsgspecError as error:
         raise GpuleaseError(
             f"cannot read the daemon's answer: {error}",
-            "after an upgrade restart the daemon: systemctl restart gpuleased",
+            "after an upgrade, restart the daemon; running jobs go on",
         ) from error
 
 

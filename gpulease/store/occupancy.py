@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Delete, bindparam, delete, func, select, text, update
+from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.memory import GpuMemory, GpuUuid, JobId
-from gpulease.store.repository import SqlStore, remember_gpu
+from gpulease.store.repository import SqlStore
+from gpulease.store.statements import remember_gpu
 from gpulease.store.tables import GpuMemoryRow, Instant, LeaseRow
 
 NOW = 0
@@ -57,31 +58,33 @@ class Occupancy:
         rows = [row for sample in samples for row in _rows(sample)]
         if not rows:
             return
-        with self._store.alone() as session, session.begin():
+        with self._store.alone() as connection, connection.begin():
             latest = samples[-1]
             for gpu in latest.gpus:
-                session.execute(remember_gpu(gpu.reading, latest.at))
-            self._replace_now(session, latest)
-            session.execute(upsert(GpuMemoryRow).on_conflict_do_nothing(), rows)
+                connection.execute(remember_gpu(gpu.reading, latest.at))
+            self._replace_now(connection, latest)
+            connection.execute(upsert(GpuMemoryRow).on_conflict_do_nothing(), rows)
             for (job, uuid), peak in peaks.items():
-                session.execute(
+                connection.execute(
                     update(LeaseRow)
                     .where(LeaseRow.job == job, LeaseRow.gpu == uuid)
                     .where(func.coalesce(LeaseRow.peak, 0) < peak)
                     .values(peak=peak)
                 )
 
-    def _replace_now(self, session: Session, latest: Sample) -> None:
-        session.execute(delete(GpuMemoryRow).where(GpuMemoryRow.resolution == NOW))
-        session.execute(upsert(GpuMemoryRow), [{**row, "resolution": NOW} for row in _rows(latest)])
+    def _replace_now(self, connection: Connection, latest: Sample) -> None:
+        connection.execute(delete(GpuMemoryRow).where(GpuMemoryRow.resolution == NOW))
+        connection.execute(
+            upsert(GpuMemoryRow), [{**row, "resolution": NOW} for row in _rows(latest)]
+        )
 
     def thin(self, now: datetime) -> None:
         """Fold samples that have grown old into the next coarser grade, and drop the oldest."""
-        with self._store.alone() as session, session.begin():
+        with self._store.alone() as connection, connection.begin():
             for fine, coarse in pairwise(GRADES):
-                _fold(session, fine, coarse, now)
+                _fold(connection, fine, coarse, now)
             oldest = GRADES[-1]
-            session.execute(_older(oldest, now - oldest.keep_for))
+            connection.execute(_older(oldest, now - oldest.keep_for))
 
     def history(self, gpu: GpuUuid, since: datetime) -> Sequence[tuple[datetime, int | None]]:
         """Return (instant, bytes used) of one GPU, oldest first, as finely as it is kept."""
@@ -120,10 +123,10 @@ _FOLD = text(
 ).bindparams(bindparam("border", type_=Instant))
 
 
-def _fold(session: Session, fine: Grade, coarse: Grade, now: datetime) -> None:
+def _fold(connection: Connection, fine: Grade, coarse: Grade, now: datetime) -> None:
     """Make one row of each coarse span that lies wholly beyond `fine.keep_for`."""
     border = _floor(now - fine.keep_for, coarse.resolution)
-    session.execute(
+    connection.execute(
         _FOLD,
         {
             "coarse": coarse.resolution,
@@ -132,7 +135,7 @@ def _fold(session: Session, fine: Grade, coarse: Grade, now: datetime) -> None:
             "border": border,
         },
     )
-    session.execute(_older(fine, border))
+    connection.execute(_older(fine, border))
 
 
 def _floor(at: datetime, seconds: int) -> datetime:

@@ -13,8 +13,11 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, delete, insert, select, update
-from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    select,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
@@ -24,6 +27,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.errors import NoSuchJob, RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event, Order
+from gpulease.store import statements
 from gpulease.store.engine import WRITES, open_engine
 from gpulease.store.rows import job_of, job_values, pack, unpack
 from gpulease.store.schema import bring_up_to_date
@@ -73,24 +77,24 @@ class SqlStore:
     @contextmanager
     def write(self) -> Iterator["SqlTransaction"]:
         """Open the one write transaction; what it did is on disk when the context ends."""
-        with self.alone() as session:
-            with session.begin():
-                transaction = SqlTransaction(session, self._live, self._known_gpus)
+        with self.alone() as connection:
+            with connection.begin():
+                transaction = SqlTransaction(connection, self._live, self._known_gpus)
                 yield transaction
             # Replaced and not changed, so that a reader's snapshot stays whole.
             self._live, self._known_gpus = transaction.outcome()
             self._live_in_order = tuple(self._live.values())
 
     @contextmanager
-    def alone(self) -> Iterator[Session]:
-        """Return a session that may write; within this process nobody else writes meanwhile.
+    def alone(self) -> Iterator[Connection]:
+        """Return a connection that may write; within this process nobody else writes meanwhile.
 
         Raises:
             RecordUnwritable: the file cannot be written at this moment.
         """
         try:
-            with self._writing, Session(self.engine.execution_options(**WRITES)) as session:
-                yield session
+            with self._writing, self.engine.connect() as connection:
+                yield connection.execution_options(**WRITES)
         except OperationalError as error:
             raise RecordUnwritable(
                 f"cannot write the record {self.path}: {error.orig}",
@@ -142,26 +146,25 @@ class SqlStore:
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
-        with Session(self.engine) as session:
-            return _drained(session)
+        with self.engine.connect() as connection:
+            return _drained(connection)
 
     def installation(self) -> str:
         """Return the name of this database, made once; it tells our jobs from another daemon's."""
-        with self.alone() as session, session.begin():
-            row = session.get(PropertyRow, "installation")
-            if row is None:
-                row = PropertyRow(key="installation", value=uuid.uuid4().hex)
-                session.add(row)
-            return row.value
+        name = {"key": "installation", "value": uuid.uuid4().hex}
+        with self.alone() as connection, connection.begin():
+            connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
+            wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
+            return connection.execute(wanted).scalar_one()
 
 
 class SqlTransaction:
     """Changes that become true together, on disk, or not at all."""
 
     def __init__(
-        self, session: Session, live: Mapping[JobId, Job], known_gpus: frozenset[GpuUuid]
+        self, connection: Connection, live: Mapping[JobId, Job], known_gpus: frozenset[GpuUuid]
     ) -> None:
-        self._session = session
+        self._connection = connection
         self._live = dict(live)
         self._known_gpus = known_gpus
 
@@ -176,17 +179,20 @@ class SqlTransaction:
     def job(self, job: JobId) -> Job | None:
         """Return one job, whatever its state."""
         held = self._live.get(job)
-        return held or next(iter(_jobs(self._session, JobRow.id == job)), None)
+        if held is not None:
+            return held
+        with Session(self._connection) as session:
+            return next(iter(_jobs(session, JobRow.id == job)), None)
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
-        return _drained(self._session)
+        return _drained(self._connection)
 
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
         for reading in new:
-            self._session.execute(remember_gpu(reading, at))
+            self._connection.execute(statements.remember_gpu(reading, at))
         self._known_gpus |= {reading.uuid for reading in new}
 
     def add(self, order: Order, at: datetime) -> Job:
@@ -200,12 +206,10 @@ class SqlTransaction:
             at,
             until(at, order.wait_for),
         )
-        row = self._session.execute(
-            insert(JobRow).values(job_values(job)).returning(JobRow.id)
-        ).scalar_one()
-        job = replace(job, id=JobId(row))
-        self._session.execute(
-            insert(InvocationRow).values(job=job.id, content=pack(order.invocation))
+        number = self._connection.execute(statements.ADD_JOB, job_values(job)).scalar_one()
+        job = replace(job, id=JobId(number))
+        self._connection.execute(
+            statements.ADD_INVOCATION, {"job": job.id, "content": pack(order.invocation)}
         )
         self._log(job.id, Event(at, "submitted", str(order.claim)))
         self._live[job.id] = job
@@ -215,13 +219,13 @@ class SqlTransaction:
         """Store a job as it is now, and why."""
         before = self._live.get(job.id)
         if job is not before:
-            self._session.execute(update(JobRow).where(JobRow.id == job.id).values(job_values(job)))
+            self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
         self._log(job.id, event)
         self._live[job.id] = job
         if job.state is State.ENDED:
             del self._live[job.id]
-            self._session.execute(delete(InvocationRow).where(InvocationRow.job == job.id))
+            self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
 
     def _save_leases(self, before: Job | None, job: Job) -> None:
         if before is not None and before.leases == job.leases:
@@ -229,36 +233,22 @@ class SqlTransaction:
         known = {lease.gpu for lease in before.leases} if before is not None else set()
         for lease in job.leases:
             if lease.gpu not in known:
-                self._session.execute(
-                    insert(LeaseRow).values(
-                        job=job.id, gpu=lease.gpu, memory=lease.memory, granted_at=lease.granted_at
-                    )
-                )
+                new = {
+                    "job": job.id,
+                    "gpu": lease.gpu,
+                    "memory": lease.memory,
+                    "granted_at": lease.granted_at,
+                }
+                self._connection.execute(statements.ADD_LEASE, new)
             else:
                 # Never before the grant, whatever the clock has done meanwhile.
                 released = lease.released_at and max(lease.released_at, lease.granted_at)
-                self._session.execute(
-                    update(LeaseRow)
-                    .where(LeaseRow.job == job.id, LeaseRow.gpu == lease.gpu)
-                    .values(released_at=released)
-                )
+                which = {"this": job.id, "that": lease.gpu}
+                self._connection.execute(statements.RELEASE, {**which, "released_at": released})
 
     def _log(self, job: JobId, event: Event) -> None:
-        self._session.execute(
-            insert(EventRow).values(job=job, at=event.at, kind=event.kind, detail=event.detail)
-        )
-
-
-def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
-    """Return the statement that stores a GPU, or that it was seen again."""
-    seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
-    if reading.total is not None:
-        seen["total"] = reading.total
-    return (
-        upsert(GpuRow)
-        .values(uuid=reading.uuid, first_seen_at=at, **seen)
-        .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
-    )
+        entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}
+        self._connection.execute(statements.ADD_EVENT, entry)
 
 
 def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
@@ -271,6 +261,8 @@ def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
     return [job_of(row, leases.get(row.id, ())) for row in rows]
 
 
-def _drained(session: Session) -> Mapping[GpuUuid, str]:
-    rows = session.execute(select(GpuRow.uuid, GpuRow.drained).where(GpuRow.drained.is_not(None)))
+def _drained(connection: Connection) -> Mapping[GpuUuid, str]:
+    rows = connection.execute(
+        select(GpuRow.uuid, GpuRow.drained).where(GpuRow.drained.is_not(None))
+    )
     return {GpuUuid(gpu): why for gpu, why in rows if why is not None}

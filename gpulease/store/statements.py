@@ -1,0 +1,41 @@
+"""The statements that write, made once.
+
+On the tables and not on the rows: writing is what the daemon does most, and through the rows the
+same statement costs it about three times the CPU.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import bindparam, delete, insert, update
+from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from gpulease.domain.memory import GpuReading
+from gpulease.store.tables import GpuRow, Row
+
+_tables = Row.metadata.tables
+_jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
+
+ADD_JOB = insert(_jobs).returning(_jobs.c.id)
+SAVE_JOB = update(_jobs).where(_jobs.c.id == bindparam("this"))
+ADD_INVOCATION = insert(_invocations)
+DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("this"))
+ADD_LEASE = insert(_leases)
+RELEASE = (
+    update(_leases)
+    .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
+    .values(released_at=bindparam("released_at"))
+)
+ADD_EVENT = insert(_tables["events"])
+
+
+def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
+    """Return the statement that stores a GPU, or that it was seen again."""
+    seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
+    if reading.total is not None:
+        seen["total"] = reading.total
+    return (
+        upsert(GpuRow)
+        .values(uuid=reading.uuid, first_seen_at=at, **seen)
+        .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
+    )
