@@ -63,6 +63,11 @@ class Plan:
     reserved: Mapping[GpuUuid, JobId]
     """The GPUs that are kept for an earlier waiting job, and for which."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether a job that comes now has to wait, whatever it asks for."""
+        return len(self.reserved) == len(self.gpus)
+
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
     """Draw up the ledger of every GPU."""

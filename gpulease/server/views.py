@@ -1,19 +1,21 @@
 """What the API shows: jobs, GPUs and the queue as wire objects, as far as the caller may see."""
 
 import socket
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 
 from gpulease import __version__
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
-from gpulease.domain.placement import Hindrance, Obstacle
-from gpulease.domain.plan import Waiting, ledgers, waiting_in
-from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.domain.placement import Hindrance
+from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.server.reasons import exit_status, reason
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Event, ProcessFinder
@@ -50,7 +52,9 @@ class Views:
         self._keeper = keeper
         self._processes = processes
         self._machine = machine
-        self._counted: tuple[Sequence[Job], dict[JobId, int]] = ((), {})
+        self._line: tuple[Plan | None, list[JobId]] = (None, [])
+        self._behind: tuple[Plan | None, dict[Claim, Waiting]] = (None, {})
+        self._used: tuple[Look | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def status(self, now: datetime) -> StatusView:
         """Return one look at the whole machine."""
@@ -106,21 +110,34 @@ class Views:
         plan = self._keeper.plan
         if job.state is not State.QUEUED or plan is None:
             return None
-        return waiting_in(plan, job)
+        if job.id in plan.waiting:
+            return plan.waiting[job.id]
+        if self._behind[0] is not plan:
+            self._behind = plan, {}
+        behind = self._behind[1]
+        if job.claim not in behind:
+            behind[job.claim] = waiting_in(plan, job)
+        return behind[job.claim]
 
     def _position(self, job: Job) -> int | None:
-        """Count the waiting jobs up to this one; counted once for each state of the queue."""
+        """Return the place of a waiting job in the line, as of the latest plan."""
         if job.state is not State.QUEUED:
             return None
-        live = self._keeper.store.live()
-        if self._counted[0] is not live:
-            waiting = [each.id for each in live if each.state is State.QUEUED]
-            self._counted = live, {each: place for place, each in enumerate(waiting, start=1)}
-        return self._counted[1].get(job.id)
+        if self._line[0] is not self._keeper.plan:
+            self._line = self._keeper.plan, []
+        line = self._line[1]
+        if not line or job.id > line[-1]:
+            line.extend(self._who_came_after(line[-1] if line else JobId(0)))
+        place = bisect_left(line, job.id)
+        return place + 1 if place < len(line) and line[place] == job.id else None
+
+    def _who_came_after(self, last: JobId) -> list[JobId]:
+        newer = takewhile(lambda each: each.id > last, reversed(self._keeper.store.live()))
+        return [each.id for each in newer if each.state is State.QUEUED][::-1]
 
     def _leases(self, job: Job) -> list[LeaseView]:
         seen = self._keeper.seen
-        used = seen.used_by_job() if seen is not None and job.holds_memory else {}
+        used = self._used_by_job()
         peaks = self._keeper.peaks.by_lease
         return [
             LeaseView(
@@ -132,6 +149,13 @@ class Views:
             )
             for lease in job.leases
         ]
+
+    def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
+        """Return what each job uses on each GPU, summed once for each look."""
+        seen = self._keeper.seen
+        if seen is not None and self._used[0] is not seen:
+            self._used = seen, seen.used_by_job()
+        return self._used[1]
 
     def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
         reading = gpu.reading
@@ -173,57 +197,6 @@ class Views:
                 )
             )
         return views
-
-
-def reason(job: Job, waiting: Waiting | None) -> str | None:
-    """Return why a job waits or why it ended, as a sentence without a full stop."""
-    if job.state is State.ENDED:
-        return job.detail or _ending(job)
-    if job.state is State.RELEASING:
-        return f"{job.detail or 'asked to go'}; its processes are still there"
-    if job.state is not State.QUEUED:
-        return None
-    if waiting is None:
-        return None
-    return _why_it_waits(job.claim, waiting)
-
-
-def _ending(job: Job) -> str | None:
-    if job.outcome is Outcome.EXITED and job.exit is not None:
-        return f"exited with {job.exit.code}"
-    if job.outcome is Outcome.SIGNALED and job.exit is not None:
-        return f"ended by signal {job.exit.signal}"
-    return job.outcome.value.replace("_", " ") if job.outcome else None
-
-
-def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
-    hindrances = waiting.refusal.hindrances
-    leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
-    if leased:
-        holders = sorted({job for each in leased for job in each.waits_for})
-        return f"no room for {claim} before {_one_of(holders)} ends"
-    first = sorted({job for each in hindrances for job in each.waits_for})
-    if first:
-        return f"waits its turn behind {_one_of(first)}"
-    if hindrances:
-        return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
-    # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
-    return None
-
-
-def _one_of(jobs: Sequence[JobId]) -> str:
-    if len(jobs) == 1:
-        return f"job {jobs[0]}"
-    return f"one of the jobs {', '.join(map(str, jobs[:5]))}{', ...' if len(jobs) > 5 else ''}"
-
-
-def exit_status(job: Job) -> int | None:
-    """Return how a job ended as a shell shows it; None while it has not, or never ran."""
-    if job.outcome is Outcome.TIME_LIMIT and job.state is State.ENDED:
-        return EXIT_TIME_LIMIT
-    if job.exit is None:
-        return None
-    return job.exit.code if job.exit.signal is None else 128 + job.exit.signal
 
 
 def _used(

@@ -88,7 +88,9 @@ class Keeper:
         job = await self._writing(
             lambda: leases.submit(self.store, order, seen, self.policy, self._clock)
         )
-        self.wake()
+        # Behind others on every GPU, it changes nothing: a long queue costs no pass for each more.
+        if self.plan is None or not self.plan.is_closed:
+            self.wake()
         return job
 
     async def cancel(self, job_id: JobId, by: str) -> Job:

@@ -1,0 +1,62 @@
+"""Why a job waits, and how it ended, in a sentence and as a number."""
+
+from collections.abc import Sequence
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.domain.placement import Obstacle
+from gpulease.domain.plan import Waiting
+from gpulease.errors import EXIT_TIME_LIMIT
+
+
+def reason(job: Job, waiting: Waiting | None) -> str | None:
+    """Return why a job waits or why it ended, as a sentence without a full stop."""
+    if job.state is State.ENDED:
+        return job.detail or _ending(job)
+    if job.state is State.RELEASING:
+        return f"{job.detail or 'asked to go'}; its processes are still there"
+    if job.state is not State.QUEUED:
+        return None
+    if waiting is None:
+        return None
+    return _why_it_waits(job.claim, waiting)
+
+
+def _ending(job: Job) -> str | None:
+    if job.outcome is Outcome.EXITED and job.exit is not None:
+        return f"exited with {job.exit.code}"
+    if job.outcome is Outcome.SIGNALED and job.exit is not None:
+        return f"ended by signal {job.exit.signal}"
+    return job.outcome.value.replace("_", " ") if job.outcome else None
+
+
+def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
+    hindrances = waiting.refusal.hindrances
+    leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
+    if leased:
+        holders = sorted({job for each in leased for job in each.waits_for})
+        return f"no room for {claim} before {_one_of(holders)} ends"
+    first = sorted({job for each in hindrances for job in each.waits_for})
+    if first:
+        return f"waits its turn behind {_one_of(first)}"
+    if hindrances:
+        return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
+    # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
+    return None
+
+
+def _one_of(jobs: Sequence[JobId]) -> str:
+    if len(jobs) == 1:
+        return f"job {jobs[0]}"
+    return f"one of the jobs {', '.join(map(str, jobs[:5]))}{', ...' if len(jobs) > 5 else ''}"
+
+
+def exit_status(job: Job) -> int | None:
+    """Return how a job ended as a shell shows it; None while it has not, or never ran."""
+    if job.outcome is Outcome.TIME_LIMIT and job.state is State.ENDED:
+        return EXIT_TIME_LIMIT
+    if job.exit is None:
+        return None
+    return job.exit.code if job.exit.signal is None else 128 + job.exit.signal
