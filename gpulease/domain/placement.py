@@ -82,7 +82,8 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
             tuple(gpu.uuid for gpu in fits),
         )
     fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.index))
-    chosen = fits[: claim.gpus]
+    # In the order in which people and nvidia-smi count them.
+    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.index)
     return Placement(tuple((gpu.uuid, claim.demand(gpu.allocatable or 0)) for gpu in chosen))
 
 

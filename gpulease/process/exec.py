@@ -112,7 +112,8 @@ def _start_afresh(shim: int) -> None:
     if os.getppid() != shim:
         os._exit(127)
     signal.set_wakeup_fd(-1)
-    for number in (*IGNORED, signal.SIGCHLD):
+    # Not only those that we ignore: the daemon may have been started with others ignored.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -231,11 +231,12 @@ class SqlTransaction:
         if before is not None and before.leases == job.leases:
             return
         known = {lease.gpu for lease in before.leases} if before is not None else set()
-        for lease in job.leases:
+        for place, lease in enumerate(job.leases):
             if lease.gpu not in known:
                 new = {
                     "job": job.id,
                     "gpu": lease.gpu,
+                    "place": place,
                     "memory": lease.memory,
                     "granted_at": lease.granted_at,
                 }
@@ -256,7 +257,9 @@ def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
     rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
     leases: dict[int, list[LeaseRow]] = {}
     of_these = select(JobRow.id).where(which)
-    for lease in session.scalars(select(LeaseRow).where(LeaseRow.job.in_(of_these))):
+    for lease in session.scalars(
+        select(LeaseRow).where(LeaseRow.job.in_(of_these)).order_by(LeaseRow.place)
+    ):
         leases.setdefault(lease.job, []).append(lease)
     return [job_of(row, leases.get(row.id, ())) for row in rows]
 

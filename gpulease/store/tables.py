@@ -165,6 +165,8 @@ class LeaseRow(Row):
 
     job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
+    place: Mapped[int]
+    """0 for the GPU that the job counts first."""
     memory: Mapped[int]
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]

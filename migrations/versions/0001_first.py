@@ -118,6 +118,7 @@ def upgrade() -> None:
         "leases",
         sa.Column("job", sa.Integer(), nullable=False),
         sa.Column("gpu", sa.String(), nullable=False),
+        sa.Column("place", sa.Integer(), nullable=False),
         sa.Column("memory", sa.Integer(), nullable=False),
         sa.Column("granted_at", sa.Integer(), nullable=False),
         sa.Column("released_at", sa.Integer(), nullable=True),

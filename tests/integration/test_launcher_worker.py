@@ -87,6 +87,10 @@ def test_a_soft_limit_goes_as_far_as_the_hard_one(directory: Path) -> None:
     assert look(directory, soft_limits={"nofile": -1})["nofile"] == [hard, hard]
 
 
+# No program may set signals 32 and 33, so as they were when these tests began, so they stay.
+_THE_C_LIBRARYS_OWN = 1 << (32 - 1) | 1 << (33 - 1)
+
+
 def test_its_signals_are_as_new(directory: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
@@ -96,13 +100,13 @@ def test_its_signals_are_as_new(directory: Path) -> None:
 
     python_ignores = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
     assert int(found["blocked"], 16) == 0
-    assert int(found["ignored"], 16) & ~python_ignores == 0
+    assert int(found["ignored"], 16) & ~python_ignores & ~_THE_C_LIBRARYS_OWN == 0
 
 
 def test_a_shell_finds_no_signal_ignored(directory: Path) -> None:
     finish(shell(directory, "grep SigIgn /proc/self/status"))
 
-    assert int(output(directory).split()[1], 16) == 0
+    assert int(output(directory).split()[1], 16) & ~_THE_C_LIBRARYS_OWN == 0
 
 
 def test_it_leads_a_session_of_its_own(directory: Path) -> None:

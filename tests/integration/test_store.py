@@ -78,6 +78,17 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     opened.close()
 
 
+def test_the_gpus_of_a_gang_come_back_in_their_order(store: SqlStore) -> None:
+    waiting = add(store, order(gpus=2))
+    other = GpuUuid("GPU-0")
+    with store.write() as tx:
+        tx.know([reading("GPU-0", 1)], NOON)
+        tx.save(grant(waiting, Placement(((GPU, G), (other, G))), NOON), EVENT)
+    opened = again(store)
+    assert [lease.gpu for lease in opened.live()[0].leases] == [GPU, other]
+    opened.close()
+
+
 def test_ids_are_never_used_again(store: SqlStore) -> None:
     job = add(store)
     with store.engine.begin() as connection:
@@ -140,9 +151,9 @@ def test_any_bytes_survive_as_arguments_and_environment(
         "UPDATE jobs SET memory = NULL",
         "UPDATE jobs SET state = 'active'",
         "UPDATE jobs SET state = 'ended'",
-        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (1, 'GPU-a', 0, 0)",
-        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (99, 'GPU-a', 1, 0)",
-        "INSERT INTO leases (job, gpu, memory, granted_at) VALUES (1, 'GPU-z', 1, 0)",
+        "INSERT INTO leases VALUES (1, 'GPU-a', 0, 0, 0, NULL, NULL)",
+        "INSERT INTO leases VALUES (99, 'GPU-a', 0, 1, 0, NULL, NULL)",
+        "INSERT INTO leases VALUES (1, 'GPU-z', 0, 1, 0, NULL, NULL)",
     ],
 )
 def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:

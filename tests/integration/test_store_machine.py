@@ -1,6 +1,7 @@
 """The same machine as in memory, over a real SQLite file: few examples, since each writes one."""
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -21,23 +22,25 @@ class SqlMachine(Machine):
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
             return
+        with self.folder:
+            self.is_found_again()
+
+    def is_found_again(self) -> None:
         store = self.store
         assert isinstance(store, SqlStore)
         before = store.live()
         ended = {job: store.job(JobId(job)) for job in self.ended}
         store.close()
-        again = SqlStore(store.path)
-        assert again.live() == before
-        for job, how in ended.items():
-            assert again.job(JobId(job)) == how
-            assert isinstance(how, Job)
-        again.close()
-        self.folder.cleanup()
+        with closing(SqlStore(store.path)) as again:
+            assert again.live() == before
+            for job, how in ended.items():
+                assert isinstance(how, Job)
+                assert again.job(JobId(job)) == how
 
 
 TestSqlMachine = SqlMachine.TestCase
 TestSqlMachine.settings = settings(
-    max_examples=8,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

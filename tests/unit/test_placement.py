@@ -56,7 +56,7 @@ def test_spread_takes_the_emptiest() -> None:
 
 
 def test_a_gang_gets_all_its_gpus_or_none() -> None:
-    assert chosen(place(Claim(2 * G, gpus=2), gpus(0, 7, 5))) == ["GPU-2", "GPU-0"]
+    assert chosen(place(Claim(2 * G, gpus=2), gpus(0, 7, 5))) == ["GPU-0", "GPU-2"]
     refused = place(Claim(2 * G, gpus=2), gpus(0, 7, 7))
     assert isinstance(refused, Refusal)
     assert refused.fits == ("GPU-0",)
