@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from nvml_stand_in import HANG, Card, StandIn
 
 from .conftest import Daemon, wait_for

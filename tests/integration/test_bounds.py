@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2e.conftest import Daemon
 
+from e2e.conftest import Daemon
 from gpulease.wire import LARGEST_REQUEST
 
 GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-
 from gpulease.client import Client, answers, dial, indent
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
 from gpulease.frames import FrameKind, frame

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
-
 from gpulease.errors import NoRoomNow
 from gpulease.frames import FrameKind, frame
 

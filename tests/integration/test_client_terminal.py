@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
-
 from gpulease.frames import FrameKind
 
 REPOSITORY = Path(__file__).parents[2]

@@ -6,6 +6,15 @@ import resource
 from pathlib import Path
 
 import pytest
+
+from gpulease.errors import (
+    CommandNotExecutable,
+    CommandNotFound,
+    GpuleaseError,
+    LaunchFailed,
+)
+from gpulease.process.launcher import AlreadyLaunched, Launch, Launcher
+from gpulease.process.record import Exited, is_alive, read_record
 from process_rig import (
     PATH,
     end,
@@ -19,15 +28,6 @@ from process_rig import (
     shell,
     start,
 )
-
-from gpulease.errors import (
-    CommandNotExecutable,
-    CommandNotFound,
-    GpuleaseError,
-    LaunchFailed,
-)
-from gpulease.process.launcher import AlreadyLaunched, Launch, Launcher
-from gpulease.process.record import Exited, is_alive, read_record
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from gpulease.frames import FrameKind
+from gpulease.process.control import Exited
+from gpulease.process.launcher import Launcher
 from process_rig import (
     Client,
     end,
@@ -24,10 +28,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.frames import FrameKind
-from gpulease.process.control import Exited
-from gpulease.process.launcher import Launcher
 
 
 @pytest.fixture

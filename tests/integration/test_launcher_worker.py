@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from process_rig import finish, job_directory, output, python, shell, start, wait_until
 
 LOOK = """

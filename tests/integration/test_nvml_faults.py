@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 
 from gpulease.domain.memory import Fault, GpuReading
+from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 
 G = 1024**3
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from nvml_stand_in import DRIVER, Card, Code, ProbeProcess, StandIn
 
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
+from nvml_stand_in import DRIVER, Card, Code, ProbeProcess, StandIn
 
 G = 1024**3
 _NEWEST = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")

@@ -6,6 +6,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
+
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 LIBRARY_MISMATCH = 18

@@ -9,6 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
+from gpulease.process.control import Lost, follow, stop
+from gpulease.process.record import read_record
+from gpulease.process.table import MARKER, ProcessTable
 from process_rig import (
     PATH,
     events_of,
@@ -23,10 +27,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.process.control import Lost, follow, stop
-from gpulease.process.record import read_record
-from gpulease.process.table import MARKER, ProcessTable
 
 FLED = """
 import os, signal, time

@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
+from gpulease.domain.memory import JobId
+from gpulease.process.table import MARKER, ProcessTable
 from process_rig import (
     PATH,
     ephemeral_user,
@@ -19,9 +22,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.domain.memory import JobId
-from gpulease.process.table import MARKER, ProcessTable
 
 SLEEP = ["/bin/sleep", "1000"]
 

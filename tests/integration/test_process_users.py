@@ -9,6 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
+from gpulease.errors import LaunchFailed
+from gpulease.frames import FrameKind
+from gpulease.process.control import stop
+from gpulease.process.launcher import Identity, Launch
 from process_rig import (
     PYTHON,
     Client,
@@ -24,11 +29,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.errors import LaunchFailed
-from gpulease.frames import FrameKind
-from gpulease.process.control import stop
-from gpulease.process.launcher import Identity, Launch
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.conftest import Daemon
 
+from e2e.conftest import Daemon
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import table

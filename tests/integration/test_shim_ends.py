@@ -7,6 +7,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
+from gpulease.frames import FrameKind
+from gpulease.process.control import (
+    Exited,
+    MainExited,
+    Stopping,
+    follow,
+    set_time_limit,
+    stop,
+)
+from gpulease.process.record import Exited as Recorded
+from gpulease.process.record import read_record
 from process_rig import (
     Client,
     end,
@@ -23,18 +35,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.frames import FrameKind
-from gpulease.process.control import (
-    Exited,
-    MainExited,
-    Stopping,
-    follow,
-    set_time_limit,
-    stop,
-)
-from gpulease.process.record import Exited as Recorded
-from gpulease.process.record import read_record
 
 FOREVER = "while :; do sleep 1000; done"
 DAEMONIZE = """

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gpulease.frames import FrameKind
+from gpulease.process.record import read_record
 from process_rig import (
     Client,
     end,
@@ -19,9 +22,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.frames import FrameKind
-from gpulease.process.record import read_record
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_rig import Client, end, is_alive, job_directory, shell, start, wait_until
 
 from gpulease.frames import HEADER, LARGEST_FRAME, FrameKind, frame
+from process_rig import Client, end, is_alive, job_directory, shell, start, wait_until
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

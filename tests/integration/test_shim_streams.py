@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from gpulease.frames import FrameKind
+from gpulease.process.launcher import Launch
 from process_rig import (
     Client,
     end,
@@ -21,9 +24,6 @@ from process_rig import (
     start,
     wait_until,
 )
-
-from gpulease.frames import FrameKind
-from gpulease.process.launcher import Launch
 
 MIB = 1 << 20
 RANDOM = """

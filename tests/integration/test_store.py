@@ -11,12 +11,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from fakes import ALICE, NOON, G, order, reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from fakes import ALICE, NOON, G, order, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, grant, worker_gone, worker_started
 from gpulease.domain.lease import State, Trigger

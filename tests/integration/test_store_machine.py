@@ -5,11 +5,11 @@ from contextlib import closing
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
-from unit.test_machine import Machine
 
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
 from gpulease.store.repository import SqlStore
+from unit.test_machine import Machine
 
 
 class SqlMachine(Machine):

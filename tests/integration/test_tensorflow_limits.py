@@ -15,10 +15,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from integration.tensorflow_scenarios import POOL, ROWS, TOTAL, USE
 
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, outside_the_pool
+from integration.tensorflow_scenarios import POOL, ROWS, TOTAL, USE
 
 pytestmark = [
     pytest.mark.tensorflow,

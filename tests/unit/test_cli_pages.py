@@ -9,8 +9,8 @@ from datetime import timedelta, timezone
 from pathlib import Path
 
 import pytest
-from daemon_stand_in import views
 
+from daemon_stand_in import views
 from gpulease.cli import doctor, render, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.tables import Page, cells

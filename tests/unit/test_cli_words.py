@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from daemon_stand_in import views
 
+from daemon_stand_in import views
 from gpulease.cli.attach import Ending
 from gpulease.cli.outcome import last_words, status_of_ending, status_of_job
 from gpulease.cli.text import asks, cells, clean, clock, ordinal, shorten

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
-from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
 
+from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId

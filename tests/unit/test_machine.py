@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId

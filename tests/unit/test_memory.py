@@ -1,9 +1,9 @@
 """The ledger of one GPU."""
 
-from fakes import G, reading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import G, reading
 from gpulease.domain.memory import Fault, GpuMemory, Holding, JobId, ProcessReading, take_stock
 
 ONE, TWO = JobId(1), JobId(2)

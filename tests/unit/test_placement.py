@@ -3,8 +3,8 @@
 from fractions import Fraction
 
 import pytest
-from fakes import G, reading
 
+from fakes import G, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.memory import Fault, GpuMemory, GpuUuid, Holding, JobId, ProcessReading
 from gpulease.domain.memory import take_stock as stock

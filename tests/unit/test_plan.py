@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 from fakes import ALICE, NOON, G, reading
-
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.memory import Fault, GpuReading, JobId, ProcessReading
