@@ -37,7 +37,7 @@ class FrameKind(IntEnum):
     STDIN = 17
     STDIN_END = 18
     SIGNAL = 19
-    """JSON: {"signal": int}: deliver to the worker's process group."""
+    """JSON: {"signal": int}: to the worker, or to its group where a terminal would do so."""
     STOP = 20
     """JSON: {"reason": str, "grace_s": float}: SIGTERM, then SIGKILL for the whole tree."""
     TIME_LIMIT = 21

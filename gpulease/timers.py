@@ -4,19 +4,31 @@ Its word for a timer's entry is *job*, which means something else everywhere els
 inside this file.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+_WATCH_EVERY_S = 5.0
+_CLOCK_WAS_SET_S = 1.0
+
 
 class Timers:
     """Calls coroutines again and again, never twice at once, never more often after a delay."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`wall` and `steady` tell seconds: by a clock that can be set, and by one that cannot."""
+        self._wall = wall
+        self._steady = steady
         # It tells of every single run at INFO, and warns when one is left out because the one
         # before is not over, which is what is meant to happen when a driver hangs.
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
@@ -33,7 +45,21 @@ class Timers:
     def start(self) -> None:
         """Start counting, in the running event loop."""
         self._scheduler.start()
+        self._offset_s = self._wall() - self._steady()
+        self._watch()
 
     def stop(self) -> None:
         """Stop; a call that is under way goes on to its end."""
+        self._watching.cancel()
         self._scheduler.shutdown(wait=False)
+
+    def _watch(self) -> None:
+        """Set the timers anew if the clock has been set: they are kept by the time of day."""
+        offset_s = self._wall() - self._steady()
+        if abs(offset_s - self._offset_s) > _CLOCK_WAS_SET_S:
+            now = datetime.now(UTC)
+            for entry in self._scheduler.get_jobs():
+                entry.modify(next_run_time=now + entry.trigger.interval)
+        self._offset_s = offset_s
+        loop = asyncio.get_running_loop()
+        self._watching = loop.call_later(_WATCH_EVERY_S, self._watch)

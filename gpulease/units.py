@@ -54,6 +54,10 @@ def parse_size(text: str) -> int:
     if found is None:
         raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", _SIZE_HINT)
     number, unit = found.groups()
+    if text.strip() == number and Fraction(number) > 0:
+        raise BadValue(
+            f"cannot read the size {_shown(text)}: it has no unit", f"did you mean {number}G?"
+        )
     size = int(Fraction(number) * _FACTORS[unit.upper()])
     if size <= 0:
         raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", _SIZE_HINT)

@@ -217,6 +217,8 @@ class GpuView:
     utilization: int | None
     temperature: int | None
     processes: list[ProcessView]
+    kept_for: int | None = None
+    """The waiting job that is to have it first; what is free is free for that one alone."""
 
 
 @dataclass(slots=True)

@@ -123,8 +123,8 @@ def start(launch: Launch) -> Started:
 
 
 async def events_of(directory: Path) -> list[ShimEvent]:
-    """Return all that happens to the worker."""
-    return [event async for event in follow(directory)]
+    """Return all that happens to the worker after its start."""
+    return [event async for event in follow(directory) if not isinstance(event, Started)]
 
 
 def end(directory: Path) -> Exited:

@@ -3,6 +3,7 @@
 Errors become a message and an exit code here and nowhere else.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
@@ -45,8 +47,18 @@ def call(arguments: Sequence[str]) -> int:
         return _INTERRUPTED
     except NobodyReads:
         # The interpreter would complain once more as it flushes on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _write_no_more()
         return _BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _write_no_more()
+        complain(GpuleaseError(f"cannot write the output: {error.strerror}"))
+        return 1
+
+
+def _write_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _invoke(arguments: Sequence[str]) -> int:

@@ -32,6 +32,9 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     if len(candidates) == 1:
         return Client(candidates[0])
     found = _first_answering(candidates)
+    if found is None and config.personal_settings().state.joinpath("gpulease.db").exists():
+        # The user's own has left since it was idle, and has things to tell.
+        found, _ = connect_or_start(ctx, socket)
     if found is None:
         raise NoDaemon(
             "cannot reach a daemon: none listens on " + " or ".join(map(str, candidates)),

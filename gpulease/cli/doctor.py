@@ -41,7 +41,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     socket: SocketOption = None,
 ) -> int:
-    """Look at this machine and this account, and say how to mend what is wrong; exit 1 if a lot.
+    """Look at this machine and this account, and say how to mend what is wrong; 1 on a failure.
 
     \b
     Examples:

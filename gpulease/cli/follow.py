@@ -20,6 +20,7 @@ from gpulease.cli.text import clean
 from gpulease.cli.waiting import WaitingLine, waiting_text
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.frames import FrameKind
 from gpulease.wire import JobView
 
 SOUGHT_EVERY = 2.0
@@ -167,12 +168,24 @@ def _after_the_fact(
     while job.state != "ended":
         job = signals.interruptible(partial(next, views, job))
     if not seen and job.started_at is not None:
-        with suppress(NoDaemon):
-            for kind, piece in client.logs(job.id):
-                pass_on(kind, piece)
+        _print_kept(client, job.id, signals)
     if words := last_words(job):
         talk.say(words)
     return status_of_job(job)
+
+
+def _print_kept(client: Client, number: int, signals: Signals) -> None:
+    """Print all that the job wrote, through any absence of the daemon; no byte twice."""
+    shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
+    while True:
+        try:
+            for kind, piece in client.logs(number, begin=shown):
+                pass_on(kind, piece)
+                shown[kind] += len(piece)
+        except NoDaemon:
+            signals.interruptible(partial(time.sleep, SOUGHT_EVERY))
+        else:
+            return
 
 
 def _give_up(client: Client, job: JobView, signum: Signum, talk: Talk) -> int:

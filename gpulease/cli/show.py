@@ -97,7 +97,7 @@ def _leases(job: JobView) -> Iterator[Block]:
         Column("MEMORY", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
-        Column("HELD BY", leaves=1, shrinks=True),
+        Column("LIMITS", leaves=1, shrinks=True),
     )
     rows = (
         (

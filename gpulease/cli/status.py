@@ -97,7 +97,7 @@ def _gpu(gpu: GpuView) -> tuple[Line, ...]:
     return (
         line(str(gpu.index)),
         line(clean(gpu.name)),
-        line(gpu.state, _STATES.get(gpu.state, "bad")),
+        _gpu_state(gpu),
         bar(memory),
         line(size(memory.used)),
         line(size(memory.leased)),
@@ -106,6 +106,12 @@ def _gpu(gpu: GpuView) -> tuple[Line, ...]:
         line(UNKNOWN if gpu.utilization is None else f"{gpu.utilization}%"),
         line(UNKNOWN if gpu.temperature is None else f"{gpu.temperature}C"),
     )
+
+
+def _gpu_state(gpu: GpuView) -> Line:
+    if gpu.state == "available" and gpu.kept_for is not None:
+        return line(f"for job {gpu.kept_for}", "warn")
+    return line(gpu.state, _STATES.get(gpu.state, "bad"))
 
 
 def _free(gpu: GpuView) -> Line:

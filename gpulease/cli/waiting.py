@@ -17,17 +17,33 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
     if job.state != "queued":
         return f"gpulease: job {job.id} starts"
     place = f", {ordinal(job.position)} in line" if job.position else ""
-    why = f": {sentence(job.reason)}" if job.reason else ""
-    return f"gpulease: job {job.id} waits{place}{why}{_for_whom(job, blockers, now)}"
+    return f"gpulease: job {job.id} waits{place}{_why(job, blockers, now)}"
 
 
-def _for_whom(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+    """Say the daemon's reason; where we know more of the jobs it names, with that."""
     parts = [_blocker(blocker, now) for blocker in blockers]
+    what, names_them, _ = (job.reason or "").partition(" before ")
+    if names_them and parts:
+        others = len(job.waits_for) - len(parts)
+        parts += [f"one of {others} more"] if others else []
+        return f": {clean(what)} before {' or '.join(parts)} ends{_brackets(_start(job, now))}"
+    why = f": {sentence(job.reason)}" if job.reason else ""
+    return why + _brackets([*_for_whom(job, parts), *_start(job, now)])
+
+
+def _for_whom(job: JobView, parts: list[str]) -> list[str]:
     if more := len(job.waits_for) - len(parts):
-        parts.append(f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for)))
-    said = [f"waits for {' and '.join(parts)}"] if parts else []
-    if job.expected_start_at:
-        said.append(f"expected to start by {clock(job.expected_start_at, now)}")
+        parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for))]
+    return [f"waits for {' and '.join(parts)}"] if parts else []
+
+
+def _start(job: JobView, now: datetime) -> list[str]:
+    at = job.expected_start_at
+    return [f"expected to start by {clock(at, now)}"] if at else []
+
+
+def _brackets(said: list[str]) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 

@@ -120,13 +120,20 @@ class Client:
         stderr: bool = True,
         tail: int | None = None,
         follow: bool = False,
+        begin: Mapping[FrameKind, int] | None = None,
     ) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the kept output of a job, piece by piece, each with the stream that it is of."""
+        """Yield the kept output of a job, piece by piece, each with the stream that it is of.
+
+        `begin` is the byte of each stream to begin with, the first if left out.
+        """
+        begin = begin or {}
         query = {
             "stdout": str(stdout).lower(),
             "stderr": str(stderr).lower(),
             "tail": None if tail is None else str(tail),
             "follow": str(follow).lower(),
+            "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
+            "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
         }
         frames = FrameReader()
         with closing(self._open("GET", f"/jobs/{number}/logs", query)) as reply:

@@ -14,6 +14,7 @@ from gpulease.daemon.finder import Finder
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
+from gpulease.errors import BadConfiguration, BadValue
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
@@ -92,10 +93,14 @@ def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
 
     Raises:
         NoGpus: there are none.
-        BadValue: the simulation asked for makes no sense.
+        BadConfiguration: the simulation asked for makes no sense.
     """
     if settings.simulate is not None:
-        return SimulatedGpus.here(parse_simulation(settings.simulate), str(settings.state))
+        try:
+            sizes = parse_simulation(settings.simulate)
+        except BadValue as error:
+            raise BadConfiguration(error.message, error.hint) from error
+        return SimulatedGpus.here(sizes, str(settings.state))
     return NvmlProbe.open(settings.driver_deadline)
 
 
@@ -108,6 +113,8 @@ def build(settings: Settings) -> Parts:
     probe = open_probe(settings)
     state = StateDirectory(settings.state)
     store = SqlStore(state.path / FILE_NAME)
+    # With a database that is new, or an old one put back, a job must not find another's record.
+    store.use_no_id_up_to(state.last_job())
     clock, launcher = SystemClock(), Launcher()
     lanes = Lane("writer"), LookLane("look")
     installation = store.installation()

@@ -1,5 +1,6 @@
 """The process-finder port: whose a process is, among the jobs of this installation."""
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
 from gpulease.process.table import ProcessTable
+
+_LONGEST_COMMAND = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,11 @@ class Identity:
     user: str | None
     name: str | None
     command: str | None
+
+
+def _readable(text: str) -> str:
+    """Return text that any reader can take: names of processes are bytes, whatever they mean."""
+    return os.fsencode(text).decode(errors="backslashreplace")
 
 
 class Finder:
@@ -30,7 +38,8 @@ class Finder:
         found = self._table.identify(pid)
         if found is None:
             return None
-        return Identity(found.user, found.name, shlex.join(found.command) or None)
+        command = shlex.join(found.command)[:_LONGEST_COMMAND]
+        return Identity(found.user, _readable(found.name), _readable(command) or None)
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`."""

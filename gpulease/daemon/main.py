@@ -5,6 +5,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # The record holds the environments of jobs: nothing that is made here is for others to read,
     # but for what is opened to them by name.
     os.umask(0o077)
+    _allow_many_descriptors()
     try:
         given = _parser().parse_args(arguments)
         settings = settings_of(given)
@@ -52,6 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def _allow_many_descriptors() -> None:
+    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:

@@ -79,7 +79,8 @@ async def _run(
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
-        _log.info("ready on %s; %d running jobs found again", settings.socket, recovered)
+        gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
+        _log.info("ready on %s, %s; %d jobs found again", settings.socket, gpus, recovered)
         notify(notify_address, f"READY=1\nSTATUS=granting on {settings.socket}")
         await serving
     finally:

@@ -61,6 +61,12 @@ class StateDirectory:
         """Return the directory of a job, which need not be there."""
         return self.jobs / str(job)
 
+    def last_job(self) -> int:
+        """Return the highest id that a job's directory is named after; 0 if there is none."""
+        return max(
+            (int(each.name) for each in self.jobs.iterdir() if each.name.isdecimal()), default=0
+        )
+
     def close(self) -> None:
         """Let another daemon have it."""
         os.close(self._lock)

@@ -3,6 +3,9 @@
 Where the worker's side (what a job finds) and the process side (how it is started) meet.
 """
 
+import asyncio
+import logging
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,10 +15,11 @@ from typing import Any
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
-from gpulease.errors import LaunchFailed
-from gpulease.process import control
+from gpulease.errors import LaunchFailed, RecordUnwritable
+from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
-from gpulease.process.record import read_record
+from gpulease.process.proc import Entry, deliver, entry
+from gpulease.process.record import is_alive, read_record
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import (
     Clock,
@@ -26,6 +30,11 @@ from gpulease.service.ports import (
     WorkerStarted,
 )
 from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
+
+_log = logging.getLogger(__name__)
+
+_SHIM_OBEYS_WITHIN_S = 10.0
+"""A shim answers in milliseconds, unless its user has stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class Workers:
         """Start the worker of `job`, at most once in its life.
 
         Raises:
+            RecordUnwritable: it could not be started at this moment.
             GpuleaseError: it could not be started, and never will be.
         """
         directory = self._state.job(job.id)
@@ -76,7 +86,7 @@ class Workers:
             directory.mkdir(mode=0o711, exist_ok=True)
             directory.chmod(0o711)
         except OSError as error:
-            raise LaunchFailed(
+            raise RecordUnwritable(
                 f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
                 "an admin should see that the state directory can be written",
             ) from error
@@ -85,6 +95,8 @@ class Workers:
         except AlreadyLaunched:
             # By the daemon before this one, in the moment of its end: follow that one.
             return
+        except ValueError as error:
+            raise LaunchFailed(f"cannot start job {job.id}: {error}") from error
 
     def _launch(self, job: Job, invocation: Invocation, directory: Path) -> Launch:
         owner = job.owner
@@ -127,11 +139,6 @@ class Workers:
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
         directory = self._state.job(job.id)
-        record = read_record(directory)
-        if record is not None and record.started is not None:
-            yield WorkerStarted(
-                record.started.pid, record.started.shim_pid, record.started.started_at
-            )
         async for event in control.follow(directory):
             if isinstance(event, control.Lost):
                 yield await self._bury(job)
@@ -149,7 +156,47 @@ class Workers:
 
     async def stop(self, job: JobId, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go."""
-        await control.stop(self._state.job(job), reason, self._around.grace)
+        directory, grace = self._state.job(job), self._around.grace
+        try:
+            # The user may have stopped the shim, which is theirs; that must not keep it from this.
+            self._wake(directory)
+            async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
+                await control.stop(directory, reason, grace)
+        except TimeoutError:
+            _log.warning("the shim of job %s does not listen: it is killed, and its job", job)
+            await asyncio.to_thread(self._kill, directory)
+            return
+        await self._see_it_gone(directory)
+
+    def _wake(self, directory: Path) -> None:
+        if (shim := _living_shim(directory)) is not None:
+            deliver(shim, signal.SIGCONT)
+
+    async def _see_it_gone(self, directory: Path) -> None:
+        """Kill the shim and all below it where it does not do so itself."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._around.grace.total_seconds() + _SHIM_OBEYS_WITHIN_S
+        while loop.time() < deadline:
+            if _living_shim(directory) is None:
+                return
+            await asyncio.sleep(1)
+        await asyncio.to_thread(self._kill, directory)
+
+    def _kill(self, directory: Path) -> None:
+        shim = _living_shim(directory)
+        if shim is not None:
+            tree.kill(shim.pid)
+            deliver(shim, signal.SIGKILL)
+
+
+def _living_shim(directory: Path) -> Entry | None:
+    """Return the shim of a job that has not ended, or None."""
+    record = read_record(directory)
+    if record is None or record.exited is not None or not is_alive(directory):
+        return None
+    # Before its worker has started the record does not say who it is.
+    pid = record.started.shim_pid if record.started else control.shim_pid(directory)
+    return None if pid is None else entry(pid)
 
 
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:
@@ -176,6 +223,8 @@ _OUTCOMES = {
 
 def _news(event: control.ShimEvent) -> WorkerNews | None:
     match event:
+        case control.Started():
+            return WorkerStarted(event.pid, event.shim_pid, event.started_at)
         case control.Stopping():
             return WorkerExpired() if event.reason == "time_limit" else None
         case control.MainExited():

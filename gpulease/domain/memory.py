@@ -105,6 +105,8 @@ class GpuMemory:
         """What may be leased now; None where something that decides it is unknown."""
         if self.allocatable is None or self.unmanaged is None:
             return None
+        if any(holding.exclusive for holding in self.holdings):
+            return 0
         return max(0, self.allocatable - self.committed - self.unmanaged)
 
     def holds(self, holding: Holding) -> "GpuMemory":

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +21,12 @@ from gpulease.process.record import (
     Exited,
     MainExited,
     Record,
+    Started,
     exited,
     is_alive,
     main_exited,
     read_record,
+    started,
 )
 
 __all__ = [
@@ -30,9 +34,11 @@ __all__ = [
     "Lost",
     "MainExited",
     "ShimEvent",
+    "Started",
     "Stopping",
     "follow",
     "set_time_limit",
+    "shim_pid",
     "stop",
 ]
 
@@ -53,7 +59,7 @@ class Lost:
     """The shim died and left no end: whatever remains of the worker is on its own."""
 
 
-ShimEvent = Stopping | MainExited | Exited | Lost
+ShimEvent = Started | Stopping | MainExited | Exited | Lost
 
 
 async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
@@ -96,6 +102,22 @@ async def set_time_limit(directory: Path, limit: timedelta | None) -> bool:
     return await _order(directory, FrameKind.TIME_LIMIT, order)
 
 
+def shim_pid(directory: Path) -> int | None:
+    """Return the pid of the shim that listens in `directory`, even one that does nothing else."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.setblocking(False)
+            asking.connect(f"/proc/self/fd/{fd}/socket")
+            # Who called listen(2), see SO_PEERCRED in unix(7).
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            return int(struct.unpack("3i", credentials)[0])
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
 async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     """Yield what the record says, then what the shim says while it talks to us."""
     # Asked first: if it was dead before the record was read, then the record is final.
@@ -117,7 +139,8 @@ def _recorded(record: Record) -> list[ShimEvent]:
     stopping = Stopping(record.stopping) if record.stopping is not None else None
     # That the main process has ended is news as long as others are left, and no longer.
     main_exited = record.main_exited if record.exited is None else None
-    return [event for event in (stopping, main_exited, record.exited) if event is not None]
+    events = (record.started, stopping, main_exited, record.exited)
+    return [event for event in events if event is not None]
 
 
 @contextlib.asynccontextmanager
@@ -159,12 +182,16 @@ async def _listen(directory: Path) -> AsyncGenerator[ShimEvent, None]:
 
 
 def _event(kind: FrameKind, payload: bytes) -> ShimEvent | None:
-    if kind not in (FrameKind.STOPPING, FrameKind.MAIN_EXITED, FrameKind.EXITED):
-        return None
-    content: dict[str, Any] = json.loads(payload)
-    if kind is FrameKind.STOPPING:
-        return Stopping(content["reason"])
-    return exited(content) if kind is FrameKind.EXITED else main_exited(content)
+    read = _READERS.get(kind)
+    return None if read is None else read(json.loads(payload))
+
+
+_READERS: dict[FrameKind, Callable[[dict[str, Any]], ShimEvent]] = {
+    FrameKind.STARTED: started,
+    FrameKind.STOPPING: lambda content: Stopping(content["reason"]),
+    FrameKind.MAIN_EXITED: main_exited,
+    FrameKind.EXITED: exited,
+}
 
 
 async def _order(directory: Path, kind: FrameKind, content: dict[str, Any]) -> bool:

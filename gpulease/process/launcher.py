@@ -11,10 +11,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
 from typing import Any
 
-from gpulease.errors import CommandNotExecutable, CommandNotFound, GpuleaseError, LaunchFailed
+from gpulease.errors import (
+    CommandNotExecutable,
+    CommandNotFound,
+    GpuleaseError,
+    LaunchFailed,
+    RecordUnwritable,
+)
 from gpulease.process.orders import (
     LARGEST_REQUEST,
     IdentityOrder,
@@ -28,6 +35,9 @@ __all__ = ["AlreadyLaunched", "Identity", "Launch", "Launcher", "Started"]
 
 _CLOSING_PATIENCE_S = 5.0
 _LONGEST_ANSWER = 64 << 10
+_BEFORE_THE_RECORD = ("directory", "record")
+_PASSING = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
+"""What may be over in a moment; as long as there is no record, the launch can be tried again."""
 _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
 
 
@@ -88,6 +98,7 @@ class Launcher:
             AlreadyLaunched: this directory was launched in before.
             CommandNotFound: there is no such command.
             CommandNotExecutable: the command cannot be executed.
+            RecordUnwritable: the disk is full, or the like; it may be tried again.
             LaunchFailed: anything else was in the way.
         """
         request = _request(launch)
@@ -260,6 +271,8 @@ def _understood(answer: bytes) -> Started:
 
 
 def _error(failed: Failure) -> GpuleaseError:
+    if failed.step in _BEFORE_THE_RECORD and failed.errno in _PASSING:
+        return RecordUnwritable(failed.message, failed.hint)
     return _ERRORS.get(failed.exit_code, LaunchFailed)(failed.message, failed.hint)
 
 

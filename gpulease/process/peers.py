@@ -22,7 +22,9 @@ _MOST_OF_USER = 48
 _PIECE = 64 << 10
 _LARGEST_WRITE = 256 << 10
 _HELLO_PATIENCE_S = 10.0
-_LINGER_PATIENCE_S = 30.0
+_LINGER_PATIENCE_S = {False: 30.0, True: 24 * 3600.0}
+"""How long a peer that takes nothing is waited for at the end: one who watches, and one who is
+attached and may just have a pager open."""
 _NONSENSE = (
     BadFrame,
     ArithmeticError,
@@ -246,9 +248,9 @@ class Peers:
 
     def all_served(self) -> bool:
         """Tell whether everyone has what was meant for them; drop those who take nothing."""
-        patient_since = self.loop.now() - _LINGER_PATIENCE_S
         for peer in list(self._all):
-            if peer.queued and peer.since < patient_since:
+            patience_s = _LINGER_PATIENCE_S[peer.role is Role.ATTACH]
+            if peer.queued and peer.since < self.loop.now() - patience_s:
                 peer.drop()
         return not any(
             peer.queued or (peer.role is None and not peer.refused) for peer in self._all

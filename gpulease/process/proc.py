@@ -17,10 +17,14 @@ class Entry(NamedTuple):
 
 
 def entry(pid: int) -> Entry | None:
-    """Return the process with this pid, or None if there is none that we may see."""
+    """Return the process with this pid, or None if there is none that we may see.
+
+    Raises:
+        OSError: it could not be looked up, as for want of descriptors; that is not being gone.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     try:
         fields = os.read(fd, 4096).rpartition(b")")[2].split()

@@ -25,6 +25,14 @@ from gpulease.process.record import Failure, failure
 from gpulease.process.streams import PIECE, Input, Output
 
 ATTACH_PATIENCE_S = 10.0
+TO_THE_GROUP = frozenset(
+    {
+        *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),
+        *(signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGKILL),
+    }
+)
+"""What a terminal, timeout(1) and the end of a pipeline send to every process of a command; any
+other signal is for the one process that was named."""
 _KILL_AGAIN_S = 0.1
 _LINGER_STEP_S = 1.0
 _LONGEST_GRACE_S = 86400.0
@@ -207,13 +215,14 @@ class Supervisor:
         self._after(_KILL_AGAIN_S, "kill", self._kill)
 
     def _signal(self, number: int) -> None:
-        """Signal the worker's process group; never another that came by its number later."""
+        """Signal the worker as a terminal and a shell would; never another of the same number."""
         if number not in signal.valid_signals():
             raise BadFrame(f"no signal {number}")
-        if self._chronicle.main_exited and not tree.has_group(os.getpid(), self._pid):
+        alone = number not in TO_THE_GROUP
+        if self._chronicle.main_exited and (alone or not tree.has_group(os.getpid(), self._pid)):
             return
         try:
-            os.killpg(self._pid, number)
+            (os.kill if alone else os.killpg)(self._pid, number)
         except (ProcessLookupError, PermissionError):
             return
 

@@ -14,6 +14,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob
+from gpulease.frames import FrameKind
 from gpulease.server.orders import Defaults, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
@@ -57,9 +58,10 @@ class Handlers:
         """Tell what this machine can do and what is wrong with it."""
         return json_response(self._desk.doctor())
 
-    async def submit(self, request: Request, body: SubmitRequest) -> Response:
+    async def submit(self, request: Request) -> Response:
         """Queue a job; the answer means that it is on disk."""
         caller = _caller(request)
+        body = _submission(await request.body())
         check_submit(caller, self._desk.daemon_uid)
         job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
         return json_response(self._desk.views.job(job, to_owner=True), 201)
@@ -108,11 +110,18 @@ class Handlers:
         stderr: bool = True,
         tail: int | None = None,
         follow: bool = False,
+        stdout_from: int = 0,
+        stderr_from: int = 0,
     ) -> Response:
-        """Stream the kept output of a job as frames."""
+        """Stream the kept output of a job as frames, each stream from a byte of it on."""
         job = self._job(job_id)
         check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the output of")
-        query = OutputQuery(stdout, stderr, None if tail is None else max(0, tail), follow)
+        wanted = {}
+        if stdout:
+            wanted[FrameKind.STDOUT] = max(0, stdout_from)
+        if stderr:
+            wanted[FrameKind.STDERR] = max(0, stderr_from)
+        query = OutputQuery(wanted, None if tail is None else max(0, tail), follow)
         directory = self._desk.directory_of(job.id)
         frames = frames_of(
             directory, query, self._desk.log_limit, lambda: self._job(job.id).state is State.ENDED
@@ -150,6 +159,14 @@ class Handlers:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), _REFRESH_S)
             quiet_s += _REFRESH_S
+
+
+def _submission(content: bytes) -> SubmitRequest:
+    # Stops at the first thing that is wrong, however much more there is.
+    try:
+        return msgspec.json.decode(content, type=SubmitRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadValue(f"cannot read the request: {str(error)[:200]}") from error
 
 
 def _caller(request: Request) -> Caller:

@@ -5,7 +5,8 @@ say over their names, so reading them as root is safe.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +14,15 @@ from gpulease.frames import FrameKind, frame
 
 _PIECE = 64 * 1024
 _POLL_S = 0.2
-_FILES = ((FrameKind.STDOUT, "stdout"), (FrameKind.STDERR, "stderr"))
+_FILES = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputQuery:
     """Which part of the output is wanted."""
 
-    stdout: bool = True
-    stderr: bool = True
+    begin: Mapping[FrameKind, int]
+    """The streams that are wanted, each from this byte on."""
     tail: int | None = None
     """So many of the last lines of each stream; None is all that is kept."""
     follow: bool = False
@@ -39,9 +40,7 @@ async def frames_of(
         ended: whether the job is over.
     """
     wanted = [
-        _Kept(kind, directory / name, limit)
-        for kind, name in _FILES
-        if (query.stdout if kind is FrameKind.STDOUT else query.stderr)
+        _Kept(kind, directory / _FILES[kind], begin, limit) for kind, begin in query.begin.items()
     ]
     for kept in wanted:
         await asyncio.to_thread(kept.seek, query.tail)
@@ -51,6 +50,9 @@ async def frames_of(
         for kept in wanted:
             while piece := await asyncio.to_thread(kept.read):
                 idle = False
+                if kept.skipped:
+                    note = f"[gpulease: {kept.skipped} bytes are no longer kept]\n"
+                    yield frame(FrameKind.STDERR, note.encode())
                 yield frame(kept.kind, piece)
         if over:
             return
@@ -61,11 +63,13 @@ async def frames_of(
 class _Kept:
     """A place in one log file, which may not be there yet."""
 
-    def __init__(self, kind: FrameKind, path: Path, limit: int) -> None:
+    def __init__(self, kind: FrameKind, path: Path, begin: int, limit: int) -> None:
         self.kind = kind
+        self.skipped = 0
+        """Bytes before the piece that was read last which were gone by then."""
         self._path = path
         self._limit = limit
-        self._offset = 0
+        self._offset = begin
 
     def seek(self, lines: int | None) -> None:
         """Go to the first kept byte, or to the first of the last `lines` lines."""
@@ -74,7 +78,10 @@ class _Kept:
         except FileNotFoundError:
             return
         first = max(0, size - self._limit)
-        self._offset = first if lines is None else self._start_of_tail(lines, first, size)
+        if lines is not None:
+            self._offset = self._start_of_tail(lines, first, size)
+        elif self._offset == 0:
+            self._offset = first
 
     def _start_of_tail(self, lines: int, first: int, size: int) -> int:
         if lines == 0:
@@ -97,8 +104,15 @@ class _Kept:
         """Return the next piece, empty where there is none yet."""
         try:
             with self._path.open("rb") as file:
+                # What is further back than the limit has been cut out of the file, and reads as
+                # zeros. Looked at after the reading, since the job goes on writing meanwhile.
                 file.seek(self._offset)
                 piece = file.read(_PIECE)
+                self.skipped = max(0, os.fstat(file.fileno()).st_size - self._limit - self._offset)
+                if self.skipped:
+                    self._offset += self.skipped
+                    file.seek(self._offset)
+                    piece = file.read(_PIECE)
         except FileNotFoundError:
             return b""
         self._offset += len(piece)

@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import struct
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -27,15 +28,59 @@ def caller_of(connection: socket.socket) -> Caller:
     )
 
 
+_LARGEST_HEAD = 64 * 1024
+"""Bytes of a request's line and headers."""
+_HEAD_WITHIN_S = 10.0
+_MOST_CONNECTIONS = 1000
+"""Of one user at once; every `run` that waits holds one. Root has no such limit."""
+
+
 class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with the caller in the state of each request."""
+    """uvicorn's HTTP protocol, with the caller in each request's state, and with bounds.
+
+    Until a request's headers are complete nobody has been identified to any handler, so what one
+    user can make the daemon hold by then is bounded here.
+    """
+
+    _connections: ClassVar[Counter[int]] = Counter()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {
-            **self.app_state,
-            "caller": caller_of(transport.get_extra_info("socket")),
-        }
+        caller = caller_of(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "caller": caller}
+        self._uid = caller.uid
+        self._head_size: int | None = 0
+        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
+        self._connections[self._uid] += 1
+        if self._uid != 0 and self._connections[self._uid] > _MOST_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._connections[self._uid] -= 1
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_size is None:
+            return
+        self._head_size += len(data)
+        if self._head_size > _LARGEST_HEAD:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        self._head_size = 0
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_size = None
+        self._deadline.cancel()
+        super().on_headers_complete()
+
+    def _waited_enough(self) -> None:
+        self.transport.abort()
 
 
 def caller_in(scope: dict[str, Any]) -> Caller:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +25,7 @@ from gpulease.wire import (
     JobList,
     JobView,
     StatusView,
+    SubmitRequest,
 )
 
 _MOST_READ_IN_VAIN = 64 * 1024 * 1024
@@ -39,6 +41,7 @@ class Route:
     endpoint: Callable[..., Any]
     reply: type | None
     status: int = 200
+    takes: type | None = None
 
 
 def table(handlers: Handlers) -> tuple[Route, ...]:
@@ -46,7 +49,7 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
     return (
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
         Route("GET", "/doctor", Who.ANYONE, handlers.doctor, DoctorView),
-        Route("POST", "/jobs", Who.ANYONE, handlers.submit, JobView, 201),
+        Route("POST", "/jobs", Who.ANYONE, handlers.submit, JobView, 201, SubmitRequest),
         Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
         Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
         Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None),
@@ -68,6 +71,7 @@ def build_api(desk: Desk) -> ASGIApp:
             methods=[route.method],
             status_code=route.status,
             response_model=None,
+            openapi_extra=_body(route.takes) if route.takes else None,
             responses={
                 route.status: {"model": route.reply} if route.reply else {},
                 "default": {"model": ErrorReply},
@@ -78,6 +82,12 @@ def build_api(desk: Desk) -> ASGIApp:
     api.add_exception_handler(HTTPException, _no_such_route)
     api.add_exception_handler(Exception, _bug)
     return _Bounded(api)
+
+
+def _body(kind: type) -> dict[str, Any]:
+    """Describe a request's body for the OpenAPI document; reading it is the handler's."""
+    schema = TypeAdapter(kind).json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _refusal(_request: object, error: Exception) -> Response:

@@ -178,6 +178,7 @@ class Views:
             utilization=reading.utilization,
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
+            kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
         )
 
     def _process_views(

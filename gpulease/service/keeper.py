@@ -7,15 +7,15 @@ no second path.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.domain.plan import Plan
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
@@ -79,6 +79,7 @@ class Keeper:
         self._freed_at: datetime | None = None
         self._look_under_way = asyncio.Lock()
         self._followers: dict[JobId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # What the server calls.
 
@@ -97,8 +98,8 @@ class Keeper:
         """Cancel a job, waiting or running. Raises as `leases.cancel` does."""
         job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
         self._tell()
-        if job.state is State.RELEASING and job.pid is not None:
-            await self._launcher.stop(job_id, "cancelled")
+        if job.state is State.RELEASING and self._launcher.was_launched(job_id):
+            self._background(self._launcher.stop(job_id, "cancelled"))
         self.wake()
         return job
 
@@ -151,6 +152,17 @@ class Keeper:
             return await self.look()
         return seen
 
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the caller's request; a failure of it is told in the log."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done_beside)
+
+    def _done_beside(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("something done beside a request failed", exc_info=error)
+
     def _tell(self) -> None:
         """Wake all who wait for a change."""
         self._changed.set()
@@ -174,7 +186,7 @@ class Keeper:
 
     async def stop_following(self) -> None:
         """Let go of the jobs; their shims go on without us."""
-        followers = list(self._followers.values())
+        followers = [*self._followers.values(), *self._tasks]
         for task in followers:
             task.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
@@ -204,6 +216,9 @@ class Keeper:
             if job.state is State.RELEASING:
                 raise GpuleaseError("cancelled before its worker was started")
             await self._launcher.launch(job, self.store.invocation(job.id))
+        except RecordUnwritable:
+            # Nothing was started and nothing says that it was: it is tried again, see `_left`.
+            raise
         except GpuleaseError as error:
             failure = error
             await self._writing(
@@ -220,7 +235,7 @@ class Keeper:
         self._tell()
         if isinstance(news, WorkerStarted) and job.state is State.RELEASING:
             # Cancelled while it was being launched, or just before a restart.
-            await self._launcher.stop(job_id, "cancelled")
+            self._background(self._launcher.stop(job_id, "cancelled"))
 
     def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
         match news:

@@ -160,8 +160,11 @@ def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
     """Store how a job ended; from here its memory is free."""
     with store.write() as tx:
         job = _existing(tx, job_id)
-        detail = news.detail or (job.detail if news.outcome is job.outcome else None)
-        changed = worker_gone(job, Trigger.WORKER_EXITED, news.outcome, detail, news.exit, news.at)
+        outcome, detail = news.outcome, news.detail
+        if job.outcome is not None and outcome in (job.outcome, Outcome.LOST):
+            # It was asked to go and is gone: that is why, even if nobody saw it go.
+            outcome, detail = job.outcome, job.detail
+        changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
             return job
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, news.outcome))

@@ -150,6 +150,7 @@ class Launcher(Protocol):
         """Start the worker of `job`, at most once in its life; news come by `follow`.
 
         Raises:
+            RecordUnwritable: it could not be started at this moment.
             GpuleaseError: it could not be started, and never will be.
         """
 
@@ -160,7 +161,7 @@ class Launcher(Protocol):
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
 
     async def stop(self, job: JobId, reason: str) -> None:
-        """Ask the worker to go, and after a grace make it go."""
+        """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
 
 
 class Clock(Protocol):

@@ -149,6 +149,12 @@ class SqlStore:
         with self.engine.connect() as connection:
             return _drained(connection)
 
+    def use_no_id_up_to(self, last: int) -> None:
+        """See that new jobs get ids above `last`: up to there, ids are taken already."""
+        with self.alone() as connection, connection.begin():
+            connection.execute(statements.START_SEQUENCE, {"last": last})
+            connection.execute(statements.RAISE_SEQUENCE, {"last": last})
+
     def installation(self) -> str:
         """Return the name of this database, made once; it tells our jobs from another daemon's."""
         name = {"key": "installation", "value": uuid.uuid4().hex}

@@ -6,7 +6,7 @@ same statement costs it about three times the CPU.
 
 from datetime import datetime
 
-from sqlalchemy import bindparam, delete, insert, update
+from sqlalchemy import bindparam, delete, insert, text, update
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
 
@@ -27,6 +27,13 @@ RELEASE = (
     .values(released_at=bindparam("released_at"))
 )
 ADD_EVENT = insert(_tables["events"])
+
+# AUTOINCREMENT goes on from here, see sqlite.org/autoinc.html.
+START_SEQUENCE = text(
+    "INSERT INTO sqlite_sequence (name, seq) SELECT 'jobs', :last "
+    "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'jobs')"
+)
+RAISE_SEQUENCE = text("UPDATE sqlite_sequence SET seq = max(seq, :last) WHERE name = 'jobs'")
 
 
 def remember_gpu(reading: GpuReading, at: datetime) -> Insert:

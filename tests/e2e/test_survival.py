@@ -136,6 +136,45 @@ def test_cancelled_jobs_leave_no_process_however_stubborn(daemon: Daemon, tmp_pa
     assert alive([int(pid) for pid in pids.read_text().split()]) == []
 
 
+def test_a_shim_that_its_user_has_stopped_does_not_save_its_job(daemon: Daemon) -> None:
+    job = daemon.submit("--mem", "1G", "--", "sh", "-c", "kill -STOP $PPID; sleep 600")
+    wait_for("it was launched", (daemon.state / f"jobs/{job}/socket").exists)
+    daemon.run("cancel", str(job))
+    assert daemon.wait_until(job, "ended")["outcome"] == "cancelled"
+
+
+def test_with_its_database_gone_a_new_job_meets_no_record_of_an_old_one(daemon: Daemon) -> None:
+    first = daemon.submit("--mem", "1G", "--", "sh", "-c", "echo old; exit 1")
+    daemon.wait_until(first, "ended")
+    daemon.kill(signal.SIGTERM)
+    for file in daemon.state.glob("gpulease.db*"):
+        file.unlink()
+    daemon.start()
+    second = daemon.submit("--mem", "1G", "--", "sh", "-c", "echo new; exit 3")
+    assert second > first
+    assert daemon.wait_until(second, "ended")["exit_status"] == 3
+    assert daemon.run("logs", str(second)).stdout == "new\n"
+
+
+def test_a_job_that_ended_while_nobody_was_there_to_tell_is_shown_in_full(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    holder = daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600")
+    daemon.wait_until(holder, "active")
+    run = daemon.open(
+        "run", "--mem", "1G", "--", "sh", "-c", "echo precious; exit 5", stdout=subprocess.PIPE
+    )
+    wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
+    run.send_signal(signal.SIGSTOP)
+    daemon.run("cancel", str(holder))
+    daemon.wait_until(2, "ended")
+    daemon.kill()
+    run.send_signal(signal.SIGCONT)
+    daemon.start()
+    assert run.communicate(timeout=60)[0] == b"precious\n"
+    assert run.returncode == 5
+
+
 def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
     second = subprocess.run(
         [*daemon.command()[:3], "--simulate", "8G", "--state", str(daemon.state),

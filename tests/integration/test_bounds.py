@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon
+from e2e.conftest import Daemon, wait_for
 from gpulease.wire import LARGEST_REQUEST
 
 GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}
@@ -139,3 +139,33 @@ def test_an_argument_of_bytes_that_are_not_utf8_reaches_the_job(daemon: Daemon) 
     argument = odd.decode("utf-8", "surrogateescape")
     done = daemon.run("run", "--mem", "1G", "--", "printf", "%s", argument, text=False)
     assert done.stdout == odd
+
+
+def test_a_long_list_of_wrong_things_is_refused_at_the_first(daemon: Daemon) -> None:
+    status, content = post(daemon, json.dumps({**GOOD, "argv": [1] * 1_000_000}))
+    assert status == 400
+    assert len(content["error"]["message"]) < 300
+
+
+def test_headers_without_end_are_cut_off(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(60)
+        raw.connect(str(daemon.socket))
+        with pytest.raises(OSError):
+            raw.sendall(b"GET /v1/status HTTP/1.1\r\nX: ")
+            for _ in range(10_000):
+                raw.sendall(b"a" * 65536)
+    assert daemon.run("status", "--json").returncode == 0
+
+
+def test_a_process_with_a_name_that_is_no_text_does_not_hide_the_status(daemon: Daemon) -> None:
+    odd = b"B\xe4h".decode("utf-8", "surrogateescape")
+    script = "import time; print('up', flush=True); time.sleep(600)"
+    job = daemon.submit("--mem", "1G", "--", "python3", "-c", script, odd)
+    seen = wait_for(
+        "it is seen on its GPU",
+        lambda: [p for gpu in daemon.status()["gpus"] for p in gpu["processes"] if p["job"] == job],
+    )
+    assert "xe4h" in seen[0]["command"]
+    assert daemon.run("status").returncode == 0
+    daemon.run("cancel", str(job))

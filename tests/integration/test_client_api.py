@@ -86,7 +86,10 @@ def test_logs_keep_the_streams_apart(daemon: StandIn, client: Client) -> None:
         (FrameKind.STDOUT, b"\x00a"),
         (FrameKind.STDERR, b"b" * 100_000),
     ]
-    assert daemon.asked[-1] == "GET /v1/jobs/17/logs?stdout=true&stderr=true&tail=3&follow=false"
+    assert daemon.asked[-1] == (
+        "GET /v1/jobs/17/logs?stdout=true&stderr=true&tail=3&follow=false"
+        "&stdout_from=0&stderr_from=0"
+    )
 
 
 def test_json_is_the_reply_and_only_laid_out(client: Client) -> None:

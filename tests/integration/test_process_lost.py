@@ -69,6 +69,7 @@ def test_the_loss_is_told_to_who_follows(directory: Path) -> None:
 
     async def scenario() -> object:
         events = follow(directory)
+        assert await anext(events) == started
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         os.kill(started.shim_pid, signal.SIGKILL)

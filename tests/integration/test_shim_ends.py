@@ -91,8 +91,8 @@ def test_the_job_lasts_as_long_as_its_last_process(directory: Path) -> None:
 
     async def until_main_exited() -> MainExited:
         async for event in follow(directory):
-            assert isinstance(event, MainExited)
-            return event
+            if isinstance(event, MainExited):
+                return event
         raise AssertionError
 
     assert run(until_main_exited()).exit_code == 5
@@ -222,6 +222,18 @@ def test_a_shim_goes_when_its_worker_has(directory: Path) -> None:
 
     wait_until(lambda: not is_running(started.shim_pid), "the end of the shim")
     assert not is_alive(directory)
+
+
+def test_the_start_is_the_first_news(directory: Path) -> None:
+    started = start(shell(directory, "exit 0"))
+    end(directory)
+
+    async def first() -> object:
+        async for event in follow(directory):
+            return event
+        return None
+
+    assert run(first()) == started
 
 
 def test_whoever_follows_late_hears_all(directory: Path) -> None:

@@ -45,6 +45,15 @@ def test_the_line_says_where_why_and_for_whom() -> None:
     )
 
 
+def test_a_job_that_the_reason_names_is_not_named_twice() -> None:
+    job = views.job(17, position=1, waits_for=[12, 13], reason="no room for 6G before job 12 ends")
+    blocker = views.running(12, user="alice", expires_at=None)
+    assert waiting_text(job, [blocker], NOW) == (
+        "gpulease: job 17 waits, 1st in line: "
+        "no room for 6G before job 12 of alice or one of 1 more ends"
+    )
+
+
 def test_jobs_that_are_not_named_are_counted() -> None:
     job = views.job(waits_for=[1, 2, 3], expected_start_at="2026-03-03T09:00:00Z")
     text = waiting_text(job, [views.running(1, expires_at=None)], NOW)
