@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from gpulease.frames import FrameKind, FrameReader, frame
 from gpulease.process.control import Exited, ShimEvent, follow, stop
 from gpulease.process.launcher import Launch, Launcher, Started
-from gpulease.process.record import is_alive
+from gpulease.process.record import is_alive, read_record
 
 PATIENCE_S = 60.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
@@ -76,6 +76,17 @@ def end_shim(directory: Path) -> None:
     if is_alive(directory):
         run(stop(directory, "test over", timedelta(0)))
         wait_until(lambda: not is_alive(directory), "the end of the shim")
+    record = read_record(directory)
+    if record is not None and record.started is not None:
+        end_session(record.started.pid)
+
+
+def end_session(leader: int) -> None:
+    """Kill what a worker left behind whose shim was killed: what it started is in its session."""
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and os.getsid(int(name)) == leader:
+                os.kill(int(name), signal.SIGKILL)
 
 
 def launch_of(directory: Path, *argv: str, **changes: Any) -> Launch:

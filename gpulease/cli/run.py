@@ -1,6 +1,7 @@
 """`gpulease run`: lease, wait, run as if there were no lease, and exit as the command exits."""
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -114,6 +115,10 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     caller = this_process()
+    if not options.detach and sys.stdout.isatty():
+        # The job writes to a pipe and not to this terminal, and Python would hold its output back.
+        unbuffered = {"PYTHONUNBUFFERED": "1", **caller.environment}
+        caller = replace(caller, environment=unbuffered)
     request = build(options, command, caller)
     found = resolve(command, Path(caller.cwd), caller.environment)
     request.argv = [to_wire(word) for word in found]
