@@ -83,10 +83,10 @@ def end_shim(directory: Path) -> None:
 
 def end_session(leader: int) -> None:
     """Kill what a worker left behind whose shim was killed: what it started is in its session."""
-    for name in os.listdir("/proc"):
+    for pid in [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]:
         with suppress(OSError):
-            if name.isdigit() and os.getsid(int(name)) == leader:
-                os.kill(int(name), signal.SIGKILL)
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def launch_of(directory: Path, *argv: str, **changes: Any) -> Launch:

@@ -1,5 +1,6 @@
 """`gpulease run`: lease, wait, run as if there were no lease, and exit as the command exits."""
 
+import os
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -115,7 +116,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     caller = this_process()
-    if not options.detach and sys.stdout.isatty():
+    if not options.detach and os.isatty(1):
         # The job writes to a pipe and not to this terminal, and Python would hold its output back.
         unbuffered = {"PYTHONUNBUFFERED": "1", **caller.environment}
         caller = replace(caller, environment=unbuffered)
