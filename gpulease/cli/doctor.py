@@ -11,17 +11,19 @@ import typer
 
 import gpulease
 from gpulease.cli.caller import environment, working_directory
-from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.program import python_of
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Page, Span, Style, line
 from gpulease.cli.text import clean
 from gpulease.client import encode, indent
-from gpulease.errors import GpuleaseError
+from gpulease.config import candidate_sockets
+from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire import CheckView, DoctorView
 
 _ANSWERS_WITHIN = 20.0
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
+_DRIVER = Path("/proc/driver/nvidia/version")
 _MARKS: dict[str, tuple[str, Style]] = {
     "ok": ("ok      ", "good"),
     "warning": ("warning ", "warn"),
@@ -72,11 +74,28 @@ def _daemon_checks(ctx: typer.Context, socket: Path | None) -> Iterator[CheckVie
     try:
         client = connect(ctx, socket)
         found = client.doctor().checks
+    except NoDaemon as error:
+        named = len(candidate_sockets(named_socket(ctx, socket))) == 1
+        yield CheckView("daemon", "failure" if named else "warning", error.message, error.hint)
+        yield from () if named else [_driver()]
+        return
     except GpuleaseError as error:
         yield CheckView("daemon", "failure", error.message, error.hint)
         return
     yield CheckView("daemon", "ok", f"it answers on {client.path}")
     yield from found
+
+
+def _driver() -> CheckView:
+    """Look for ourselves, where there is no daemon to ask."""
+    if _DRIVER.exists():
+        return CheckView("driver", "ok", "the NVIDIA driver is loaded")
+    return CheckView(
+        "driver",
+        "failure",
+        "no NVIDIA driver is loaded here",
+        "to try gpulease without a GPU, set GPULEASE_SIMULATE=2x8G",
+    )
 
 
 def _own_checks() -> Iterator[CheckView]:
@@ -91,9 +110,9 @@ def _own_checks() -> Iterator[CheckView]:
 
 def _hooks() -> CheckView:
     if os.access(_HOOKS, os.R_OK | os.X_OK):
-        return CheckView("hooks", "ok", f"{_HOOKS} can be read")
+        return CheckView("your access", "ok", f"{_HOOKS} can be read")
     return CheckView(
-        "hooks",
+        "your access",
         "failure",
         f"{_HOOKS} cannot be read, so no framework can be held to its lease",
         "install gpulease where every user may read it",

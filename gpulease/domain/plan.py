@@ -149,7 +149,8 @@ class _Desk:
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
         start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
-        full = Refusal((*refusal.hindrances, *kept), refusal.fits)
+        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.index)
+        full = Refusal(tuple(all_of_them), refusal.fits)
         return Waiting(full, start, reserves(job.claim, full))
 
     def _keep_for(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
