@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpulease.config import Settings
-from gpulease.daemon.examine import Examination
+from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
@@ -170,7 +170,9 @@ def _desk(
     clock: Clock,
 ) -> Desk:
     simulated = settings.simulate is not None
-    enforced_by = () if simulated else ("framework",)
+    # As root: a hook that the user cannot read holds nobody.
+    hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
+    enforced_by = ("framework",) if hooked else ()
     machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
     examination = Examination(
         lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS

@@ -78,7 +78,7 @@ class Examination:
         return CheckView("state", "ok", message)
 
     def _hooks(self) -> CheckView:
-        closed = _not_for_all(self.hooks) if os.geteuid() == 0 else None
+        closed = closed_to_others(self.hooks) if os.geteuid() == 0 else None
         if closed is None:
             return CheckView("hooks", "ok", f"frameworks are limited by {self.hooks}")
         return CheckView(
@@ -99,7 +99,7 @@ class Examination:
         return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
 
 
-def _not_for_all(path: Path) -> Path | None:
+def closed_to_others(path: Path) -> Path | None:
     """Return the part of `path` that other users cannot pass or read, or None."""
     for part in (path, *path.parents):
         if not part.stat().st_mode & stat.S_IXOTH:
