@@ -5,7 +5,6 @@ value; arguments and paths as one character per byte, so that any file name surv
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
@@ -184,8 +183,3 @@ class EventRow(Row):
     at: Mapped[datetime]
     kind: Mapped[str]
     detail: Mapped[str | None]
-
-
-def columns(row: Row) -> dict[str, Any]:
-    """Return a row's values by column name."""
-    return {column.name: getattr(row, column.key) for column in row.__table__.columns}
