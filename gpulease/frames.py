@@ -31,9 +31,16 @@ class FrameKind(IntEnum):
     """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree live on."""
     SKIPPED = 8
     """JSON: {"bytes": int}: output that a watcher was too slow for; what follows is live again."""
+    SUSPENDED = 9
+    """JSON: {"signal": int}: the main process was stopped, as by Ctrl-Z; SIGCONT goes on."""
+    WATCHING = 10
+    """JSON: {}: from now on this peer only watches, since another one writes."""
     # From who attaches.
     HELLO = 16
-    """JSON: {"role": "attach" | "watch" | "control"}. The first frame."""
+    """JSON: {"role": "attach" | "watch" | "control"}. The first frame.
+
+    With "window": {"rows": int, "columns": int}, the size of the terminal that attaches.
+    """
     STDIN = 17
     STDIN_END = 18
     SIGNAL = 19
@@ -42,6 +49,8 @@ class FrameKind(IntEnum):
     """JSON: {"reason": str, "grace_s": float}: SIGTERM, then SIGKILL for the whole tree."""
     TIME_LIMIT = 21
     """JSON: {"time_limit_s": float | null}, counted from the start, instead of what it was."""
+    WINDOW = 22
+    """JSON: {"rows": int, "columns": int}: the attached terminal has another size."""
 
 
 class BadFrame(Exception):

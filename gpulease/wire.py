@@ -17,8 +17,9 @@ LARGEST_REQUEST = 6 * 1024 * 1024
 GpuState = Literal["available", "drained", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
-    "exited", "signaled", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
+    "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
 ]
+JobKind = Literal["run", "hold"]
 CheckState = Literal["ok", "warning", "failure"]
 
 
@@ -78,6 +79,27 @@ class WorkerOptionsRequest:
 
 
 @dataclass(slots=True)
+class TerminalRequest:
+    """The terminal that a job takes after."""
+
+    rows: int
+    columns: int
+    attributes: list[int] | None = None
+    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
+    characters; null: those of the system."""
+    stderr: bool = True
+    """Whether standard error is the terminal as well; otherwise it is a stream of its own."""
+
+
+@dataclass(slots=True)
+class EarlySignalRequest:
+    """A signal for the main process, `before` seconds ahead of the end of its time."""
+
+    signal: int
+    before: float
+
+
+@dataclass(slots=True)
 class SubmitRequest:
     """A job to queue. `argv`, `cwd` and `environment` are one character per byte."""
 
@@ -95,6 +117,42 @@ class SubmitRequest:
     """Somebody will attach at once: the output waits for them, and stdin is theirs."""
     wait: float | None = None
     """Seconds to wait for a grant; 0 is not at all, None is without end."""
+    terminal: TerminalRequest | None = None
+    """A pseudo-terminal of this kind for the job; null: three streams of their own."""
+    early_signal: EarlySignalRequest | None = None
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL; null: as the daemon is configured."""
+
+
+@dataclass(slots=True)
+class HoldRequest:
+    """A lease without a job to queue: it lasts as long as a process, or as long as its time limit.
+
+    `environment` is what the lease is to be put into, one character per byte.
+    """
+
+    environment: dict[str, str]
+    pid: int | None = None
+    """The process that holds it; null: nobody, and then the claim needs a time limit."""
+    claim: ClaimRequest = field(default_factory=ClaimRequest)
+    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+    name: str | None = None
+    wait: float | None = None
+
+
+@dataclass(slots=True)
+class ExtendRequest:
+    """More time for a job, in seconds, on top of its time limit."""
+
+    by: float
+
+
+@dataclass(slots=True)
+class EnvironmentView:
+    """What a lease changes in the environment of its holder; one character per byte."""
+
+    set: dict[str, str]
+    unset: list[str]
 
 
 @dataclass(slots=True)
@@ -166,6 +224,13 @@ class JobView:
     """Where the job's own socket is, once it has been launched."""
     hint: str | None = None
     """What to do about `reason`, where something can be done."""
+    kind: JobKind = "run"
+    terminal: bool = False
+    """Whether it runs on a pseudo-terminal."""
+    main_exited_at: str | None = None
+    """When the main process ended, while others of the job keep its leases."""
+    processes: int | None = None
+    """How many processes it has; null where nobody counted."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)

@@ -38,6 +38,27 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Terminal:
+    """The pseudo-terminal that a job wants to run on."""
+
+    rows: int
+    columns: int
+    attributes: tuple[int, ...] | None = None
+    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
+    characters."""
+    stderr: bool = True
+    """Whether standard error is the terminal as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySignal:
+    """A signal that a job wants so long before its time is over."""
+
+    signal: int
+    before: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class Invocation:
     """All that is needed to start the command as its owner would have; read at launch alone.
 
@@ -53,6 +74,12 @@ class Invocation:
     attached: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
     """How the GPUs are presented to the frameworks; the worker's side knows what they mean."""
+    groups: tuple[int, ...] | None = None
+    """Supplementary groups of whoever asked; None: those that the user database gives."""
+    terminal: Terminal | None = None
+    early_signal: EarlySignal | None = None
+    grace: timedelta | None = None
+    """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,10 @@ from gpulease.errors import (
 )
 from gpulease.process.orders import (
     LARGEST_REQUEST,
+    EarlySignalOrder,
     IdentityOrder,
     ShimOrder,
+    TerminalOrder,
     WorkerOrder,
     pack,
 )
@@ -82,6 +84,10 @@ class Launch:
     log_limit: int
     """Bytes of each log."""
     nice: int = 0
+    terminal: TerminalOrder | None = None
+    """The pseudo-terminal to run on; None: three streams of their own."""
+    early_signal: EarlySignalOrder | None = None
+    """Has a meaning with a time limit alone."""
 
 
 class Launcher:
@@ -221,6 +227,8 @@ def _request(launch: Launch) -> bytes:
         time_limit_s=launch.time_limit.total_seconds() if launch.time_limit is not None else None,
         grace_s=launch.grace.total_seconds(),
         log_limit=launch.log_limit,
+        terminal=launch.terminal,
+        early_signal=launch.early_signal,
     )
     worker = WorkerOrder(
         launch.argv,

@@ -7,6 +7,7 @@ Strings may hold bytes that are not UTF-8, as surrogate escapes (PEP 383); JSON 
 
 import json
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 LARGEST_REQUEST = 32 << 20
@@ -23,6 +24,25 @@ class IdentityOrder(NamedTuple):
     """None: those that the user database gives."""
 
 
+class TerminalOrder(NamedTuple):
+    """The pseudo-terminal that a worker gets."""
+
+    rows: int
+    columns: int
+    attributes: tuple[int, ...] | None
+    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
+    characters; None: those of the system."""
+    stderr: bool
+    """Whether standard error is the terminal as well; otherwise it is a pipe of its own."""
+
+
+class EarlySignalOrder(NamedTuple):
+    """A signal for the main process, so long before its time is over."""
+
+    signal: int
+    before_s: float
+
+
 class ShimOrder(NamedTuple):
     """The shim's part of a launch."""
 
@@ -34,6 +54,8 @@ class ShimOrder(NamedTuple):
     time_limit_s: float | None
     grace_s: float
     log_limit: int
+    terminal: TerminalOrder | None = None
+    early_signal: EarlySignalOrder | None = None
 
 
 class WorkerOrder(NamedTuple):
@@ -55,11 +77,21 @@ def pack(shim: ShimOrder, worker: WorkerOrder) -> bytes:
 def read_shim_order(request: int) -> ShimOrder:
     """Read the shim's part of the request that is open as `request`."""
     order = ShimOrder(*json.loads(os.pread(request, _SHIM_LINE, 0).partition(b"\n")[0]))
-    if order.identity is None:
-        return order
-    identity = IdentityOrder(*order.identity)
-    groups = None if identity.groups is None else tuple(identity.groups)
-    return order._replace(identity=identity._replace(groups=groups))
+    return order._replace(
+        identity=None if order.identity is None else _identity(*order.identity),
+        terminal=None if order.terminal is None else _terminal(*order.terminal),
+        early_signal=None if order.early_signal is None else EarlySignalOrder(*order.early_signal),
+    )
+
+
+def _identity(uid: int, gid: int, user: str, groups: Iterable[int] | None) -> IdentityOrder:
+    return IdentityOrder(uid, gid, user, None if groups is None else tuple(groups))
+
+
+def _terminal(
+    rows: int, columns: int, attributes: Iterable[int] | None, stderr: bool
+) -> TerminalOrder:
+    return TerminalOrder(rows, columns, None if attributes is None else tuple(attributes), stderr)
 
 
 def read_worker_order(request: int) -> WorkerOrder:

@@ -3,11 +3,13 @@
 import json
 import zlib
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import timedelta
 from fractions import Fraction
+from typing import Any
 
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.job import EarlySignal, Exit, Invocation, Job, Outcome, Owner, Terminal
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.store.tables import InvocationRow, JobRow, LeaseRow
@@ -95,6 +97,10 @@ def pack(invocation: Invocation) -> bytes:
         "nice": invocation.nice,
         "attached": invocation.attached,
         "options": dict(invocation.options),
+        "groups": invocation.groups,
+        "terminal": invocation.terminal and asdict(invocation.terminal),
+        "early_signal": invocation.early_signal and _early_signal_values(invocation.early_signal),
+        "grace_us": None if invocation.grace is None else invocation.grace // _MICROSECOND,
     }
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)
 
@@ -102,4 +108,26 @@ def pack(invocation: Invocation) -> bytes:
 def unpack(row: InvocationRow) -> Invocation:
     """Return the invocation in a row; the inverse of `pack`."""
     content = json.loads(zlib.decompress(row.content))
-    return Invocation(**{**content, "argv": tuple(content["argv"])})
+    # What came with later versions is not in the rows of earlier ones.
+    groups, terminal = content.pop("groups", None), content.pop("terminal", None)
+    early_signal, grace = content.pop("early_signal", None), content.pop("grace_us", None)
+    return Invocation(
+        **{**content, "argv": tuple(content["argv"])},
+        groups=None if groups is None else tuple(groups),
+        terminal=None if terminal is None else _terminal_of(terminal),
+        early_signal=None if early_signal is None else _early_signal_of(early_signal),
+        grace=None if grace is None else grace * _MICROSECOND,
+    )
+
+
+def _terminal_of(content: dict[str, Any]) -> Terminal:
+    attributes = content["attributes"]
+    return Terminal(**{**content, "attributes": attributes and tuple(attributes)})
+
+
+def _early_signal_values(wanted: EarlySignal) -> dict[str, int]:
+    return {"signal": wanted.signal, "before_us": wanted.before // _MICROSECOND}
+
+
+def _early_signal_of(content: dict[str, int]) -> EarlySignal:
+    return EarlySignal(content["signal"], content["before_us"] * _MICROSECOND)

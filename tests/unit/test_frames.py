@@ -52,10 +52,13 @@ def test_kinds_keep_their_numbers() -> None:
         "REFUSED": 6,
         "MAIN_EXITED": 7,
         "SKIPPED": 8,
+        "SUSPENDED": 9,
+        "WATCHING": 10,
         "HELLO": 16,
         "STDIN": 17,
         "STDIN_END": 18,
         "SIGNAL": 19,
         "STOP": 20,
         "TIME_LIMIT": 21,
+        "WINDOW": 22,
     }
