@@ -6,7 +6,7 @@ measured in the same run.
 
 import sys
 
-from benchmarks import command, daemon, planning
+from benchmarks import command, daemon, planning, streams
 
 BENCHMARKS = {
     "planning": planning.run,
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "footprint": daemon.footprint,
     "submissions": daemon.submissions,
     "launches": daemon.launches,
+    "streams": streams.run,
 }
 
 

@@ -1,3 +1,36 @@
-"""gpulease: leases of GPU memory on shared machines."""
+"""gpulease: leases of GPU memory on shared machines.
+
+The public names are `lease`, `Lease`, `Client`, `errors` and `__version__`. Importing the package
+loads none of them: the command starts as fast as before, and a script pays for what it uses.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpulease import errors as errors
+    from gpulease.client import Client as Client
+    from gpulease.leasing import Lease as Lease
+    from gpulease.leasing import lease as lease
 
 __version__ = "0.1.0"
+__all__ = ["Client", "Lease", "__version__", "errors", "lease"]
+
+_HOMES = {"Client": "gpulease.client", "Lease": "gpulease.leasing", "lease": "gpulease.leasing"}
+
+
+if not TYPE_CHECKING:  # for whom any name would exist, a misspelt one too
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first asked for."""
+        if name == "errors":
+            return import_module("gpulease.errors")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

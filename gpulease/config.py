@@ -16,6 +16,8 @@ from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
 SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
 SYSTEM_STATE = Path("/var/lib/gpulease")
 SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
+PERSONAL_LOG = "gpuleased.log"
+"""In the state directory of a personal daemon; the system's writes to the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,24 @@ def personal_socket(environment: Mapping[str, str] = os.environ) -> Path:
 
 def personal_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of a daemon that one user runs for themselves."""
-    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Settings(
         socket=personal_socket(environment),
-        state=Path(home) / "gpulease",
+        state=personal_state(environment),
         leave_when_idle=timedelta(minutes=10),
     )
+
+
+def personal_state(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Path:
+    """Return where this user's own daemon keeps its record: a folder for each host.
+
+    A home may be shared by many machines, each with GPUs, jobs and a daemon of its own. A record
+    from before there was a folder for each stays in use where it is.
+    """
+    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    folder = Path(home) / "gpulease"
+    if (folder / "gpulease.db").exists():
+        return folder
+    return folder / ((host or os.uname().nodename).replace("/", "_") or "localhost")
 
 
 def candidate_sockets(

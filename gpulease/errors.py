@@ -87,6 +87,20 @@ class WrongState(GpuleaseError):
     http_status = 409
 
 
+class AlreadyClaimed(GpuleaseError):
+    """The process has begun to use its GPUs, so that a lease would come too late for it."""
+
+    code = "already_claimed"
+    http_status = 409
+
+
+class AlreadyLeased(GpuleaseError):
+    """The process has a lease already: its own, its job's, or that of the shell it belongs to."""
+
+    code = "already_leased"
+    http_status = 409
+
+
 class CommandNotFound(GpuleaseError):
     """The command of the job does not exist."""
 
@@ -142,6 +156,10 @@ class RecordUnwritable(GpuleaseError):
 
     code = "record_unwritable"
     http_status = 503
+
+
+class LeaseKept(UserWarning):
+    """A lease could not be given back, and lasts until its process ends."""
 
 
 _KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__()]

@@ -5,7 +5,7 @@ Standard library only: the shim imports this, and the command's every-day path.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 
 HEADER = struct.Struct("!BI")
@@ -65,25 +65,60 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
 class FrameReader:
     """Cut a stream of bytes into frames, however the pieces arrive."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, in_parts: Collection[FrameKind] = ()) -> None:
+        """Frames of the kinds `in_parts` are not put together, but passed on as they come."""
+        self._in_parts = frozenset(in_parts)
+        self._begun = bytearray()
+        """What has come of a frame that is not complete yet."""
+        self._passing = FrameKind.STDOUT
+        self.rest = 0
+        """Bytes that are still to come of a frame that is passed on in parts."""
 
-    def feed(self, piece: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """Take in `piece` and yield each frame that is now complete.
+    def feed(self, piece: bytes | memoryview) -> Iterator[tuple[FrameKind, bytes]]:
+        """Take in `piece` and yield each frame that is now complete; to be iterated to its end.
 
         Raises:
             BadFrame: the kind is unknown or the length is over `LARGEST_FRAME`.
         """
-        self._buffer += piece
-        while len(self._buffer) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._buffer)
-            if length > LARGEST_FRAME:
-                raise BadFrame(f"a frame of {length} bytes")
-            if len(self._buffer) < HEADER.size + length:
-                return
-            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
-            del self._buffer[: HEADER.size + length]
-            yield _kind(kind), payload
+        view = memoryview(piece)
+        while view:
+            if not self.rest:
+                view = self._add(view, HEADER.size)
+                if len(self._begun) < HEADER.size:
+                    return
+                kind, length = _header(self._begun)
+                if kind not in self._in_parts or not length:
+                    whole = HEADER.size + length
+                    view = self._add(view, whole)
+                    if len(self._begun) < whole:
+                        return
+                    payload = bytes(memoryview(self._begun)[HEADER.size :])
+                    self._begun = bytearray()
+                    yield kind, payload
+                    continue
+                self._begun.clear()
+                self._passing, self.rest = kind, length
+            part, view = view[: self.rest], view[self.rest :]
+            self.rest -= len(part)
+            if part:
+                yield self._passing, bytes(part)
+
+    def took(self, size: int) -> None:
+        """Count bytes of `rest` that were taken off the stream by others."""
+        self.rest -= size
+
+    def _add(self, view: memoryview, size: int) -> memoryview:
+        """Let the frame that was begun become so large, and return what is left of `view`."""
+        missing = max(size - len(self._begun), 0)
+        self._begun += view[:missing]
+        return view[missing:]
+
+
+def _header(buffer: bytearray) -> tuple[FrameKind, int]:
+    number, length = HEADER.unpack_from(buffer)
+    if length > LARGEST_FRAME:
+        raise BadFrame(f"a frame of {length} bytes")
+    return _kind(number), length
 
 
 def _kind(number: int) -> FrameKind:

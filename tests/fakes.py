@@ -7,11 +7,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
+from gpulease.domain.hold import Holder, Process
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.errors import GpuleaseError
-from gpulease.service.ports import Event, Order, WorkerExited, WorkerNews, WorkerStarted
+from gpulease.service.ports import (
+    Event,
+    LivingProcess,
+    Order,
+    WorkerExited,
+    WorkerNews,
+    WorkerStarted,
+)
 from gpulease.units import GIB
 
 G = GIB
@@ -69,9 +77,16 @@ class FakeFinder:
     """Knows whose a pid is because the test said so."""
 
     jobs: dict[int, JobId] = field(default_factory=dict)
+    processes: dict[int, LivingProcess] = field(default_factory=dict)
 
     def identify(self, pid: int) -> None:
         return None
+
+    def living(self, pid: int) -> LivingProcess | None:
+        return self.processes.get(pid)
+
+    def count(self, job: Job) -> int | None:
+        return list(self.jobs.values()).count(job.id)
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         living = {job.id for job in jobs}
@@ -118,15 +133,7 @@ class MemoryStore:
         pass
 
     def add(self, order: Order, at: datetime) -> Job:
-        job = Job(
-            JobId(len(self._jobs) + 1),
-            order.owner,
-            order.name,
-            order.command,
-            order.claim,
-            at,
-            until(at, order.wait_for),
-        )
+        job = order.queued(JobId(len(self._jobs) + 1), at)
         self._jobs[job.id] = job
         self._invocations[job.id] = order.invocation
         return job
@@ -142,14 +149,16 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.launched: list[JobId] = []
         self.stopped: list[JobId] = []
+        self.told: list[tuple[JobId, timedelta]] = []
+        """The time limits that workers were told."""
         self.refuse: dict[JobId, GpuleaseError] = {}
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
         return self._news.setdefault(job, asyncio.Queue())
 
-    def was_launched(self, job: JobId) -> bool:
-        return job in self.launched
+    def was_launched(self, job: Job) -> bool:
+        return job.id in self.launched
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
         if job.id in self.refuse:
@@ -164,8 +173,15 @@ class FakeLauncher:
             if isinstance(news, WorkerExited):
                 return
 
-    async def stop(self, job: JobId, reason: str) -> None:
-        self.stopped.append(job)
+    async def stop(self, job: Job, reason: str) -> None:
+        self.stopped.append(job.id)
+
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        self.told.append((job.id, limit))
+
+    def hears(self, job: int, news: WorkerNews) -> None:
+        """Let something happen to the worker of `job`."""
+        self._of(JobId(job)).put_nowait(news)
 
     def exits(self, job: int, code: int = 0, outcome: Outcome = Outcome.EXITED) -> None:
         """Let the worker of `job` end."""
@@ -189,6 +205,28 @@ def order(
         Claim(memory, gpus, exclusive, time_limit),
         Invocation(("true",), "/", {"PATH": "/usr/bin:/bin"}),
         wait_for,
+    )
+
+
+HOLDER = Process(4711, 100, "this boot")
+ASKER = Process(4712, 101, "this boot")
+
+
+def hold_order(
+    memory: int = G,
+    *,
+    process: Process | None = HOLDER,
+    owner: Owner = ALICE,
+    time_limit: timedelta | None = None,
+) -> Order:
+    """Return an order for a lease without a job."""
+    return Order(
+        owner,
+        "hold",
+        "held by pid 4711 (bash)",
+        Claim(memory, time_limit=time_limit),
+        Invocation((), "/", {"PATH": "/usr/bin:/bin"}),
+        holder=Holder(process, ASKER),
     )
 
 

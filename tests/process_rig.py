@@ -78,11 +78,11 @@ def end_shim(directory: Path) -> None:
         wait_until(lambda: not is_alive(directory), "the end of the shim")
     record = read_record(directory)
     if record is not None and record.started is not None:
-        end_session(record.started.pid)
+        end_session(record.started.shim_pid)
 
 
 def end_session(leader: int) -> None:
-    """Kill what a worker left behind whose shim was killed: what it started is in its session."""
+    """Kill what a worker left behind whose shim, which led the session, was killed."""
     for pid in [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]:
         with suppress(OSError):
             if os.getsid(pid) == leader:

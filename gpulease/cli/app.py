@@ -22,7 +22,21 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 def main() -> None:
     """Run the command of this process, and leave with its exit code."""
     _open_closed_streams()
-    sys.exit(_tell_version() if sys.argv[1:] == ["--version"] else call(sys.argv[1:]))
+    match sys.argv[1:]:
+        case ["--version"]:
+            sys.exit(_tell_version())
+        case ["__complete", *words]:
+            sys.exit(_complete(words))
+        case line:
+            sys.exit(call(line))
+
+
+def _complete(words: Sequence[str]) -> int:
+    # A shell asks this at every Tab, and waits for it.
+    from gpulease.cli.candidates import answer
+
+    answer(words)
+    return 0
 
 
 def _tell_version() -> int:

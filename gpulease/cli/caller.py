@@ -2,12 +2,27 @@
 
 import os
 import resource
+import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease import config
+from gpulease.cli.terminal import attributes_of, size_of
 from gpulease.errors import GpuleaseError
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which of the three streams are terminals, and what such a terminal is like."""
+
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+    size: tuple[int, int] | None = None
+    """Rows and columns."""
+    attributes: tuple[int, ...] | None = None
+    """As the wire has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,7 @@ class Caller:
     soft_limits: Mapping[str, int]
     """By the names of resource.RLIMIT_*; -1 is unlimited."""
     nice: int
+    streams: Streams = Streams()
 
 
 def this_process() -> Caller:
@@ -34,6 +50,7 @@ def this_process() -> Caller:
         umask=_umask(),
         soft_limits=_soft_limits(),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
+        streams=_streams(),
     )
 
 
@@ -69,3 +86,18 @@ def _umask() -> int:
 def _soft_limits() -> dict[str, int]:
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
+
+
+def _streams() -> Streams:
+    terminals = [handle for handle in (0, 1, 2) if os.isatty(handle)]
+    try:
+        attributes = attributes_of(terminals[0]) if terminals else None
+    except termios.error:
+        attributes = None
+    return Streams(
+        stdin=0 in terminals,
+        stdout=1 in terminals,
+        stderr=2 in terminals,
+        size=next((size for handle in terminals if (size := size_of(handle))), None),
+        attributes=attributes,
+    )

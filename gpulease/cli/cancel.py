@@ -1,4 +1,4 @@
-"""`gpulease cancel`: ask jobs to end, whether they wait or run."""
+"""`gpulease cancel`: ask jobs to end, whether they wait or run, and give leases back."""
 
 from typing import Annotated
 
@@ -16,6 +16,8 @@ def cancel(
     socket: SocketOption = None,
 ) -> int:
     """End jobs: one that waits leaves the queue, one that runs is asked to go, then made to.
+
+    A hold is released.
 
     \b
     Examples:
@@ -38,11 +40,13 @@ def cancel(
 def said(job: JobView) -> str:
     """Say what became of a job that was cancelled."""
     match job.state:
+        case "releasing" if job.kind == "hold":
+            return f"job {job.id} is being released"
         case "releasing":
-            return f"job {job.id} is asked to end"
-        case "ended" if job.outcome != "cancelled":
-            return f"job {job.id} had ended before"
+            return f"job {job.id} is asked to end; what is left of it after its grace is killed"
+        case "ended" if job.outcome in ("cancelled", "released"):
+            return f"job {job.id} is {job.outcome}"
         case "ended":
-            return f"job {job.id} is cancelled"
+            return f"job {job.id} had ended before"
         case _:
             return f"job {job.id} will end"

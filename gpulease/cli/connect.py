@@ -1,14 +1,13 @@
 """Which daemon a verb talks to: the one that was named, the system's, or the user's own."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpulease import config
-from gpulease.client import Client, answers
-from gpulease.errors import NoDaemon
+from gpulease import config, personal
+from gpulease.cli.render import say
+from gpulease.client import Client, answers, no_daemon_on, trusted_users
 
 SocketOption = Annotated[
     Path | None,
@@ -31,22 +30,21 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
         return Client(candidates[0])
-    found = _first_answering(candidates)
-    if found is None and config.personal_settings().state.joinpath("gpulease.db").exists():
+    state = config.personal_settings().state
+    found = _first_answering(candidates, state)
+    if found is None and state.joinpath("gpulease.db").exists():
         # The user's own has left since it was idle, and has things to tell.
         found, _ = connect_or_start(ctx, socket)
     if found is None:
-        raise NoDaemon(
-            "cannot reach a daemon: none listens on " + " or ".join(map(str, candidates)),
-            "gpulease run starts one for you; for everyone an admin starts gpuleased as root",
-        )
+        raise no_daemon_on(candidates)
     return found
 
 
 def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it.
 
-    One is started for the user where none answers and none was named.
+    One is started for the user where none answers and none was named. Where one of theirs answers
+    that simulates other GPUs than GPULEASE_SIMULATE asks for, they are told.
 
     Raises:
         NoDaemon: the one that was named does not answer, or none could be started.
@@ -54,23 +52,37 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
         return Client(candidates[0]), False
-    if found := _first_answering(candidates):
-        return found, False
-    # Imported where it is needed: nearly every command finds a daemon.
-    from gpulease import personal
-
     settings = config.personal_settings()
-    started = personal.ensure(
-        settings.socket, settings.state / "gpuleased.log", answers, personal.daemon_command()
+    if found := _first_answering(candidates, settings.state):
+        if found.path != config.SYSTEM_SOCKET and (other := _other_gpus(settings.state)):
+            say(other)
+        return found, False
+    path, started = personal.ensure(
+        settings.socket, settings.state, answers, personal.daemon_command()
     )
-    return _trusting(settings.socket), started
+    return _trusting(path), started
 
 
-def _first_answering(candidates: tuple[Path, ...]) -> Client | None:
-    found = next((path for path in candidates if answers(path)), None)
+def _other_gpus(state: Path) -> str | None:
+    wanted = config.environment().get("GPULEASE_SIMULATE")
+    told = personal.serving(state)
+    if not wanted or told is None or told.simulate == wanted:
+        return None
+    has = f"simulates {told.simulate}" if told.simulate else "serves the real GPUs"
+    return (
+        f"gpulease: your daemon {has}, whatever GPULEASE_SIMULATE={wanted} says now; "
+        f"end it first: kill {told.pid}"
+    )
+
+
+def _first_answering(candidates: tuple[Path, ...], state: Path) -> Client | None:
+    """Return a client of the system's daemon, or of the user's own, wherever it listens."""
+    *system, own = candidates
+    found = next((path for path in system if answers(path)), None)
+    found = found or personal.answering(own, state, answers)
     return None if found is None else _trusting(found)
 
 
 def _trusting(path: Path) -> Client:
     # A socket that nobody named is believed only if root or the user laid it.
-    return Client(path, trusted=frozenset({0, os.geteuid()}))
+    return Client(path, trusted=trusted_users())

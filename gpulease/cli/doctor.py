@@ -14,7 +14,7 @@ from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.program import python_of
 from gpulease.cli.render import screen_of, show, show_page
-from gpulease.cli.tables import Block, Page, Span, Style, line
+from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.cli.text import clean
 from gpulease.client import encode, indent
 from gpulease.config import candidate_sockets
@@ -29,6 +29,7 @@ _MARKS: dict[str, tuple[str, Style]] = {
     "warning": ("warning ", "warn"),
     "failure": ("FAILURE ", "bad"),
 }
+_INDENT = 8
 _ASK_VERSION = (
     "import importlib.metadata as m, sys\n"
     "found = [d for d in ('tensorflow', 'tensorflow-cpu', 'tf-nightly')"
@@ -65,9 +66,10 @@ def page(view: DoctorView) -> Page:
 
 def _check(check: CheckView) -> Iterator[Block]:
     mark, style = _MARKS[check.state]
-    yield (Span(mark, style), Span(f"{clean(check.name)}: {clean(check.message)}"))
+    said = Span(f"{clean(check.name)}: {clean(check.message)}")
+    yield Hanging((Span(mark, style), said), _INDENT)
     if check.mend:
-        yield line(f"        {clean(check.mend)}", "dim")
+        yield Hanging((Span(" " * _INDENT), Span(clean(check.mend), "dim")), _INDENT)
 
 
 def _daemon_checks(ctx: typer.Context, socket: Path | None) -> Iterator[CheckView]:

@@ -1,8 +1,9 @@
 """`gpulease list`: jobs, one on a line."""
 
+import json as json_module
 import sys
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -10,42 +11,87 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.cli.text import UNKNOWN, asks, between, clean, clock, label
+from gpulease.cli.text import UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.client import decode, indent
 from gpulease.wire import JobList, JobState, JobView
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
+_STATES = frozenset(get_args(JobState))
+Asked = Literal[
+    "queued",
+    "granted",
+    "active",
+    "releasing",
+    "ended",
+    "exited",
+    "failed",
+    "signaled",
+    "released",
+    "cancelled",
+    "time_limit",
+    "gave_up",
+    "launch_failed",
+    "lost",
+]
+"""A state, or how a job ended; `failed` is any end that its owner would not call a success."""
+_NO_FAILURES = frozenset({"released", "cancelled", "gave_up"})
 
 
 def list(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="U", help="Jobs of this user.")
+        str | None, typer.Option("--user", metavar="USER", help="Jobs of this user.")
     ] = None,
     state: Annotated[
-        JobState | None, typer.Option("--state", help="Jobs in this state.", show_default=False)
+        Asked | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Jobs in this state, or that ended so, such as queued, failed, lost.",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
     socket: SocketOption = None,
 ) -> None:
     """List jobs, oldest first: those that wait or run, or with --all every one remembered.
 
+    STATE is queued, granted, active, releasing or ended, or one way of having ended:
+    exited, failed, signaled, released, cancelled, time-limit, gave-up, launch-failed, lost.
+
     \b
     Examples:
       gpulease list
       gpulease list --all --user alice
       gpulease list --state queued
+      gpulease list --state failed --json | jq '.jobs[].id'
     """
+    client = connect(ctx, socket)
     # Whoever asks for the ended ones means to see them.
-    reply = connect(ctx, socket).jobs_json(
-        everything=everything or state == "ended", user=user, state=state
-    )
+    at = state if state is None or state in _STATES else "ended"
+    reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
+    if state is not None and at != state:
+        reply = _ended_so(reply, state)
     if json:
         show(indent(reply))
         return
     now = datetime.now(UTC).astimezone()
     show_page(page(decode(JobList, reply), now), screen_of(sys.stdout, environment()))
+
+
+def _ended_so(reply: bytes, how: str) -> bytes:
+    """Return the listing with those jobs only that ended in one way, every member as it came."""
+    # The name of an option hides the module of that name from `list` alone.
+    listed = json_module.loads(reply)
+    listed["jobs"] = [job for job in listed["jobs"] if _is_so(job, how)]
+    return json_module.dumps(listed, ensure_ascii=False).encode()
+
+
+def _is_so(job: dict[str, Any], how: str) -> bool:
+    if how == "failed":
+        return job["outcome"] not in _NO_FAILURES and job["exit_status"] != 0
+    return bool(job["outcome"] == how)
 
 
 def page(listed: JobList, now: datetime) -> Page:
@@ -54,14 +100,14 @@ def page(listed: JobList, now: datetime) -> Page:
         return [line("no jobs", "dim")]
     columns = (
         Column("JOB", right=True),
-        Column("USER", shrinks=True),
-        Column("NAME", leaves=3, shrinks=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=1, shrinks=True, below=""),
         Column("STATE"),
-        Column("ASKS", right=True),
-        Column("SUBMITTED", right=True, leaves=4),
-        Column("RAN", right=True, leaves=2),
-        Column("EXIT", right=True, leaves=1),
-        Column("COMMAND", leaves=5, shrinks=True),
+        Column("ASKS", right=True, leaves=3, below="asks "),
+        Column("SUBMITTED", right=True, leaves=5),
+        Column("RAN", right=True, leaves=4, below="ran "),
+        Column("EXIT", right=True),
+        Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
     return [Table(columns, tuple(_row(job, now) for job in listed.jobs))]
 
@@ -71,7 +117,7 @@ def _row(job: JobView, now: datetime) -> tuple[Line, ...]:
     return (
         line(str(job.id)),
         line(clean(job.user)),
-        line(clean(job.name)),
+        line(named(job)),
         line(label(job), "bad" if failed else _STYLES.get(job.state, "warn")),
         line(asks(job)),
         line(clock(job.submitted_at, now)),

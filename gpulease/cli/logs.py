@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import pass_on
+from gpulease.cli.render import pass_on, say
+from gpulease.cli.text import ordinal, sentence
+from gpulease.wire import JobView
 
 
 def logs(
@@ -23,15 +25,35 @@ def logs(
 ) -> None:
     """Print the output of a job: its stdout on stdout, its stderr on stderr, byte for byte.
 
+    Of one that waits there is none yet; with -f its output comes when it starts.
+
     \b
     Examples:
       gpulease logs 17
       gpulease logs -f --tail 20 17
       gpulease logs --stdout 17 > result.csv
     """
+    client = connect(ctx, socket)
+    if why := unwritten(client.job(job)):
+        say(f"gpulease: {why}")
     both = stdout == stderr
-    pieces = connect(ctx, socket).logs(
+    pieces = client.logs(
         job, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
     )
     for kind, piece in pieces:
         pass_on(kind, piece)
+
+
+def unwritten(job: JobView) -> str | None:
+    """Say why a job has written nothing, if it has not been started."""
+    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
+    match job.state:
+        case "queued":
+            place = f", {ordinal(job.position)} in line" if job.position else ""
+            return f"job {job.id} has not started; it waits{place}{why}"
+        case "granted":
+            return f"job {job.id} has not started; it is about to"
+        case "ended" if job.started_at is None and job.kind == "run":
+            return f"job {job.id} never started{why}"
+        case _:
+            return None

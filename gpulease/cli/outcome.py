@@ -1,14 +1,24 @@
 """With which number `run` leaves, and what it says of the end of a job."""
 
 import signal
+from dataclasses import dataclass
 
-from gpulease.cli.attach import Ending
 from gpulease.cli.text import sentence
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
 from gpulease.wire import JobView
 
 SIGNALED = 128
 """What a shell adds to the number of the signal that ended a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, by its shim."""
+
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    """ "exited", "signaled", or why it was asked to go: "cancelled", "time_limit" and others."""
 
 
 def status_of_ending(ending: Ending) -> int:

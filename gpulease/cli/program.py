@@ -12,13 +12,17 @@ from gpulease.errors import CommandNotExecutable, CommandNotFound
 
 _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
+_SHELLS = ("/bin/bash", "/bin/sh")
+"""What is tried where SHELL names none."""
 
 
 def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the arguments to execute for COMMAND.
 
-    A name that ends in .py is given to the caller's python; any other stays as it was typed, for
-    a program may look at how it was called.
+    A script whose name ends in .py is given to the caller's python, unless it is called as a shell
+    would take it: with a slash in its name, executable, and with a first line that names what runs
+    it. Any other command stays as it was typed, for a program may look at how it was called, and
+    the kernel knows what runs a script.
 
     Raises:
         CommandNotFound: there is no such file.
@@ -27,7 +31,8 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
     name, *rest = command
     if name.endswith(".py") and _exists(script := cwd / name):
         _refuse_unreadable(name, script)
-        return (python_of(cwd, environment), name, *rest)
+        if not ("/" in name and _runs(script) and _names_its_interpreter(script)):
+            return (python_of(cwd, environment), name, *rest)
     if "/" in name or not name:
         _refuse_unrunnable(name, cwd / name, cwd)
     elif find(name, cwd, environment) is None:
@@ -54,6 +59,20 @@ def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
     )
 
 
+def shell_of(environment: Mapping[str, str]) -> str:
+    """Return the user's shell.
+
+    Raises:
+        CommandNotFound: there is none.
+    """
+    for path in (environment.get("SHELL", ""), *_SHELLS):
+        if path.startswith("/") and _runs(Path(path)):
+            return path
+    raise CommandNotFound(
+        "cannot start a shell: there is none here", "name one: gpulease run --pty -- COMMAND"
+    )
+
+
 def find(name: str, cwd: Path, environment: Mapping[str, str]) -> Path | None:
     """Return the program that execvp would run for a name without a slash."""
     return next((path for path in _on_path(name, cwd, environment) if _runs(path)), None)
@@ -71,6 +90,14 @@ def _exists(path: Path) -> bool:
 
 def _runs(path: Path) -> bool:
     return os.access(path, os.X_OK) and path.is_file()
+
+
+def _names_its_interpreter(script: Path) -> bool:
+    try:
+        with script.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def _refuse_unreadable(name: str, script: Path) -> None:

@@ -12,18 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from gpulease.cli.tables import GAP, Line, Page, Table, fit, plain
+from gpulease.cli.tables import Line, Page, lay_out, plain
 from gpulease.cli.text import clean
 from gpulease.errors import GpuleaseError
 from gpulease.frames import FrameKind
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
     from rich.text import Text
 
 _COLOURS = {
     "": "",
     "title": "bold",
+    "heading": "bold dim",
     "good": "green",
     "warn": "yellow",
     "bad": "red",
@@ -129,12 +129,9 @@ def show_page(page: Page, screen: Screen) -> None:
         return
     from rich.console import Console
 
-    console = Console(width=screen.width, highlight=False, soft_wrap=False)
-    for block in page:
-        if isinstance(block, Table):
-            console.print(_rich_table(fit(block, screen.width)))
-        else:
-            console.print(_rich_line(block), overflow="ellipsis", no_wrap=True)
+    console = Console(width=screen.width, highlight=False)
+    for drawn in lay_out(page, screen.width):
+        console.print(_rich_line(drawn), no_wrap=True, overflow="ignore", crop=False)
 
 
 def _rich_line(spans: Line) -> "Text":
@@ -146,14 +143,3 @@ def _rich_line(spans: Line) -> "Text":
             for span in spans
         )
     )
-
-
-def _rich_table(table: Table) -> "RichTable":
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(box=None, padding=(0, GAP, 0, 0), header_style="bold dim", pad_edge=False)
-    for column in table.columns:
-        drawn.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*(_rich_line(cell) for cell in row))
-    return drawn

@@ -5,16 +5,26 @@ Nothing is looked up here but the kernel's own limits: the same options give the
 
 import math
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpulease.cli.caller import Caller
+from gpulease.cli.caller import Caller, Streams
 from gpulease.errors import BadValue, TooLarge
 from gpulease.units import Share, format_size, parse_memory, parse_span
-from gpulease.wire import ClaimRequest, SubmitRequest, WorkerOptionsRequest, to_wire
+from gpulease.wire import (
+    ClaimRequest,
+    EarlySignalRequest,
+    SubmitRequest,
+    TerminalRequest,
+    WorkerOptionsRequest,
+    to_wire,
+)
 
 LONGEST_NAME = 128
+USUAL_SIZE = (24, 80)
+"""Rows and columns of a terminal that nobody has seen yet."""
 LARGEST_STRING = 128 * 1024
 """Bytes of one argument or variable that execve(2) takes, its NUL included."""
 _POINTER = 8
@@ -35,6 +45,11 @@ class RunOptions:
     wait: str | None = None
     no_wait: bool = False
     detach: bool = False
+    early_signal: str | None = None
+    grace: str | None = None
+    shell: bool = False
+    pty: bool | None = None
+    """None: on a terminal if this command is on one."""
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: int = 1
@@ -65,6 +80,9 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         name=_name(options.name),
         attached=not options.detach,
         wait=_wait(options),
+        terminal=_terminal(options, caller.streams),
+        early_signal=_early_signal(options),
+        grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
     )
 
 
@@ -129,6 +147,65 @@ def _wait(options: RunOptions) -> float | None:
     if options.no_wait:
         return 0.0
     return None if options.wait is None else parse_span(options.wait).total_seconds()
+
+
+def _terminal(options: RunOptions, streams: Streams) -> TerminalRequest | None:
+    here = streams.stdin and streams.stdout and not options.detach
+    wanted = here if options.pty is None else options.pty
+    if options.shell and not wanted:
+        raise BadValue(
+            "cannot start a shell: it would have no terminal to talk to you",
+            "run it from a terminal, or say --pty and gpulease attach it later",
+        )
+    if not wanted:
+        return None
+    rows, columns = streams.size or USUAL_SIZE
+    return TerminalRequest(
+        rows=rows,
+        columns=columns,
+        attributes=None if streams.attributes is None else list(streams.attributes),
+        stderr=options.detach or streams.stderr,
+    )
+
+
+def _early_signal(options: RunOptions) -> EarlySignalRequest | None:
+    if options.early_signal is None:
+        return None
+    name, given, before = options.early_signal.partition("@")
+    if not given:
+        raise BadValue(
+            f"cannot use --signal {name}: it does not say how long before the end",
+            f"for two minutes before it: --signal {name}@120",
+        )
+    number, ahead = _signal_number(name), parse_span(before)
+    if options.time is None:
+        raise BadValue(
+            "cannot use --signal without --time: there is no end that it could come before",
+            f"add --time 4h, or for a signal now: gpulease run ... & kill -{name} %1",
+        )
+    if ahead >= parse_span(options.time):
+        raise BadValue(
+            f"cannot use --signal {options.early_signal}: the whole time is {options.time}",
+            "the span after the @ is how long before the end of the time the signal comes",
+        )
+    return EarlySignalRequest(signal=number, before=ahead.total_seconds())
+
+
+def _signal_number(name: str) -> int:
+    bare = name.strip().upper().removeprefix("SIG")
+    known = {each.name.removeprefix("SIG"): int(each) for each in signal.Signals}
+    number = int(bare) if bare.isascii() and bare.isdigit() else known.get(bare, 0)
+    if number not in signal.valid_signals():
+        raise BadValue(
+            f"cannot use --signal {name!r}: there is no such signal",
+            "write it as USR1@120; kill -l lists the names",
+        )
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise BadValue(
+            f"cannot use --signal {name}: no program can catch it",
+            "a signal that warns is one that the program handles, such as USR1",
+        )
+    return number
 
 
 def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -1,8 +1,10 @@
 """`gpulease show`: all about one job."""
 
+import signal
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -11,13 +13,28 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show_page
 from gpulease.cli.render import show as show_text
-from gpulease.cli.tables import Block, Column, Page, Span, Table, line
-from gpulease.cli.text import asks, between, clean, clock, label, ordinal, sentence, size, until
-from gpulease.client import decode, indent
+from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
+from gpulease.cli.text import (
+    asks,
+    between,
+    clean,
+    clock,
+    label,
+    named,
+    ordinal,
+    sentence,
+    since,
+    size,
+    until,
+)
+from gpulease.client import Client, decode, indent
+from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
 from gpulease.wire import JobView
 
 _LABELS = 12
+_SHORT_UUID = len("GPU-12345678")
+_SIGNALED = 128
 
 
 def show(
@@ -33,32 +50,45 @@ def show(
       gpulease show 17
       gpulease show --json 17 | jq .exit_status
     """
-    reply = connect(ctx, socket).job_json(job)
+    client = connect(ctx, socket)
+    reply = client.job_json(job)
     if json:
         show_text(indent(reply))
         return
     now = datetime.now(UTC).astimezone()
-    show_page(page(decode(JobView, reply), now), screen_of(sys.stdout, environment()))
+    view = decode(JobView, reply)
+    shown = page(view, now, _indexes(client, view))
+    show_page(shown, screen_of(sys.stdout, environment()))
 
 
-def page(job: JobView, now: datetime) -> Page:
-    """Lay out one job."""
+def _indexes(client: Client, job: JobView) -> Mapping[str, int]:
+    """Return the index of each GPU by its UUID; none where nobody needs them, or can tell."""
+    if not job.leases:
+        return {}
+    try:
+        return {gpu.uuid: gpu.index for gpu in client.status().gpus}
+    except GpuleaseError:
+        return {}
+
+
+def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyType({})) -> Page:
+    """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
-        (Span(f"job {job.id}", "title"), Span(f"  {clean(job.name)}")),
+        (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
         *(_pair(name, text) for name, text in _facts(job, now) if text),
-        *_leases(job),
+        *_leases(job, indexes),
         *_refusals(job),
         *_events(job, now),
     ]
 
 
 def _pair(name: str, text: str) -> Block:
-    return (Span(f"  {name:<{_LABELS}}", "dim"), Span(text))
+    return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
 def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
-    yield "why", sentence(job.reason, job.hint) if job.reason else None
+    yield "why", _what_goes_on(job, now) or _why(job)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "user", clean(job.user)
@@ -70,8 +100,10 @@ def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "ran for", between(job.started_at, job.ended_at, now) if job.started_at else None
     ends = job.expires_at if job.state != "ended" else None
     yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
-    yield "exit status", None if job.exit_status is None else str(job.exit_status)
+    yield "exit status", _exit_status(job)
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
+    yield "terminal", "yes" if job.terminal else None
+    yield "come back", _how_to_come_back(job)
 
 
 def _state(job: JobView) -> str:
@@ -80,28 +112,61 @@ def _state(job: JobView) -> str:
     return label(job) if job.state != "ended" else f"ended: {label(job)}"
 
 
+def _why(job: JobView) -> str | None:
+    return sentence(job.reason, job.hint) if job.reason else None
+
+
+def _what_goes_on(job: JobView, now: datetime) -> str | None:
+    """Say what keeps the lease after the main process has ended."""
+    if job.main_exited_at is None or job.state != "active":
+        return None
+    how = next((event.detail for event in job.events if event.kind == "main_exited"), None)
+    ended = f"main process ended {since(job.main_exited_at, now)} ago"
+    if how:
+        ended += f" ({clean(how.partition(';')[0])})"
+    match job.processes:
+        case None:
+            return f"{ended}; what it left behind keeps the lease"
+        case 1:
+            return f"{ended}; 1 process goes on and keeps the lease"
+        case count:
+            return f"{ended}; {count} processes go on and keep the lease"
+
+
+def _exit_status(job: JobView) -> str | None:
+    if job.exit_status is None:
+        return None
+    if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
+        return str(job.exit_status)
+    return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
+
+
+def _how_to_come_back(job: JobView) -> str | None:
+    # The directory is told to those who may.
+    attachable = job.kind == "run" and job.state == "active" and job.directory is not None
+    return f"gpulease attach {job.id}" if attachable else None
+
+
 def _asked(job: JobView) -> str:
     limit = job.claim.time_limit
     if limit is None:
         return asks(job)
-    from datetime import timedelta
-
     return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
-def _leases(job: JobView) -> Iterator[Block]:
+def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
     if not job.leases:
         return
     columns = (
-        Column("LEASE ON", shrinks=True),
+        Column("LEASE ON", wraps=True, least=20),
         Column("MEMORY", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
-        Column("LIMITS", leaves=1, shrinks=True),
+        Column("LIMITS", leaves=1, wraps=True, below="limits: "),
     )
     rows = (
         (
-            line(clean(lease.gpu)),
+            line(_gpu(clean(lease.gpu), indexes)),
             line(size(lease.memory)),
             line(size(lease.used)),
             line(size(lease.peak)),
@@ -113,10 +178,14 @@ def _leases(job: JobView) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
+def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:
+    return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
+
+
 def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
-    columns = (Column("GPU", right=True), Column("WHY NOT NOW", shrinks=True))
+    columns = (Column("GPU", right=True), Column("WHY NOT NOW", wraps=True, least=16))
     rows = ((line(str(refusal.index)), line(clean(refusal.why))) for refusal in job.refusals)
     yield line("")
     yield Table(columns, tuple(rows))
@@ -125,7 +194,11 @@ def _refusals(job: JobView) -> Iterator[Block]:
 def _events(job: JobView, now: datetime) -> Iterator[Block]:
     if not job.events:
         return
-    columns = (Column("WHEN"), Column("EVENT"), Column("DETAIL", shrinks=True, leaves=1))
+    columns = (
+        Column("WHEN"),
+        Column("EVENT"),
+        Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
+    )
     rows = (
         (line(clock(event.at, now)), line(clean(event.kind)), line(clean(event.detail or "")))
         for event in job.events

@@ -3,11 +3,13 @@
 Handlers only note what came: what it means is decided where the job is followed.
 """
 
+import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,6 +22,8 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+WHILE_ATTACHED = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+"""Those that mean something only to one who is attached."""
 ENDING = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP})
 """Those that end a wait; the others have no meaning before there is a job."""
 
@@ -67,6 +71,32 @@ class Signals:
         self._woken.close()
         self._waker.close()
 
+    @contextmanager
+    def also(self, *signums: signal.Signals) -> Iterator[None]:
+        """Catch these as well for as long as the block lasts."""
+        before = {signum: signal.getsignal(signum) for signum in signums}
+        for signum, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(signum, self._note)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def stop(self, *, group: bool) -> None:
+        """Stop this process, or its whole process group, as Ctrl-Z does; return once it goes on.
+
+        In a group that no shell looks after it returns at once.
+        """
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(0 if group else os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+        # That we go on is what the return of this call says.
+        for late in (signal.SIGTSTP, signal.SIGCONT):
+            while late in self._caught:
+                self._caught.remove(late)
+
     def fileno(self) -> int:
         """Return what becomes readable when a signal has come."""
         return self._woken.fileno()
@@ -101,3 +131,23 @@ class Signals:
         self._caught.append(signum)
         if self._interruptible and signum in ENDING:
             raise Interrupted(signum)
+
+
+def can_be_continued() -> bool:
+    """Return whether there is a shell to continue our process group once it has been stopped.
+
+    The kernel does not stop a group without one, an orphaned group: see setpgid(2).
+    """
+    group, session = os.getpgrp(), os.getsid(0)
+    parent = os.getppid()
+    try:
+        while parent > 0 and os.getpgid(parent) == group:
+            parent = _parent_of(parent)
+        return parent > 0 and os.getsid(parent) == session
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+def _parent_of(pid: int) -> int:
+    # The name of the program, in brackets, may hold anything.
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -11,7 +11,7 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, sentence, size, until
+from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
 from gpulease.client import decode, indent
 from gpulease.wire import GpuView, JobView, MemoryView, StatusView
 
@@ -72,14 +72,14 @@ def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
         return
     columns = (
         Column("GPU", right=True),
-        Column("NAME", leaves=3, shrinks=True),
-        Column("STATE", leaves=1),
+        Column("NAME", leaves=4, shrinks=True),
+        Column("STATE", leaves=1, below=""),
         Column(_BAR_TITLE, leaves=5),
         Column("USED", right=True),
         Column("LEASED", right=True),
         Column("FREE", right=True),
-        Column("OF", right=True, leaves=2),
-        Column("UTIL", right=True, leaves=4),
+        Column("OF", right=True, leaves=2, below="of "),
+        Column("UTIL", right=True, leaves=3),
         Column("TEMP", right=True, leaves=6),
     )
     table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
@@ -148,14 +148,14 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
         return
     columns = (
         Column("JOB", right=True),
-        Column("USER", shrinks=True),
-        Column("NAME", leaves=3, shrinks=True),
-        Column("STATE", leaves=5),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=3, shrinks=True, below=""),
+        Column("STATE", leaves=2, below=""),
         Column("GPU", right=True),
         Column("LEASED", right=True),
         Column("USED", right=True),
-        Column("PEAK", right=True, leaves=4),
-        Column("LEFT", right=True, leaves=2),
+        Column("PEAK", right=True, leaves=5),
+        Column("LEFT", right=True, leaves=1, below="left "),
     )
     yield Table(columns, tuple(rows))
 
@@ -169,7 +169,7 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
         yield (
             line(str(job.id)),
             line(clean(job.user)),
-            line(clean(job.name)),
+            line(named(job)),
             line(label(job), "good" if job.state == "active" else "warn"),
             line(indexes.get(lease.gpu, UNKNOWN)),
             line(size(lease.memory)),
@@ -188,11 +188,11 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     columns = (
         Column("PLACE", right=True),
         Column("JOB", right=True),
-        Column("USER", shrinks=True),
-        Column("NAME", leaves=3, shrinks=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=3, shrinks=True, below=""),
         Column("ASKS", right=True),
-        Column("STARTS BY", leaves=2),
-        Column("WHY IT WAITS", leaves=1, shrinks=True, least=28),
+        Column("STARTS BY", leaves=5, below="starts by "),
+        Column("WHY IT WAITS", leaves=4, wraps=True, least=20, below=""),
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))
     yield Table(columns, tuple(_waiting(job, now) for job in waiting))
@@ -203,7 +203,7 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
         line(UNKNOWN if job.position is None else str(job.position)),
         line(str(job.id)),
         line(clean(job.user)),
-        line(clean(job.name)),
+        line(named(job)),
         line(asks(job)),
         line(clock(job.expected_start_at, now)),
         line(sentence(job.reason or UNKNOWN)),
@@ -230,8 +230,8 @@ def _others(view: StatusView) -> Iterator[Block]:
     columns = (
         Column("GPU", right=True),
         Column("PID", right=True),
-        Column("USER", shrinks=True),
+        Column("USER", wraps=True),
         Column("MEMORY", right=True),
-        Column("COMMAND", shrinks=True, least=16),
+        Column("COMMAND", leaves=1, wraps=True, least=24, below=""),
     )
     yield Table(columns, tuple(rows))

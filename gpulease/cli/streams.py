@@ -1,14 +1,20 @@
 """The standard streams of `run`: bytes out with a bound on what waits, bytes in while wanted.
 
-Nothing here blocks: a pipe is written only where poll(2) says that there is room, and no stream is
-made non-blocking, since that would be so for the whole terminal, shell and all.
+Nothing here blocks, and no stream that we were given is made non-blocking, since that would be so
+for everyone who shares it, shell and all. A pipe is opened once more, for ourselves, to be written
+without blocking; where that may not be, only as much as poll(2) vouches for is written.
 """
 
 import errno
+import fcntl
 import os
 import stat
+from collections.abc import Callable
 
-PIECE = 64 * 1024
+from gpulease.backlog import Backlog, Piece
+from gpulease.cli.terminal import is_ours
+
+PIECE = 256 * 1024
 """Bytes read from stdin at once, and kept for a slow reader before more are refused."""
 _ROOM = 4096
 """Bytes that a pipe takes without blocking where poll says that it is writable (PIPE_BUF)."""
@@ -23,29 +29,36 @@ class Outlet:
         """Nothing can be written there any more."""
         self.trouble: str | None = None
         """Why it broke, where that is not that nobody wants to read."""
-        self._waiting = bytearray()
-        self._at_once = _takes_all(handle)
+        self.was_terminal = os.isatty(handle)
+        """Whether it was one when we began: one that is gone does not say so."""
+        self.mid_line = False
+        """What was put last did not end its line."""
+        self._waiting = Backlog()
+        self._is_file = _is(handle, stat.S_ISREG)
+        self._way = _reopened(handle) if _is(handle, stat.S_ISFIFO) else None
 
     def put(self, piece: bytes) -> None:
         """Keep `piece` for writing; for a broken stream it is dropped."""
-        if not self.broken:
-            self._waiting += piece
+        if not self.broken and piece:
+            self._waiting.add(piece)
+            self.mid_line = not piece.endswith(b"\n")
+            if self._is_file:
+                self.write()
 
     @property
     def wants_room(self) -> bool:
         """Whether something waits to be written."""
-        return bool(self._waiting)
+        return self._waiting.size > 0
 
     @property
     def is_full(self) -> bool:
         """Whether so much waits that no more should be fetched."""
-        return len(self._waiting) >= PIECE
+        return self._waiting.size >= PIECE
 
     def write(self) -> None:
         """Write what there is room for; call when poll says so."""
-        size = len(self._waiting) if self._at_once else _ROOM
         try:
-            written = os.write(self.handle, bytes(self._waiting[:size]))
+            self._waiting.write(self._write_some)
         except BlockingIOError:
             return
         except OSError as error:
@@ -54,15 +67,27 @@ class Outlet:
             unwanted = error.errno in (errno.EPIPE, errno.EBADF)
             self.trouble = None if unwanted else error.strerror
             self._waiting.clear()
-            return
-        del self._waiting[:written]
+
+    def _write_some(self, pieces: list[Piece]) -> int:
+        if self._is_file or self._way is not None:
+            return os.writev(self.handle if self._way is None else self._way, pieces)
+        return os.write(self.handle, pieces[0][:_ROOM])
 
 
-def _takes_all(handle: int) -> bool:
+def _is(handle: int, kind: Callable[[int], bool]) -> bool:
     try:
-        return stat.S_ISREG(os.fstat(handle).st_mode)
+        return kind(os.fstat(handle).st_mode)
     except OSError:
         return False
+
+
+def _reopened(handle: int) -> int | None:
+    try:
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            return None  # not even ours to write
+        return os.open(f"/proc/self/fd/{handle}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None  # another user's, or without a reader by now
 
 
 class Inlet:
@@ -71,17 +96,12 @@ class Inlet:
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.ended = False
-        self._is_terminal = os.isatty(handle)
+        self.is_terminal = os.isatty(handle)
 
     @property
     def is_ours(self) -> bool:
         """Whether we may read: a terminal belongs to the job in its foreground."""
-        if not self._is_terminal:
-            return True
-        try:
-            return os.tcgetpgrp(self.handle) == os.getpgrp()
-        except OSError:
-            return False
+        return not self.is_terminal or is_ours(self.handle)
 
     def read(self) -> bytes:
         """Return what is there; call when poll says so. `ended` is set at the end of it."""
@@ -92,7 +112,7 @@ class Inlet:
         except OSError as error:
             # EIO from a terminal means that we went into the background just now, or that the
             # terminal is gone; the latter comes with a SIGHUP of its own.
-            self.ended = not (self._is_terminal and error.errno == errno.EIO)
+            self.ended = not (self.is_terminal and error.errno == errno.EIO)
             return b""
         self.ended = not piece
         return piece

@@ -1,18 +1,24 @@
-"""Tables that fit: what is left out and what is shortened when a terminal is narrow.
+"""Tables that fit: what goes below its row, is left out or is shortened in a narrow terminal.
 
 Drawing is elsewhere; this only decides, for plain text and for a coloured terminal alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpulease.cli.text import cells, shorten
+from gpulease.cli.text import UNKNOWN, broken, cells, shorten
 
 GAP = 2
 """Columns between two columns."""
+_NOTE = 4
+"""How far a note is indented below its row."""
+_CONTINUED = 2
+"""How far the rest of a line is indented that takes more than one."""
 
-Style = Literal["", "title", "good", "warn", "bad", "dim", "lease", "promise", "stranger", "room"]
+Style = Literal[
+    "", "title", "heading", "good", "warn", "bad", "dim", "lease", "promise", "stranger", "room"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,14 @@ def text_of(spans: Line) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Hanging:
+    """A line whose continuation begins `indent` columns from the left."""
+
+    line: Line
+    indent: int
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A title, and what may happen to the column when there is no room."""
 
@@ -44,29 +58,38 @@ class Column:
     right: bool = False
     leaves: int = 0
     """The highest number leaves first; 0 stays whatever happens."""
+    below: str | None = None
+    """A column that leaves is written below its row, after this, rather than left out."""
     shrinks: bool = False
+    """It is cut short."""
+    wraps: bool = False
+    """It takes several lines, before another shrinks."""
     least: int = 8
-    """To how little it may shrink."""
+    """To how little it may shrink or wrap."""
+    width: int | None = None
+    """What it was narrowed to; its cells may be wider, and take several lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under titles."""
+    """Rows of cells under titles, with what stands below each row."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Line, ...], ...]
+    notes: tuple[Line, ...] = ()
+    """None at all, or one for each row, which may be empty."""
 
     def widths(self) -> list[int]:
         """Return what each column needs."""
-        titles = [cells(column.title) for column in self.columns]
-        for row in self.rows:
-            titles = [
-                max(width, cells(text_of(cell))) for width, cell in zip(titles, row, strict=True)
-            ]
-        return titles
+        return [self._width(number) for number in range(len(self.columns))]
+
+    def _width(self, number: int) -> int:
+        column = self.columns[number]
+        needed = (cells(text_of(row[number])) for row in self.rows)
+        return column.width or max(cells(column.title), max(needed, default=0))
 
 
-Block = Line | Table
+Block = Line | Hanging | Table
 Page = Sequence[Block]
 
 
@@ -75,9 +98,10 @@ def fit(table: Table, width: int | None) -> Table:
     if width is None:
         return table
     while _excess(table, width) > 0:
+        narrowed = _narrowed(table, width)
         leaving = max(table.columns, key=lambda column: column.leaves)
-        if _excess(_shrunk(table, width), width) <= 0 or not leaving.leaves:
-            return _shrunk(table, width)
+        if _excess(narrowed, width) <= 0 or not leaving.leaves:
+            return narrowed
         table = _without(table, table.columns.index(leaving))
     return table
 
@@ -87,14 +111,25 @@ def _excess(table: Table, width: int) -> int:
     return sum(widths) + GAP * (len(widths) - 1) - width
 
 
-def _shrunk(table: Table, width: int) -> Table:
-    for number, column in enumerate(table.columns):
+def _narrowed(table: Table, width: int) -> Table:
+    numbered = list(enumerate(table.columns))
+    for number, column in sorted(numbered, key=lambda each: not each[1].wraps):
         excess = _excess(table, width)
-        if column.shrinks and excess > 0:
-            room = max(table.widths()[number] - excess, column.least, cells(column.title))
+        if excess <= 0 or not (column.wraps or column.shrinks):
+            continue
+        needed = table.widths()[number]
+        room = min(needed, max(needed - excess, column.least, cells(column.title)))
+        if column.wraps:
+            table = _with_column(table, number, replace(column, width=room))
+        else:
             rows = (_with_short_cell(row, number, room) for row in table.rows)
             table = replace(table, rows=tuple(rows))
     return table
+
+
+def _with_column(table: Table, number: int, column: Column) -> Table:
+    columns = (*table.columns[:number], column, *table.columns[number + 1 :])
+    return replace(table, columns=columns)
 
 
 def _with_short_cell(row: tuple[Line, ...], number: int, room: int) -> tuple[Line, ...]:
@@ -106,34 +141,89 @@ def _with_short_cell(row: tuple[Line, ...], number: int, room: int) -> tuple[Lin
 
 
 def _without(table: Table, number: int) -> Table:
+    below = table.columns[number].below
+    notes = table.notes or ((),) * len(table.rows)
+    if below is not None:
+        said = zip(notes, table.rows, strict=True)
+        notes = tuple(_noted(note, below, row[number]) for note, row in said)
     return Table(
         columns=table.columns[:number] + table.columns[number + 1 :],
         rows=tuple(row[:number] + row[number + 1 :] for row in table.rows),
+        notes=notes,
     )
 
 
-def plain(page: Page, width: int | None) -> str:
-    """Return a page as plain text, each line within `width`, with a line's end after each."""
-    written: list[str] = []
-    for block in page:
-        if isinstance(block, Table):
-            written += _plain_table(fit(block, width))
-        else:
-            text = text_of(block)
-            written.append(text if width is None else shorten(text, width))
-    return "".join(text + "\n" for text in written)
+def _noted(note: Line, below: str, cell: Line) -> Line:
+    """Return `note` with what `cell` says after it."""
+    if text_of(cell) in ("", UNKNOWN):
+        return note
+    said = (Span(below, "dim"), *cell) if below else cell
+    return (*note, Span("; ", "dim"), *said) if note else said
 
 
-def _plain_table(table: Table) -> list[str]:
+def lay_out(page: Page, width: int | None) -> list[Line]:
+    """Return the lines of a page, each at most `width` columns wide if that can be."""
+    return [drawn for block in page for drawn in _block(block, width)]
+
+
+def _block(block: Block, width: int | None) -> Iterator[Line]:
+    match block:
+        case Table():
+            yield from _table(fit(block, width), width)
+        case Hanging():
+            yield from wrap(block.line, width, block.indent)
+        case _:
+            yield from wrap(block, width, _CONTINUED)
+
+
+def wrap(spans: Line, width: int | None, indent: int = 0) -> list[Line]:
+    """Return `spans` in lines of at most `width` columns, all but the first indented."""
+    if width is None:
+        return [spans]
+    indent = min(indent, width // 2)
+    places = list(broken(text_of(spans), width, width - indent))
+    first, *rest = [_cut(spans, begin, end) for begin, end in places]
+    return [first, *((Span(" " * indent), *piece) for piece in rest)]
+
+
+def _cut(spans: Line, begin: int, end: int) -> Line:
+    pieces = []
+    for span in spans:
+        piece = span.text[max(0, begin) : max(0, end)]
+        if piece:
+            pieces.append(Span(piece, span.style))
+        begin, end = begin - len(span.text), end - len(span.text)
+    return tuple(pieces)
+
+
+def _table(table: Table, width: int | None) -> Iterator[Line]:
     widths = table.widths()
-    titles = tuple(line(column.title) for column in table.columns)
-    return [_plain_row(table, row, widths) for row in (titles, *table.rows)]
+    yield from _row(table, tuple(line(each.title, "heading") for each in table.columns), widths)
+    for number, row in enumerate(table.rows):
+        yield from _row(table, row, widths)
+        if table.notes and table.notes[number]:
+            note = (Span(" " * _NOTE), *table.notes[number])
+            yield from wrap(note, width, _NOTE)
 
 
-def _plain_row(table: Table, row: tuple[Line, ...], widths: list[int]) -> str:
-    padded = []
-    for column, cell, width in zip(table.columns, row, widths, strict=True):
-        text = text_of(cell)
-        space = " " * (width - cells(text))
-        padded.append(space + text if column.right else text + space)
-    return (" " * GAP).join(padded).rstrip()
+def _row(table: Table, row: tuple[Line, ...], widths: list[int]) -> Iterator[Line]:
+    pieces = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for number in range(max(map(len, pieces))):
+        drawn: list[Span] = []
+        for column, cell, width in zip(table.columns, pieces, widths, strict=True):
+            piece = cell[number] if number < len(cell) else ()
+            space = Span(" " * (width - cells(text_of(piece))))
+            drawn += (space, *piece) if column.right else (*piece, space)
+            drawn.append(Span(" " * GAP))
+        yield _stripped(drawn)
+
+
+def _stripped(spans: list[Span]) -> Line:
+    while spans and not spans[-1].text.strip(" "):
+        spans.pop()
+    return tuple(span for span in spans if span.text)
+
+
+def plain(page: Page, width: int | None) -> str:
+    """Return a page as plain text, with a line's end after each line."""
+    return "".join(text_of(drawn).rstrip() + "\n" for drawn in lay_out(page, width))

@@ -1,12 +1,16 @@
 """Words and times as every verb writes them: pure functions, with the time as an argument."""
 
 import unicodedata
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from gpulease.units import format_size, format_span
 from gpulease.wire import JobView
 
 UNKNOWN = "-"
+_MARKS = frozenset({"Mn", "Me"})
+"""Categories of what is drawn over the character before it."""
 
 
 def clean(text: str) -> str:
@@ -21,26 +25,53 @@ def sentence(reason: str, hint: str | None = None) -> str:
 
 def cells(text: str) -> int:
     """Return how many columns `text` takes on a terminal."""
-    return sum(_cells(char) for char in text)
+    if text.isascii():
+        return len(text)
+    # What is wide, what is joined and what takes no room at all fills tables of its own.
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
-def _cells(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+def beginning(text: str, width: int) -> str:
+    """Return as much of the beginning of `text` as takes at most `width` columns."""
+    if text.isascii():
+        return text[: max(0, width)]
+    end = min(len(text), max(0, width) * 2 + 8)
+    # Not every cut is between two characters as a reader sees them, but none is too wide.
+    while end and cells(text[:end]) > width:
+        end -= 1
+    return text[:end] + _combining(text[end:])
+
+
+def _combining(rest: str) -> str:
+    """Return the marks at the beginning of `rest` that belong to the character before."""
+    return "".join(takewhile(lambda char: unicodedata.category(char) in _MARKS, rest))
 
 
 def shorten(text: str, width: int) -> str:
     """Return `text` in at most `width` columns, with an ellipsis where something was cut."""
     if cells(text) <= width:
         return text
-    kept, room = [], width - 1
-    for char in text:
-        room -= _cells(char)
-        if room < 0:
-            break
-        kept.append(char)
-    return "".join(kept).rstrip() + "…" if width > 0 else ""
+    return beginning(text, width - 1).rstrip() + "…" if width > 0 else ""
+
+
+def broken(text: str, width: int, later: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where each line of `text` begins and ends, between words where there is a place.
+
+    The first line is `width` columns wide, the others `later`, or as wide.
+    """
+    begin = 0
+    while cells(text[begin:]) > width:
+        end = begin + max(1, len(beginning(text[begin:], width)))
+        space = text.rfind(" ", begin, end + 1)
+        if space > begin and text[begin:space].strip():
+            end = space
+        yield begin, end
+        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
+        width = width if later is None else later
+    if begin < len(text) or not text:
+        yield begin, len(text)
 
 
 def size(amount: int | None) -> str:
@@ -77,6 +108,11 @@ def between(start: str | None, end: str | None, now: datetime) -> str:
     return format_span((instant(end) if end else now) - instant(start))
 
 
+def since(written: str, now: datetime) -> str:
+    """Write how long ago an instant was."""
+    return format_span(now - instant(written))
+
+
 def ordinal(number: int) -> str:
     """Write a place in a line: 1st, 2nd, 3rd, 4th, 11th."""
     teens = 10 < number % 100 < 20
@@ -92,6 +128,14 @@ def asks(job: JobView) -> str:
     return f"{times} alone" if claim.exclusive else times
 
 
+def named(job: JobView) -> str:
+    """Write a job's name, and that it is a lease without a job if it is one."""
+    name = clean(job.name)
+    if job.kind != "hold":
+        return name
+    return "(hold)" if name == "hold" else f"{name} (hold)"
+
+
 def label(job: JobView) -> str:
-    """Write a job's name, and its state or how it ended."""
+    """Write a job's state, or how it ended."""
     return job.state if job.state != "ended" else (job.outcome or "ended").replace("_", " ")

@@ -20,7 +20,7 @@ class QuickCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, --help included."""
-        return read_quickly(super().get_params(ctx))
+        return without_types(read_quickly(super().get_params(ctx)))
 
 
 class QuickGroup(TyperGroup):
@@ -38,6 +38,18 @@ def read_quickly(params: list[Any]) -> list[Any]:
             reader = reader_of(param.type_descriptor.annotation)
             setattr(param, _PLACE, None if reader is None else _Quick(reader))
     return params
+
+
+def without_types(params: list[Any]) -> list[Any]:
+    """Keep the help from calling an argument `list[int]`, where typer would: its text says what."""
+    for param in params:
+        if param.param_type_name == "argument" and hasattr(param, "display_type_rich"):
+            param.display_type_rich = _no_type
+    return params
+
+
+def _no_type(ctx: Any) -> str:
+    return ""
 
 
 class _Quick:
@@ -84,6 +96,8 @@ def _whole_number(word: str | int) -> int:
 
 
 def _one_of(choices: Sequence[str], word: str) -> str:
-    if word not in choices:
+    # Listings write "time limit" for time_limit, and people what they have seen.
+    found = word if word in choices else word.replace("-", "_").replace(" ", "_")
+    if found not in choices:
         raise ValueError(f"{word!r} is not one of {', '.join(choices)}")
-    return word
+    return found

@@ -2,6 +2,18 @@
 
 from gpulease.client.api import Client
 from gpulease.client.dial import answers, dial, peer_uid
+from gpulease.client.find import find, no_daemon_on, trusted_users
 from gpulease.client.shapes import decode, encode, indent
 
-__all__ = ["Client", "answers", "decode", "dial", "encode", "indent", "peer_uid"]
+__all__ = [
+    "Client",
+    "answers",
+    "decode",
+    "dial",
+    "encode",
+    "find",
+    "indent",
+    "no_daemon_on",
+    "peer_uid",
+    "trusted_users",
+]

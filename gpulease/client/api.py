@@ -1,6 +1,6 @@
 """The typed client of the daemon's API: one method for each route, over a Unix socket.
 
-It knows HTTP and the wire shapes. It must not know the terminal, nor where sockets are looked for.
+It knows HTTP and the wire shapes. It must not know the terminal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gpulease import __version__, wire
+from gpulease import __version__, config, wire
 from gpulease.client.failures import lost, no_daemon
+from gpulease.client.find import find
 from gpulease.client.http import Connection, Reply, lines
 from gpulease.client.shapes import decode
 from gpulease.errors import TooLarge
@@ -26,20 +27,36 @@ SILENT_FOR_AT_MOST = 120.0
 
 
 class Client:
-    """What the daemon on one socket can be asked; each call is a connection of its own.
+    """What the daemon of this machine can be asked; each call is a connection of its own.
 
     Every method raises `NoDaemon` when nothing answers, and otherwise the error that the daemon
-    replied with, as the class that it was there.
+    replied with, as the class that it was there. Sizes are bytes, spans seconds, instants ISO 8601
+    in UTC; arguments, paths and variables of jobs are one character per byte, as `wire.to_wire`
+    writes them.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None = None,
         *,
         trusted: frozenset[int] | None = None,
         answer_within: float = ANSWER_WITHIN,
     ) -> None:
-        """`trusted` are the users who may be listening; None is anyone at all."""
+        """Speak to the daemon on the socket `path`.
+
+        Without a path it is found as the command finds it: GPULEASE_SOCKET, the system's, the
+        user's own; and of the latter two root or the user must be listening. No daemon is started.
+
+        Args:
+            path: the daemon's socket.
+            trusted: the users who may be listening on `path`; None is anyone at all.
+            answer_within: seconds that an answer may take.
+
+        Raises:
+            NoDaemon: no path was given, and no daemon answers.
+        """
+        if path is None:
+            path, trusted = find(config.candidate_sockets(None))
         self.path = path
         self._trusted = trusted
         self._answer_within = answer_within
@@ -48,17 +65,51 @@ class Client:
         """Queue a job; what is returned is on the daemon's disk.
 
         Raises:
+            BadValue: a field cannot be what it is.
+            CannotLease: the claim can never be granted on this machine.
+            NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        body = msgspec.json.encode(request)
-        if len(body) > wire.LARGEST_REQUEST:
-            raise TooLarge(
-                f"cannot submit the job: its arguments and environment make a request of "
-                f"{format_size(len(body))}, and the daemon reads "
-                f"{format_size(wire.LARGEST_REQUEST)}",
-                "pass large values in a file",
-            )
-        return decode(wire.JobView, self._exchange("POST", "/jobs", body=body))
+        return decode(wire.JobView, self._exchange("POST", "/jobs", body=_body(request)))
+
+    def hold(self, request: wire.HoldRequest) -> wire.JobView:
+        """Queue a lease without a job; what is returned is on the daemon's disk.
+
+        Until it is granted (see `watch`) it is wanted only as long as this process lives. Then it
+        is held until the process `request.pid` ends, its time is over, or it is released with
+        `cancel`.
+
+        Raises:
+            BadValue: there is no such process, or neither a process nor a time limit was given.
+            NotAllowed: the process is somebody else's.
+            CannotLease: the claim can never be granted on this machine.
+            NoRoomNow: it would have to wait, and `request.wait` is 0.
+            TooLarge: the request is over what the daemon reads.
+        """
+        return decode(wire.JobView, self._exchange("POST", "/holds", body=_body(request)))
+
+    def environment(self, number: int) -> wire.EnvironmentView:
+        """Return what a lease changes in the environment of its holder.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it has not been granted yet, or has ended.
+        """
+        reply = self._exchange("GET", f"/jobs/{number}/environment")
+        return decode(wire.EnvironmentView, reply)
+
+    def extend(self, number: int, by: float) -> wire.JobView:
+        """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it has ended, was asked to go, or has no time limit.
+            BadValue: the new limit would be over already, or is past all bounds.
+        """
+        body = msgspec.json.encode(wire.ExtendRequest(by))
+        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/extend", body=body))
 
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
@@ -74,7 +125,11 @@ class Client:
         return self._exchange("GET", "/jobs", query)
 
     def job(self, number: int) -> wire.JobView:
-        """Return all about one job, with its events."""
+        """Return all about one job, with its events.
+
+        Raises:
+            NoSuchJob: there is none.
+        """
         return decode(wire.JobView, self.job_json(number))
 
     def job_json(self, number: int) -> bytes:
@@ -82,7 +137,13 @@ class Client:
         return self._exchange("GET", f"/jobs/{number}")
 
     def cancel(self, number: int) -> wire.JobView:
-        """Ask a job to end, and return it as it is then."""
+        """Ask a job to end, or give a lease back, and return it as it is then.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it has ended already.
+        """
         return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel"))
 
     def status(self) -> wire.StatusView:
@@ -101,6 +162,7 @@ class Client:
         """Yield a job at once, at each change and now and then between, until it has ended.
 
         Raises:
+            NoSuchJob: there is none.
             NoDaemon: the stream broke off before the end of the job.
         """
         last: wire.JobView | None = None
@@ -124,7 +186,15 @@ class Client:
     ) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the kept output of a job, piece by piece, each with the stream that it is of.
 
-        `begin` is the byte of each stream to begin with, the first if left out.
+        `begin` is the byte of each stream to begin with, the first if left out; `tail` is of how
+        many last lines; with `follow` it goes on until the job has ended, also from before its
+        start.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it is a lease without a job.
+            NoDaemon: the stream broke off.
         """
         begin = begin or {}
         query = {
@@ -178,3 +248,14 @@ class Client:
                 raise no_daemon(self.path, error) from error
             raise
         return reply
+
+
+def _body(request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
+    body = msgspec.json.encode(request)
+    if len(body) > wire.LARGEST_REQUEST:
+        raise TooLarge(
+            f"cannot submit the job: its arguments and environment make a request of "
+            f"{format_size(len(body))}, and the daemon reads {format_size(wire.LARGEST_REQUEST)}",
+            "pass large values in a file",
+        )
+    return body

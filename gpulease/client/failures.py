@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpulease import errors, wire
+from gpulease import config, errors, wire
 from gpulease.errors import GpuleaseError, NoDaemon
 
 _NO_DAEMON_HINT = (
@@ -13,37 +13,55 @@ _NO_DAEMON_HINT = (
 )
 
 
-def error_of(status: int, body: bytes) -> GpuleaseError:
+def error_of(status: int, body: bytes, path: Path) -> GpuleaseError:
     try:
         told = msgspec.json.decode(body, type=wire.ErrorReply).error
     except msgspec.MsgspecError:
         return GpuleaseError(
             f"cannot get an answer: the daemon replied with HTTP {status}",
-            "what happened is in its log: journalctl -u gpuleased",
+            f"what happened is in its log: {_log_of(path)}",
         )
     return errors.BY_CODE.get(told.code, GpuleaseError)(told.message, told.hint)
 
 
 def no_daemon(path: Path, error: Exception) -> NoDaemon:
     shown = os.fsencode(path).decode(errors="replace")
+    nobody = _personal_hint() if path == config.personal_socket() else _NO_DAEMON_HINT
     match error:
         case FileNotFoundError() | NotADirectoryError():
-            why, hint = f"there is no socket {shown}", _NO_DAEMON_HINT
+            why, hint = f"there is no socket {shown}", nobody
         case ConnectionRefusedError():
-            why, hint = f"nothing listens on {shown}", _NO_DAEMON_HINT
+            why, hint = f"nothing listens on {shown}", nobody
         case PermissionError():
             why = f"you may not open the socket {shown}"
             hint = "the socket of a shared daemon is open to every user: gpulease doctor, as root"
         case TimeoutError() | BlockingIOError():
             why = f"it does not answer on {shown}"
-            hint = "its log says what it is busy with: journalctl -u gpuleased"
+            hint = f"its log says what it is busy with: {_log_of(path)}"
         case _:
-            why, hint = f"{shown}: {error}", _NO_DAEMON_HINT
+            why, hint = f"{shown}: {error}", nobody
     return NoDaemon(f"cannot reach the daemon: {why}", hint)
 
 
 def lost(path: Path) -> NoDaemon:
     return NoDaemon(
         f"cannot read on from the daemon: the connection to {path} broke off",
-        "jobs go on without it; ask again: gpulease list",
+        f"jobs go on without it; ask again: gpulease list; its log: {_log_of(path)}",
+    )
+
+
+def _log_of(path: Path) -> str:
+    """Say where the daemon on `path` keeps its log: the user's own in a file, others with systemd.
+
+    A personal daemon is known by its socket's place alone, since it is not there to be asked.
+    """
+    if path != config.personal_socket():
+        return "journalctl -u gpuleased"
+    return str(config.personal_state() / config.PERSONAL_LOG)
+
+
+def _personal_hint() -> str:
+    return (
+        "it is your own daemon: gpulease list starts it again if it has left, and why it left "
+        f"is in its log: {config.personal_state() / config.PERSONAL_LOG}"
     )

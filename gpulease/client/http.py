@@ -46,7 +46,7 @@ class Reply:
 
     def refuse_errors(self, path: Path) -> None:
         if not 200 <= self.response.status < 300:
-            raise error_of(self.response.status, self.whole(path))
+            raise error_of(self.response.status, self.whole(path), path)
 
     def close(self) -> None:
         self.response.close()

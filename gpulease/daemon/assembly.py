@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpulease.config import Settings
+from gpulease.daemon.askers import Askers
 from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
+from gpulease.daemon.holders import Holders
+from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
@@ -19,8 +22,8 @@ from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
 from gpulease.process.table import ProcessTable
+from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
-from gpulease.server.orders import Defaults
 from gpulease.server.views import Machine, Views
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
@@ -72,13 +75,14 @@ class Parts:
     probe: GpuProbe
     launcher: Launcher
     keeper: Keeper
+    askers: Askers
     sampler: Sampler
     desk: Desk
-    workers: Workers
     lanes: tuple[Lane, Lane]
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
+        await self.askers.close()
         await self.keeper.stop_following()
         await self.sampler.write()
         await self.launcher.close()
@@ -126,21 +130,22 @@ def build(settings: Settings) -> Parts:
         store,
         probe,
         processes,
-        workers,
+        Launchers(workers, Holders(clock)),
         clock,
         Policy(settings.margin, settings.smallest_lease),
         writing=lanes[0],
         looking=lanes[1],
     )
+    askers = Askers(keeper)
     return Parts(
         state=state,
         store=store,
         probe=probe,
         launcher=launcher,
         keeper=keeper,
+        askers=askers,
         sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
-        desk=_desk(settings, keeper, processes, state, clock),
-        workers=workers,
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers),
         lanes=lanes,
     )
 
@@ -168,6 +173,8 @@ def _desk(
     processes: Finder,
     state: StateDirectory,
     clock: Clock,
+    workers: Workers,
+    askers: Askers,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
@@ -186,4 +193,7 @@ def _desk(
         directory_of=state.job,
         log_limit=settings.log_limit,
         doctor=examination.results,
+        processes=processes,
+        environment=workers.environment,
+        watch_asker=askers.watch,
     )

@@ -3,11 +3,14 @@
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
+from gpulease.process import tree
 from gpulease.process.table import ProcessTable
+from gpulease.service.ports import LivingProcess
 
 _LONGEST_COMMAND = 4096
 
@@ -41,8 +44,38 @@ class Finder:
         command = shlex.join(found.command)[:_LONGEST_COMMAND]
         return Identity(found.user, _readable(found.name), _readable(command) or None)
 
+    def living(self, pid: int) -> LivingProcess | None:
+        """Return the process that has this pid now, or None if there is none."""
+        found = living(pid)
+        return found and replace(found, name=_readable(found.name))
+
+    def count(self, job: Job) -> int | None:
+        """Return how many processes live below the shim of a job; reads all of /proc."""
+        return len(tree.descendants(job.shim_pid)) if job.shim_pid is not None else None
+
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
-        """Return the job of each pid that belongs to one of `jobs`."""
+        """Return the job of each pid that belongs to one of `jobs`: by what it descends from first.
+
+        A process below the holder of a lease belongs to that lease, and among several leases of
+        one holder to the one in whose environment it was started, or else to the latest.
+        """
         shims = {job.shim_pid: job.id for job in jobs if job.shim_pid is not None}
+        holders = _holders(jobs)
         owners = {job.id: job.owner.uid for job in jobs}
-        return self._table.jobs_of(pids, shims, self._marker_prefix, owners)
+        found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)
+        held = {job.id: job.owner.uid for job in jobs if job.holder is not None}
+        below = [pid for pid, job in found.items() if job in held]
+        if below:
+            found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
+        return found
+
+
+def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:
+    """Return the pids of those who hold a lease and are still there."""
+    return {
+        job.holder.process.pid: job.id
+        for job in jobs
+        if job.holder is not None
+        and job.holder.process is not None
+        and not has_ended(job.holder.process)
+    }

@@ -1,6 +1,5 @@
 """The socket on which the daemon listens."""
 
-import contextlib
 import errno
 import os
 import socket
@@ -72,9 +71,3 @@ def _remove_stale(path: Path) -> None:
         f"cannot listen on {path}: another daemon does",
         "stop it first, or give another path with --socket",
     )
-
-
-def remove(path: Path) -> None:
-    """Remove the socket at the daemon's end."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()

@@ -10,9 +10,10 @@ from datetime import timedelta
 
 import uvicorn
 
+from gpulease import personal
 from gpulease.config import Settings
 from gpulease.daemon.assembly import Parts, build
-from gpulease.daemon.listen import listen, remove
+from gpulease.daemon.door import Door
 from gpulease.daemon.notify import notify
 from gpulease.daemon.sampling import IdleWatch
 from gpulease.daemon.tidy import tidy
@@ -29,6 +30,9 @@ _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
 _TIDY_EVERY = timedelta(hours=1)
+_LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
+_LATECOMERS_WITHIN_S = 0.2
+"""For those who had connected before the socket was taken away to be heard."""
 
 
 class _Server(uvicorn.Server):
@@ -44,6 +48,18 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def move(self, listening: socket.socket) -> None:
+        """Hear callers on `listening` from now on; who is connected stays so."""
+
+        def protocol() -> PeerProtocol:
+            return PeerProtocol(self.config, self.server_state, self.lifespan.state)
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(protocol, sock=listening)
+        for old in self.servers:
+            old.close()
+        self.servers = [server]
 
 
 async def serve(settings: Settings, notify_address: str | None) -> None:
@@ -70,12 +86,15 @@ async def _run(
     keeper = parts.keeper
     await keeper.look()
     recovered = keeper.recover()
+    await parts.askers.recover()
     # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
     await keeper.one_pass()
-    listening = listen(settings.socket, to_all=parts.desk.daemon_uid == 0)
-    granting = asyncio.create_task(_grant_for_ever(parts), name="grant")
     server = _Server(_uvicorn(parts), leave)
-    timers = _timers(settings, parts, server, leave)
+    door = Door(settings.socket, to_all=parts.desk.daemon_uid == 0, move=server.move)
+    listening = door.open()
+    personal.note_serving(settings.state, settings.socket, settings.simulate)
+    granting = asyncio.create_task(_grant_for_ever(parts), name="grant")
+    timers = _timers(settings, parts, server, door, leave)
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
@@ -87,12 +106,8 @@ async def _run(
         granting.cancel()
         timers.stop()
         await asyncio.gather(granting, return_exceptions=True)
-        _close(listening, settings)
-
-
-def _close(listening: socket.socket, settings: Settings) -> None:
-    listening.close()
-    remove(settings.socket)
+        listening.close()
+        door.close()
 
 
 async def _grant_for_ever(parts: Parts) -> None:
@@ -122,23 +137,31 @@ def _uvicorn(parts: Parts) -> uvicorn.Config:
     )
 
 
-def _timers(settings: Settings, parts: Parts, server: _Server, leave: asyncio.Event) -> Timers:
+def _timers(
+    settings: Settings, parts: Parts, server: _Server, door: Door, leave: asyncio.Event
+) -> Timers:
     timers = Timers()
+    timers.every(_LOOK_AT_THE_DOOR_EVERY, door.look)
     timers.every(settings.sample_every, parts.sampler.sample)
     timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
     timers.every(_THIN_EVERY, parts.sampler.thin)
     timers.every(_TIDY_EVERY, lambda: tidy(parts.state, parts.store, settings, parts.desk.clock))
     if settings.leave_when_idle is not None:
-        _leave_when_idle(timers, settings.leave_when_idle, parts, server, leave)
+        _leave_when_idle(timers, settings.leave_when_idle, parts, server, door, leave)
     return timers
 
 
 def _leave_when_idle(
-    timers: Timers, span: timedelta, parts: Parts, server: _Server, leave: asyncio.Event
+    timers: Timers, span: timedelta, parts: Parts, server: _Server, door: Door, leave: asyncio.Event
 ) -> None:
     watch = IdleWatch(parts.keeper, parts.desk.clock, lambda: len(server.server_state.connections))
 
     async def look() -> None:
+        if watch.idle_s() < span.total_seconds():
+            return
+        # First nobody can come any more; who came just before is heard, and then we stay.
+        door.close()
+        await asyncio.sleep(_LATECOMERS_WITHIN_S)
         if watch.idle_s() >= span.total_seconds():
             _log.info("leaving: nobody has asked for anything in a while")
             leave.set()

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from gpulease.errors import StateUnusable
+from gpulease.personal import IN_USE, LOCK
 
 _JOBS = "jobs"
-_LOCK = "lock"
 
 
 def make_directories(path: Path, mode: int) -> None:
@@ -37,7 +37,7 @@ class StateDirectory:
             for directory in (path, self.jobs):
                 directory.mkdir(exist_ok=True)
                 directory.chmod(0o711)
-            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StateUnusable(
                 f"cannot use the state directory {path}: {error.strerror or error}",
@@ -53,7 +53,7 @@ class StateDirectory:
             if error.errno != errno.EWOULDBLOCK:
                 raise
             raise StateUnusable(
-                f"cannot use the state directory {self.path}: another gpuleased is using it",
+                f"cannot use the state directory {self.path}: {IN_USE}",
                 "one daemon serves the whole machine; for a second one give another --state",
             ) from None
 

@@ -18,6 +18,7 @@ from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
+from gpulease.process.orders import EarlySignalOrder, TerminalOrder
 from gpulease.process.proc import Entry, deliver, entry
 from gpulease.process.record import is_alive, read_record
 from gpulease.process.table import ProcessTable
@@ -70,9 +71,9 @@ class Workers:
         self._around = around
         self._clock = clock
 
-    def was_launched(self, job: JobId) -> bool:
+    def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
-        return read_record(self._state.job(job)) is not None
+        return read_record(self._state.job(job.id)) is not None
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
         """Start the worker of `job`, at most once in its life.
@@ -100,13 +101,13 @@ class Workers:
 
     def _launch(self, job: Job, invocation: Invocation, directory: Path) -> Launch:
         owner = job.owner
-        identity = Identity(owner.uid, owner.gid, owner.user, None)
+        identity = Identity(owner.uid, owner.gid, owner.user, invocation.groups)
         return Launch(
             job=job.id,
             directory=directory,
             argv=invocation.argv,
             cwd=invocation.cwd,
-            environment=self._environment(job, invocation),
+            environment=self.environment(job, invocation),
             identity=identity if self._around.as_other_users else None,
             umask=invocation.umask,
             soft_limits=invocation.soft_limits,
@@ -114,11 +115,17 @@ class Workers:
             stdin=invocation.attached,
             awaits_attach=invocation.attached,
             time_limit=job.claim.time_limit,
-            grace=self._around.grace,
+            grace=self._grace(job),
             log_limit=self._around.log_limit,
+            terminal=_terminal(invocation),
+            early_signal=_early_signal(invocation),
         )
 
-    def _environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
+    def _grace(self, job: Job) -> timedelta:
+        return self._around.grace if job.grace is None else job.grace
+
+    def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
+        """Return the variables of `invocation` as they are under the leases of `job`."""
         readings = self._around.readings()
         return worker_environment(
             invocation.environment,
@@ -148,34 +155,44 @@ class Workers:
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
-        await self._processes.end_survivors(marker, self._around.grace, owner)
+        await self._processes.end_survivors(marker, self._grace(job), owner)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )
         return WorkerExited(Outcome.LOST, None, self._clock.now(), why)
 
-    async def stop(self, job: JobId, reason: str) -> None:
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        """Let the worker run for `limit` from its start."""
+        directory = self._state.job(job.id)
+        try:
+            self._wake(directory)
+            async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
+                await control.set_time_limit(directory, limit)
+        except TimeoutError:
+            _log.warning("the shim of job %s does not listen: its time limit stays", job.id)
+
+    async def stop(self, job: Job, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go."""
-        directory, grace = self._state.job(job), self._around.grace
+        directory, grace = self._state.job(job.id), self._grace(job)
         try:
             # The user may have stopped the shim, which is theirs; that must not keep it from this.
             self._wake(directory)
             async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
                 await control.stop(directory, reason, grace)
         except TimeoutError:
-            _log.warning("the shim of job %s does not listen: it is killed, and its job", job)
+            _log.warning("the shim of job %s does not listen: it is killed, and its job", job.id)
             await asyncio.to_thread(self._kill, directory)
             return
-        await self._see_it_gone(directory)
+        await self._see_it_gone(directory, grace)
 
     def _wake(self, directory: Path) -> None:
         if (shim := _living_shim(directory)) is not None:
             deliver(shim, signal.SIGCONT)
 
-    async def _see_it_gone(self, directory: Path) -> None:
+    async def _see_it_gone(self, directory: Path, grace: timedelta) -> None:
         """Kill the shim and all below it where it does not do so itself."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._around.grace.total_seconds() + _SHIM_OBEYS_WITHIN_S
+        deadline = loop.time() + grace.total_seconds() + _SHIM_OBEYS_WITHIN_S
         while loop.time() < deadline:
             if _living_shim(directory) is None:
                 return
@@ -206,6 +223,20 @@ def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu
     return LeasedGpu(uuid, reading.index, reading.name, memory, reading.total or memory)
 
 
+def _terminal(invocation: Invocation) -> TerminalOrder | None:
+    wanted = invocation.terminal
+    if wanted is None:
+        return None
+    return TerminalOrder(wanted.rows, wanted.columns, wanted.attributes, wanted.stderr)
+
+
+def _early_signal(invocation: Invocation) -> EarlySignalOrder | None:
+    wanted = invocation.early_signal
+    return (
+        None if wanted is None else EarlySignalOrder(wanted.signal, wanted.before.total_seconds())
+    )
+
+
 def _options(given: Mapping[str, Any]) -> WorkerOptions:
     """Return the options as the worker's side names them; they were checked when submitted."""
     renamed = {"inter_op_threads": "inter_op", "intra_op_threads": "intra_op"}
@@ -228,7 +259,7 @@ def _news(event: control.ShimEvent) -> WorkerNews | None:
         case control.Stopping():
             return WorkerExpired() if event.reason == "time_limit" else None
         case control.MainExited():
-            return MainExited()
+            return MainExited(Exit(event.exit_code, event.signal), event.at)
         case control.Exited():
             return _exited(event)
         case control.Lost():

@@ -5,6 +5,9 @@ from datetime import timedelta
 
 from gpulease.units import Share, format_size
 
+LONGEST_TIME = timedelta(days=3650)
+"""The longest time limit, also after it was extended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
 from gpulease.domain.memory import Holding, JobId
 from gpulease.domain.placement import Placement
@@ -21,6 +22,8 @@ class Outcome(StrEnum):
 
     EXITED = "exited"
     SIGNALED = "signaled"
+    RELEASED = "released"
+    """Of a lease without a job: given back by its owner, or at the end of its holder."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
     GAVE_UP = "gave_up"
@@ -89,6 +92,11 @@ class Exit:
     code: int | None = None
     signal: int | None = None
 
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"ended by signal {self.signal}"
+        return "ended" if self.code is None else f"exit status {self.code}"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -115,6 +123,15 @@ class Job:
     detail: str | None = None
     """More about how it ended, for people."""
     exit: Exit | None = None
+    """Known from the end of the main process on."""
+    main_exited_at: datetime | None = None
+    """When the main process ended and left others of the job behind."""
+    terminal: bool = False
+    """It runs on a pseudo-terminal."""
+    grace: timedelta | None = None
+    """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
+    holder: Holder | None = None
+    """Whom the lease is for, if there is nothing to run under it."""
 
     @property
     def holds_memory(self) -> bool:
@@ -141,12 +158,24 @@ def grant(job: Job, placement: Placement, at: datetime) -> Job:
     return replace(job, state=state, leases=leases, granted_at=at)
 
 
-def worker_started(job: Job, pid: int, shim_pid: int, at: datetime) -> Job | None:
-    """Note that the worker of `job` runs."""
+def worker_started(job: Job, pid: int | None, shim_pid: int | None, at: datetime) -> Job | None:
+    """Note that the worker of `job` runs, or that the holder of a lease has it."""
     state = next_state(job.state, Trigger.WORKER_STARTED)
-    if state is None and job.pid is not None:
+    if state is None and job.started_at is not None:
         return None
     return replace(job, state=state or job.state, pid=pid, shim_pid=shim_pid, started_at=at)
+
+
+def main_exited(job: Job, exit_: Exit, at: datetime) -> Job | None:
+    """Note that the main process of `job` has ended, and that others of it have not."""
+    if not job.holds_memory or job.main_exited_at is not None:
+        return None
+    return replace(job, exit=exit_, main_exited_at=at)
+
+
+def with_time_limit(job: Job, limit: timedelta) -> Job:
+    """Return `job` with another limit to its time, which counts from its start as before."""
+    return replace(job, claim=replace(job.claim, time_limit=limit))
 
 
 def asked_to_go(

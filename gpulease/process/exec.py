@@ -4,6 +4,8 @@ The shim gets a `Worker`: the pid, its own ends of the pipes, and a descriptor o
 start is told and which closes when the command runs.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -13,9 +15,10 @@ from typing import NamedTuple, NoReturn
 
 from gpulease.process.command import become_command
 from gpulease.process.linux import die_with_parent
-from gpulease.process.orders import WorkerOrder, read_worker_order
+from gpulease.process.orders import ShimOrder, TerminalOrder, WorkerOrder, read_worker_order
 from gpulease.process.record import Failure
 from gpulease.process.steps import StepFailed, shown, step
+from gpulease.process.terminal import Terminal, come_to_the_foreground, open_terminal
 
 IGNORED = (
     signal.SIGHUP,
@@ -35,6 +38,9 @@ everyone ends the worker. The spawner ends with the daemon."""
 _COMPLAINT = 3
 _NULL = "/dev/null"
 _CWD_HINT = "submit it from a directory that exists still, and that you may enter"
+_TERMINAL_HINT = "pipe its output, as in `gpulease run ... | cat`, and it runs without one"
+_PIPE = 256 << 10
+"""Bytes that a pipe of the worker holds, where its user may have that much: fewer turns."""
 
 
 class Worker(NamedTuple):
@@ -45,7 +51,10 @@ class Worker(NamedTuple):
     """Reads as JSON (a `Failure`) if the start failed, and as nothing if it did not."""
     stdin: int | None
     stdout: int
-    stderr: int
+    stderr: int | None
+    """None: standard error is the terminal."""
+    terminal: Terminal | None
+    """What it runs on; `stdin` and `stdout` are two descriptors of its master then."""
 
 
 class _Ends(NamedTuple):
@@ -57,43 +66,86 @@ class _Ends(NamedTuple):
     complaint: int
 
 
-def start_worker(request: int, wants_stdin: bool) -> Worker:
+def start_worker(request: int, order: ShimOrder) -> Worker:
     """Fork the worker of the request that is open as `request`.
 
-    Called as the user: whoever makes a pipe owns it, and the worker may want to open /dev/stdout.
+    Called as the user: whoever makes a pipe or a terminal owns it, and the worker may want to open
+    /dev/stdout or /dev/tty.
 
     Raises:
         OSError: no pipes or no process could be had.
+        StepFailed: no terminal could be had.
     """
     complaint, theirs = os.pipe()
-    stdout, stdout_end = os.pipe()
-    stderr, stderr_end = os.pipe()
-    if wants_stdin:
-        stdin_end, stdin = os.pipe()
+    if order.terminal is None:
+        ours, ends = _pipes(order.stdin, theirs)
+        terminal = None
     else:
-        stdin_end, stdin = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC), None
-    ends = _Ends(stdin_end, stdout_end, stderr_end, theirs)
-    pid = _fork(request, ends)
-    for end in ends:
+        terminal = _terminal(order.terminal)
+        ours, ends = _terminal_ends(terminal, order.terminal.stderr, theirs)
+    pid = _fork(request, ends, terminal is not None)
+    for end in set(ends) - ({terminal.slave} if terminal else set()):
         os.close(end)
-    for fd in (complaint, stdin, stdout, stderr):
+    for fd in (complaint, *ours):
         if fd is not None:
             os.set_blocking(fd, False)
-    return Worker(pid, complaint, stdin, stdout, stderr)
+    return Worker(pid, complaint, *ours, terminal)
 
 
-def _fork(request: int, ends: _Ends) -> int:
+_Ours = tuple[int | None, int, int | None]
+
+
+def _pipes(wants_stdin: bool, complaint: int) -> tuple[_Ours, _Ends]:
+    stdout, stdout_end = _pipe()
+    stderr, stderr_end = os.pipe()
+    stdin: int | None = None
+    if wants_stdin:
+        stdin_end, stdin = _pipe()
+    else:
+        stdin_end = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC)
+    return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, complaint)
+
+
+def _pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    with contextlib.suppress(OSError):  # a user may have only so many pages in pipes
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE)
+    return reader, writer
+
+
+def _terminal(order: TerminalOrder) -> Terminal:
+    with step("terminal", "cannot make a terminal for the job", _TERMINAL_HINT):
+        terminal = open_terminal(order)
+        terminal.control()
+        return terminal
+
+
+def _terminal_ends(terminal: Terminal, for_stderr: bool, complaint: int) -> tuple[_Ours, _Ends]:
+    slave, stderr = terminal.slave, None
+    stderr_end = slave
+    if not for_stderr:
+        stderr, stderr_end = os.pipe()
+    # Two descriptors, so that each direction is watched and closed by itself.
+    ours = (os.dup(terminal.master), terminal.master, stderr)
+    return ours, _Ends(slave, slave, stderr_end, complaint)
+
+
+def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
     shim = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_worker(request, ends, shim)
+        _be_worker(request, ends, shim, on_terminal)
+    # Here as well as there: whoever of the two is first, a signal finds the group.
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
     return pid
 
 
-def _be_worker(request: int, ends: _Ends, shim: int) -> NoReturn:
+def _be_worker(request: int, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
     complaint = ends.complaint
     try:
         order = read_worker_order(request)
+        _lead_group(ends.stdin if on_terminal else None)
         _start_afresh(shim)
         complaint = _settle_descriptors(ends)
         _settle(order)
@@ -106,8 +158,17 @@ def _be_worker(request: int, ends: _Ends, shim: int) -> NoReturn:
         os._exit(127)
 
 
+def _lead_group(terminal: int | None) -> None:
+    """Be a process group, in the shim's session as in a shell's: the kernel lets such a one stop.
+
+    One whose parents are all in other sessions is orphaned, and Ctrl-Z would do nothing to it.
+    """
+    os.setpgid(0, 0)
+    if terminal is not None:
+        come_to_the_foreground(terminal)
+
+
 def _start_afresh(shim: int) -> None:
-    os.setsid()
     die_with_parent(signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(127)

@@ -29,7 +29,7 @@ class JobLog:
         self._stopped = False
         self._dirty = False
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Append `piece`, or as much of it as can be."""
         if self._stopped:
             return
@@ -58,7 +58,7 @@ class JobLog:
             except OSError:
                 self._dirty = False
 
-    def _append(self, piece: bytes) -> int:
+    def _append(self, piece: bytes | memoryview) -> int:
         rest = memoryview(piece)
         while rest:
             try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LARGEST_REQUEST = 32 << 20
-_SHIM_LINE = 16 << 10
+_PIECE = 16 << 10
 
 
 class IdentityOrder(NamedTuple):
@@ -76,12 +76,20 @@ def pack(shim: ShimOrder, worker: WorkerOrder) -> bytes:
 
 def read_shim_order(request: int) -> ShimOrder:
     """Read the shim's part of the request that is open as `request`."""
-    order = ShimOrder(*json.loads(os.pread(request, _SHIM_LINE, 0).partition(b"\n")[0]))
+    order = ShimOrder(*json.loads(_first_line(request)))
     return order._replace(
         identity=None if order.identity is None else _identity(*order.identity),
         terminal=None if order.terminal is None else _terminal(*order.terminal),
         early_signal=None if order.early_signal is None else EarlySignalOrder(*order.early_signal),
     )
+
+
+def _first_line(request: int) -> bytes:
+    """Read by pieces: mostly the first is all of it, but a user may be in thousands of groups."""
+    text = b""
+    while b"\n" not in text and (piece := os.pread(request, _PIECE, len(text))):
+        text += piece
+    return text.partition(b"\n")[0]
 
 
 def _identity(uid: int, gid: int, user: str, groups: Iterable[int] | None) -> IdentityOrder:

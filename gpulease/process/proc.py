@@ -22,18 +22,16 @@ def entry(pid: int) -> Entry | None:
     Raises:
         OSError: it could not be looked up, as for want of descriptors; that is not being gone.
     """
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    if (fields := _fields(pid)) is None:
         return None
-    try:
-        fields = os.read(fd, 4096).rpartition(b")")[2].split()
-    except ProcessLookupError:
-        return None
-    finally:
-        os.close(fd)
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
     return Entry(pid, parent, group, int(fields[19]), state in (b"Z", b"X"))
+
+
+def is_stopped(target: Entry) -> bool:
+    """Tell whether exactly this process is stopped by a signal, which no debugger watches."""
+    fields = _fields(target.pid)
+    return fields is not None and fields[0] == b"T" and int(fields[19]) == target.started
 
 
 def processes() -> Iterator[Entry]:
@@ -65,3 +63,17 @@ def deliver(target: Entry, *numbers: int) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+def _fields(pid: int) -> list[bytes] | None:
+    """Return what follows the name in /proc/PID/stat, see proc_pid_stat(5)."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)

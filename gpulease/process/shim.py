@@ -113,7 +113,7 @@ def _company(
         _take(order.identity)
     supervisor = Supervisor(order, chronicle, listener, (owner, daemon), report, children)
     with step("fork", "cannot start a process for the job"):
-        worker = start_worker(request, order.stdin)
+        worker = start_worker(request, order)
     os.close(request)
     try:
         supervisor.keep(worker, stdout, stderr)

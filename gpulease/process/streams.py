@@ -1,27 +1,49 @@
-"""The worker's three streams: what it writes, into log and audience; what it reads, from a peer."""
+"""The worker's streams: what it writes, into log and audience; what it reads, from a peer."""
 
 import os
+import select
+from collections.abc import Callable
+from functools import partial
 
+from gpulease.backlog import Backlog
 from gpulease.frames import FrameKind, frame
 from gpulease.process.logs import JobLog
 from gpulease.process.loop import Loop
-from gpulease.process.peers import Peer, Peers
+from gpulease.process.peer import Peer
+from gpulease.process.peers import Peers
 
-PIECE = 64 << 10
+_PIECE = 256 << 10
+_BUFFER = memoryview(bytearray(_PIECE))
+"""What was read last; one for all outputs, since they take turns."""
+_REPLAY = 64 << 10
 _INPUT_ROOM = 256 << 10
+_READS_OF_A_TERMINAL = 16
+"""Put together to a piece: a terminal gives no more than a page at a time."""
 _LAST_DRAIN = 4 << 20
 """Bytes read at the very end at most: someone outside of the tree may hold the pipe and go on."""
 
 
 class Output:
-    """Carry one output pipe of the worker to its log and its audience."""
+    """Carry one output stream of the worker to its log and its audience.
 
-    def __init__(self, loop: Loop, fd: int, kind: FrameKind, log: JobLog, peers: Peers) -> None:
+    `fd` is None for a stream that is not used: there is its log alone.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        peers: Peers,
+        kind: FrameKind,
+        fd: int | None,
+        log: JobLog,
+        is_terminal: bool = False,
+    ) -> None:
         self._kind = kind
         self._log = log
         self._loop = loop
-        self._fd: int | None = fd
+        self._fd = fd
         self._peers = peers
+        self._reads = _READS_OF_A_TERMINAL if is_terminal else 1
 
     def flow(self, on: bool) -> None:
         """Read on, or leave it to the full pipe to hold the worker back."""
@@ -30,7 +52,7 @@ class Output:
 
     def replay(self, peer: Peer) -> None:
         """Send the end of the log to a peer that came late."""
-        if last := self._log.tail(PIECE):
+        if last := self._log.tail(_REPLAY):
             peer.send(frame(self._kind, last))
 
     def finish(self) -> None:
@@ -46,18 +68,27 @@ class Output:
 
     def _take_piece(self) -> int:
         """Carry one piece, and return its size; 0 where there is nothing now, or no more."""
-        if self._fd is None:
-            return 0
-        try:
-            piece = os.read(self._fd, PIECE)
-        except BlockingIOError:
-            return 0
-        if not piece:
-            self._close()
-            return 0
-        self._log.write(piece)
-        self._peers.show(self._kind, piece)
+        piece = self._next_piece()
+        if piece:
+            self._log.write(piece)
+            self._peers.show(self._kind, piece)
         return len(piece)
+
+    def _next_piece(self) -> memoryview:
+        size = 0
+        try:
+            for _ in range(self._reads):
+                if self._fd is None or size == _PIECE:
+                    break
+                read = os.readv(self._fd, [_BUFFER[size:]])
+                if not read:
+                    self._close()
+                size += read
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close()  # a terminal that was hung up
+        return _BUFFER[:size]
 
     def _close(self) -> None:
         if self._fd is not None:
@@ -67,28 +98,60 @@ class Output:
 
 
 class Input:
-    """Feed the worker's standard input, if it has one of ours."""
+    """Feed the worker's standard input, if it has one of ours.
 
-    def __init__(self, loop: Loop, fd: int | None) -> None:
+    With `end_of_input` it is a terminal: that gives what to type for an end, and whether a line was
+    begun is what it asks for. A terminal goes on after that; a pipe is closed.
+    """
+
+    def __init__(
+        self, loop: Loop, fd: int | None, end_of_input: Callable[[bool], bytes] | None = None
+    ) -> None:
         self._loop = loop
         self._fd = fd
-        self._queue = bytearray()
+        self._end_of_input = end_of_input
+        self._queue = Backlog()
+        self._in_a_line = False
         self._ended = False
+        self._is_full = False
+        """The pipe takes nothing more for now."""
 
     @property
     def has_room(self) -> bool:
         """Whether more may be taken from the peer for now."""
-        return len(self._queue) < _INPUT_ROOM
+        return self._queue.size < _INPUT_ROOM and not self._is_full
 
     def feed(self, piece: bytes) -> None:
         """Pass `piece` on as soon as the worker reads."""
         if self._fd is None or self._ended or not piece:
             return
-        self._queue += piece
+        self._queue.add(piece)
+        self._in_a_line = piece[-1:] not in (b"\n", b"\r")
         self._write()
+
+    def pour(self, source: int, size: int) -> int | None:
+        """Move at most `size` bytes from a socket to the worker's pipe, and return how many.
+
+        They are not copied (splice(2)). None: it has to be read, and fed.
+        """
+        if self._fd is None or self._ended or self._queue.size:
+            return None
+        try:
+            return os.splice(source, self._fd, size, flags=os.SPLICE_F_NONBLOCK) or None
+        except BlockingIOError:
+            self._is_full = not _can_write(self._fd)
+            if self._is_full:
+                self._loop.on_writable(self._fd, self._write)
+            return 0
+        except OSError:
+            return None  # the worker has closed its end, which the next write notices as well
 
     def end(self) -> None:
         """Let the worker see the end of its input, after what was fed before."""
+        if self._end_of_input is not None:
+            self.feed(self._end_of_input(self._in_a_line))
+            self._in_a_line = False
+            return
         self._ended = True
         self._write()
 
@@ -99,13 +162,13 @@ class Input:
             os.close(self._fd)
             self._fd = None
         self._queue.clear()
+        self._is_full = False
 
     def _write(self) -> None:
+        self._is_full = False
         try:
-            while self._queue and self._fd is not None:
-                with memoryview(self._queue) as waiting:
-                    written = os.write(self._fd, waiting[:PIECE])
-                del self._queue[:written]
+            while self._queue.size and self._fd is not None:
+                self._queue.write(partial(os.writev, self._fd))
         except BlockingIOError:
             if self._fd is not None:
                 self._loop.on_writable(self._fd, self._write)
@@ -117,3 +180,9 @@ class Input:
             self._loop.on_writable(self._fd, None)
         if self._ended:
             self.close()
+
+
+def _can_write(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))

@@ -8,35 +8,30 @@ import json
 import math
 import os
 import resource
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpulease.frames import BadFrame, FrameKind, frame
+from gpulease.frames import BadFrame, FrameKind
 from gpulease.process import tree
 from gpulease.process.chronicle import Chronicle
 from gpulease.process.exec import Worker
 from gpulease.process.logs import JobLog
 from gpulease.process.loop import Loop
+from gpulease.process.main_process import MainProcess
 from gpulease.process.orders import ShimOrder
-from gpulease.process.peers import Peer, Peers, Role
+from gpulease.process.peer import Peer, Role
+from gpulease.process.peers import Peers
 from gpulease.process.record import Failure, failure
-from gpulease.process.streams import PIECE, Input, Output
+from gpulease.process.streams import Input, Output
+from gpulease.process.time_limit import TimeLimit
 
 ATTACH_PATIENCE_S = 10.0
-TO_THE_GROUP = frozenset(
-    {
-        *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),
-        *(signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGKILL),
-    }
-)
-"""What a terminal, timeout(1) and the end of a pipeline send to every process of a command; any
-other signal is for the one process that was named."""
 _KILL_AGAIN_S = 0.1
 _LINGER_STEP_S = 1.0
 _LONGEST_GRACE_S = 86400.0
 _LONGEST_REASON = 64
+_LONGEST_COMPLAINT = 64 << 10
 
 
 class Supervisor:
@@ -56,25 +51,29 @@ class Supervisor:
         children: int,
     ) -> None:
         self._loop = Loop()
-        self._peers = Peers(self._loop, listener, *uids, self)
+        self._peers = Peers(self._loop, listener, uids, order.terminal is not None, self)
         self._chronicle = chronicle
         self._report = report
         self._children = children
         self._awaits_attach = order.awaits_attach
         self._grace_s = order.grace_s
-        self._time_limit_s = order.time_limit_s
-        self._started_at: float | None = None
+        self._time_limit = TimeLimit(
+            self._loop, order.time_limit_s, order.early_signal, self._warn, self._time_is_up
+        )
         self._kill_at = math.inf
         self._failure: Failure | None = None
 
     def keep(self, worker: Worker, stdout: JobLog, stderr: JobLog) -> None:
         """Stay until the worker has gone and everyone has heard of it."""
-        self._pid = worker.pid
+        self._main = MainProcess(worker.pid)
         self._complaint: int | None = worker.complaint
-        self._input = Input(self._loop, worker.stdin)
+        self._terminal = on = worker.terminal
+        self._input = Input(self._loop, worker.stdin, on.end_of_input if on else None)
         self._outputs = (
-            Output(self._loop, worker.stdout, FrameKind.STDOUT, stdout, self._peers),
-            Output(self._loop, worker.stderr, FrameKind.STDERR, stderr, self._peers),
+            Output(
+                self._loop, self._peers, FrameKind.STDOUT, worker.stdout, stdout, on is not None
+            ),
+            Output(self._loop, self._peers, FrameKind.STDERR, worker.stderr, stderr),
         )
         self._loop.on_readable(worker.complaint, self._learn_start)
         self._loop.on_readable(self._children, self._reap)
@@ -111,7 +110,7 @@ class Supervisor:
         if self._complaint is None:
             return
         try:
-            complaint = os.read(self._complaint, PIECE)
+            complaint = os.read(self._complaint, _LONGEST_COMPLAINT)
         except BlockingIOError:
             return
         self._loop.forget(self._complaint)
@@ -123,46 +122,51 @@ class Supervisor:
             self._note_start()
 
     def _note_start(self) -> None:
-        self._started_at = self._loop.now()
-        start = self._chronicle.note_start(self._pid)
+        start = self._chronicle.note_start(self._main.pid)
         self._chronicle.write()
         self._report({"started": start})
         self._tell(FrameKind.STARTED, start)
-        self._limit_time(self._time_limit_s)
+        self._time_limit.begin()
 
     def _wait_no_longer(self) -> None:
         """Go on without the peer that was expected: all of the output is in the log."""
         self._peers.release()
         if self._peers.attached is None:
-            self._input.end()
+            self.left_alone()
 
     # The end.
 
     def _reap(self) -> None:
         """Collect whoever has ended; once there is no child left, the worker is gone."""
         try:
-            os.read(self._children, PIECE)
+            os.read(self._children, _LONGEST_COMPLAINT)
         except BlockingIOError:
             return
-        main_exit: dict[str, Any] | None = None
-        try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
-                if ended[0] == self._pid:
-                    main_exit = self._note_main_exit(os.waitstatus_to_exitcode(ended[1]))
-        except ChildProcessError:
+        news = self._main.collect()
+        if news.exit_code is not None:
+            self._learn_start()
+            if self._failure is None:
+                self._chronicle.note_main_exit(news.exit_code)
+        if news.none_left:
             self._end()
-            return
-        if main_exit is not None:
-            # News only where others are left: else it is the end, which says all of it.
-            self._chronicle.write()
-            self._tell(FrameKind.MAIN_EXITED, main_exit)
-            if self._chronicle.stopping is not None:
-                # Who was being born when the first request went round may have missed it.
-                tree.terminate(os.getpid())
+        elif news.exit_code is not None:
+            self._outlive_main()
+        elif news.stopped_by is not None:
+            self._tell(FrameKind.SUSPENDED, {"signal": news.stopped_by})
+        elif news.orphan_stopped and self._chronicle.main_exited is not None:
+            tree.hang_up_the_stopped(os.getpid())
 
-    def _note_main_exit(self, code: int) -> dict[str, Any] | None:
-        self._learn_start()
-        return None if self._failure is not None else self._chronicle.note_main_exit(code)
+    def _outlive_main(self) -> None:
+        """Go on with the others of the worker; where there are none, the end says all of it."""
+        if self._chronicle.main_exited is None:
+            return
+        self._chronicle.write()
+        self._tell(FrameKind.MAIN_EXITED, self._chronicle.main_exited)
+        if self._chronicle.stopping is not None:
+            # Who was being born when the first request went round may have missed it.
+            tree.terminate(os.getpid())
+        else:
+            tree.hang_up_the_stopped(os.getpid())
 
     def _end(self) -> None:
         for output in self._outputs:
@@ -174,8 +178,8 @@ class Supervisor:
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
             end = self._chronicle.note_end(peak * 1024)
         self._chronicle.write()
-        for timer in ("kill", "time_limit"):
-            self._loop.cancel_timer(timer)
+        self._time_limit.cancel()
+        self._loop.cancel_timer("kill")
         self._loop.forget(self._children)
         self._tell(FrameKind.EXITED, end)
         self._peers.begin_farewell()
@@ -184,12 +188,9 @@ class Supervisor:
 
     # Stopping.
 
-    def _limit_time(self, limit_s: float | None) -> None:
-        """Let the worker run so long, counted from its start; None: for ever."""
-        self._time_limit_s = limit_s
-        self._loop.cancel_timer("time_limit")
-        if limit_s is not None and self._started_at is not None:
-            self._loop.set_timer("time_limit", self._started_at + limit_s, self._time_is_up)
+    def _warn(self, number: int) -> None:
+        if self._chronicle.stopping is None:
+            self._main.send_alone(number)
 
     def _time_is_up(self) -> None:
         self._stop("time_limit", self._grace_s)
@@ -214,36 +215,35 @@ class Supervisor:
         tree.kill(os.getpid())
         self._after(_KILL_AGAIN_S, "kill", self._kill)
 
-    def _signal(self, number: int) -> None:
-        """Signal the worker as a terminal and a shell would; never another of the same number."""
-        if number not in signal.valid_signals():
-            raise BadFrame(f"no signal {number}")
-        alone = number not in TO_THE_GROUP
-        if self._chronicle.main_exited and (alone or not tree.has_group(os.getpid(), self._pid)):
-            return
-        try:
-            (os.kill if alone else os.killpg)(self._pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
-
     # What peers want.
 
     def welcome(self, peer: Peer) -> None:
         """Tell a new peer what happened before it came: news, and output if it wants any."""
-        held = None
+        told, held = self._chronicle, None
         if peer.role is Role.ATTACH:
             held = self._peers.release()
-            self._loop.cancel_timer("attach")
-        told = self._chronicle
-        _send(peer, FrameKind.STARTED, told.started)
+        _tell(peer, FrameKind.STARTED, told.started)
         if held is not None:
             peer.send(held)
         elif peer.role is not Role.CONTROL:
             for output in self._outputs:
                 output.replay(peer)
-        _send(peer, FrameKind.STOPPING, told.stopping)
-        _send(peer, FrameKind.MAIN_EXITED, told.main_exited)
-        _send(peer, FrameKind.EXITED, told.exited)
+        if self._main.suspended is not None:
+            peer.tell(FrameKind.SUSPENDED, {"signal": self._main.suspended})
+        _tell(peer, FrameKind.STOPPING, told.stopping)
+        _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
+        _tell(peer, FrameKind.EXITED, told.exited)
+
+    def seat(self, peer: Peer, hello: Mapping[str, Any]) -> None:
+        """Let this peer write from now on, on a terminal of the size that its HELLO may tell."""
+        self._peers.release()
+        self._loop.cancel_timer("attach")
+        if self._terminal is None:
+            peer.pour = self._input.pour
+        if "window" in hello:
+            self._resize(hello["window"])
+            if self._terminal is not None:
+                self._terminal.ask_to_redraw()
 
     def obey(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
         """Carry out what a peer asks for, if it may, and if there is a worker still."""
@@ -256,16 +256,27 @@ class Supervisor:
                 self._input.feed(payload)
             case FrameKind.STDIN_END if peer is self._peers.attached:
                 self._input.end()
+            case FrameKind.WINDOW if peer is self._peers.attached:
+                self._resize(json.loads(payload))
             case FrameKind.SIGNAL:
-                self._signal(int(json.loads(payload)["signal"]))
+                self._main.send(int(json.loads(payload)["signal"]))
             case FrameKind.STOP | FrameKind.TIME_LIMIT:
                 self._obey_master(peer, kind, json.loads(payload))
             case _:
-                pass  # a second HELLO, or the input of one who lost its place
+                pass  # the input of one who does not write, or does no longer
 
     def left_alone(self) -> None:
-        """Let the worker see the end of its input: who typed it is gone."""
-        self._input.end()
+        """Let the worker see the end of its input: who typed it is gone.
+
+        Not on a terminal, where another may come and type.
+        """
+        if self._terminal is None:
+            self._input.end()
+
+    def _resize(self, window: Mapping[str, Any]) -> None:
+        rows, columns = int(window["rows"]), int(window["columns"])
+        if self._terminal is not None:
+            self._terminal.resize(rows, columns)
 
     def _obey_master(self, peer: Peer, kind: FrameKind, content: Mapping[str, Any]) -> None:
         if peer.role is not Role.CONTROL:
@@ -274,12 +285,12 @@ class Supervisor:
             self._stop(str(content["reason"]), float(content["grace_s"]))
         else:
             limit = content["time_limit_s"]
-            self._limit_time(None if limit is None else float(limit))
+            self._time_limit.set(None if limit is None else float(limit))
 
     def _tell(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
         self._peers.tell(kind, content)
 
 
-def _send(peer: Peer, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
+def _tell(peer: Peer, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
     if content is not None:
-        peer.send(frame(kind, json.dumps(content).encode()))
+        peer.tell(kind, content)

@@ -3,7 +3,7 @@
 import signal
 from collections import defaultdict
 
-from gpulease.process.proc import Entry, deliver, processes
+from gpulease.process.proc import Entry, deliver, is_stopped, processes
 
 _PASSES = 20
 
@@ -23,6 +23,17 @@ def terminate(root: int) -> None:
     """Ask every process below `root` to go: SIGTERM, and SIGCONT for those that are stopped."""
     for found in descendants(root):
         deliver(found, signal.SIGTERM, signal.SIGCONT)
+
+
+def hang_up_the_stopped(root: int) -> None:
+    """Send SIGHUP and SIGCONT to every process below `root` that is stopped.
+
+    The kernel does so where nobody is left who could continue them (orphaned process groups, see
+    setpgid(2)). Below a shim that is so once the main process has gone, which it cannot know.
+    """
+    for found in descendants(root):
+        if is_stopped(found):
+            deliver(found, signal.SIGHUP, signal.SIGCONT)
 
 
 def kill(root: int) -> None:

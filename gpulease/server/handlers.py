@@ -2,27 +2,41 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from gpulease.domain.job import Job
+from gpulease.domain.claim import LONGEST_TIME
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
-from gpulease.errors import BadValue, NoSuchJob
+from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
-from gpulease.server.orders import Defaults, order_of
+from gpulease.server.fields import Defaults
+from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
+from gpulease.server.orders import order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.rights import Who, check, check_submit, owns
 from gpulease.server.views import Views
 from gpulease.service.keeper import Keeper
-from gpulease.service.ports import Clock
-from gpulease.wire import DoctorView, JobList, JobView, SubmitRequest
+from gpulease.service.ports import Clock, ProcessFinder
+from gpulease.wire import (
+    DoctorView,
+    ExtendRequest,
+    HoldRequest,
+    JobList,
+    JobView,
+    SubmitRequest,
+)
+
+Body = TypeVar("Body")
 
 _REFRESH_S = 1.0
 """How often a watcher of a waiting job looks whether its reason has changed."""
@@ -42,6 +56,11 @@ class Desk:
     directory_of: Callable[[JobId], Path]
     log_limit: int
     doctor: Callable[[], DoctorView]
+    processes: ProcessFinder
+    environment: Callable[[Job, Invocation], Mapping[str, str]]
+    """The variables of an invocation as they are under the leases of a job."""
+    watch_asker: Callable[[Job], None]
+    """Sees to it that a lease without a job leaves the queue with who asked for it."""
 
 
 class Handlers:
@@ -61,10 +80,20 @@ class Handlers:
     async def submit(self, request: Request) -> Response:
         """Queue a job; the answer means that it is on disk."""
         caller = _caller(request)
-        body = _submission(await request.body())
+        body = _read(SubmitRequest, await request.body())
         check_submit(caller, self._desk.daemon_uid)
         job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
         return json_response(self._desk.views.job(job, to_owner=True), 201)
+
+    async def hold(self, request: Request) -> Response:
+        """Queue a lease without a job; the answer means that it is on disk."""
+        caller, desk = _caller(request), self._desk
+        body = _read(HoldRequest, await request.body())
+        check_submit(caller, desk.daemon_uid)
+        order = hold_order_of(body, caller, desk.defaults, desk.processes.living)
+        job = await desk.keeper.submit(order)
+        desk.watch_asker(job)
+        return json_response(desk.views.job(job, to_owner=True), 201)
 
     async def jobs(
         self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
@@ -86,8 +115,13 @@ class Handlers:
         return json_response(JobList([self._view(job, _caller(request)) for job in found]))
 
     async def show(self, request: Request, job_id: int) -> Response:
-        """Show all about one job, with its events."""
-        return json_response(self._view(self._job(job_id), _caller(request), with_events=True))
+        """Show all about one job, with its events and how many processes it has."""
+        job = self._job(job_id)
+        count = None
+        if job.state in (State.ACTIVE, State.RELEASING):
+            count = await asyncio.to_thread(self._desk.processes.count, job)
+        view = self._view(job, _caller(request), with_events=True)
+        return json_response(replace(view, processes=count))
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job, a line of JSON at once and one at each change, until it has ended."""
@@ -99,8 +133,31 @@ class Handlers:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
         check(Who.OWNER, caller, job, self._desk.daemon_uid, "cancel")
-        by = job.owner.user if caller.uid == job.owner.uid else f"uid {caller.uid}"
-        return json_response(self._view(await self._desk.keeper.cancel(job.id, by), caller))
+        cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job))
+        return json_response(self._view(cancelled, caller))
+
+    async def extend(self, request: Request, job_id: int) -> Response:
+        """Give a job more time, or less."""
+        caller, job = _caller(request), self._job(job_id)
+        check(Who.OWNER, caller, job, self._desk.daemon_uid, "extend")
+        by_s = _read(ExtendRequest, await request.body()).by
+        if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
+            raise BadValue(
+                f"cannot extend job {job.id} by {by_s:g} seconds: that is out of range",
+                f"gpulease extend {job.id} +2h",
+            )
+        span = timedelta(seconds=by_s)
+        extended = await self._desk.keeper.extend(job.id, span, _who(caller, job))
+        return json_response(self._view(extended, caller))
+
+    async def environment(self, request: Request, job_id: int) -> Response:
+        """Tell what a lease changes in the environment of its holder."""
+        job = self._job(job_id)
+        check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the environment of")
+        refuse_to_tell(job)
+        invocation = self._desk.keeper.store.invocation(job.id)
+        under_it = self._desk.environment(job, invocation)
+        return json_response(environment_view(invocation.environment, under_it))
 
     async def logs(
         self,
@@ -116,6 +173,11 @@ class Handlers:
         """Stream the kept output of a job as frames, each stream from a byte of it on."""
         job = self._job(job_id)
         check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the output of")
+        if job.holder is not None:
+            raise WrongState(
+                f"cannot read the output of job {job.id}: it is a lease without a job",
+                f"gpulease show {job.id} tells who holds it",
+            )
         wanted = {}
         if stdout:
             wanted[FrameKind.STDOUT] = max(0, stdout_from)
@@ -161,12 +223,16 @@ class Handlers:
             quiet_s += _REFRESH_S
 
 
-def _submission(content: bytes) -> SubmitRequest:
+def _read(kind: type[Body], content: bytes) -> Body:
     # Stops at the first thing that is wrong, however much more there is.
     try:
-        return msgspec.json.decode(content, type=SubmitRequest)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadValue(f"cannot read the request: {str(error)[:200]}") from error
+
+
+def _who(caller: Caller, job: Job) -> str:
+    return job.owner.user if caller.uid == job.owner.uid else f"uid {caller.uid}"
 
 
 def _caller(request: Request) -> Caller:

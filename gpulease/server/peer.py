@@ -1,15 +1,22 @@
 """Who is at the other end of a connection: what the kernel says, never what they write."""
 
 import asyncio
+import ctypes
 import socket
 import struct
 from collections import Counter
 from dataclasses import dataclass
+from errno import ERANGE
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _UCRED = struct.Struct("iII")
+_SO_PEERGROUPS = 59
+"""Of asm-generic/socket.h; Python does not name it."""
+_GID_BYTES = 4
+_MOST_GROUPS = 65536
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +26,32 @@ class Caller:
     pid: int
     uid: int
     gid: int
+    groups: tuple[int, ...] | None = None
+    """Its supplementary groups; None where the kernel does not say."""
 
 
 def caller_of(connection: socket.socket) -> Caller:
     """Ask the kernel who is at the other end of a connected Unix socket."""
-    return Caller(
-        *_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    )
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, gid = _UCRED.unpack(packed)
+    return Caller(pid, uid, gid, _groups_of(connection))
+
+
+def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
+    """Return the supplementary groups at the other end; None on kernels before 4.13."""
+    # By hand, since Python's getsockopt() has no room for more than 256 groups.
+    room = 64
+    while room <= _MOST_GROUPS:
+        found = (ctypes.c_uint32 * room)()
+        size = ctypes.c_uint32(ctypes.sizeof(found))
+        asked = (connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS)
+        if _libc.getsockopt(*asked, found, ctypes.byref(size)) == 0:
+            return tuple(found[: size.value // _GID_BYTES])
+        if ctypes.get_errno() != ERANGE:
+            return None
+        # The kernel said how much it takes.
+        room = max(2 * room, size.value // _GID_BYTES)
+    return None
 
 
 _LARGEST_HEAD = 64 * 1024

@@ -13,15 +13,21 @@ from gpulease.errors import EXIT_TIME_LIMIT
 
 def reason(job: Job, waiting: Waiting | None) -> str | None:
     """Return why a job waits or why it ended, as a sentence without a full stop."""
-    if job.state is State.ENDED:
-        return job.detail or _ending(job)
-    if job.state is State.RELEASING:
-        return f"{job.detail or 'asked to go'}; its processes are still there"
-    if job.state is not State.QUEUED:
-        return None
-    if waiting is None:
-        return None
-    return _why_it_waits(job.claim, waiting)
+    match job.state:
+        case State.ENDED:
+            return job.detail or _ending(job)
+        case State.RELEASING:
+            left = "" if job.holder is not None else "; its processes are still there"
+            return f"{job.detail or 'asked to go'}{left}"
+        case State.QUEUED:
+            return None if waiting is None else _why_it_waits(job.claim, waiting)
+        case State.GRANTED | State.ACTIVE:
+            return None if job.main_exited_at is None else _what_goes_on(job)
+
+
+def _what_goes_on(job: Job) -> str:
+    how = "" if job.exit is None else f" ({job.exit})"
+    return f"its main process has ended{how}; what it left behind keeps the lease"
 
 
 def _ending(job: Job) -> str | None:
@@ -57,6 +63,6 @@ def exit_status(job: Job) -> int | None:
     """Return how a job ended as a shell shows it; None while it has not, or never ran."""
     if job.outcome is Outcome.TIME_LIMIT and job.state is State.ENDED:
         return EXIT_TIME_LIMIT
-    if job.exit is None:
+    if job.exit is None or job.state is not State.ENDED:
         return None
     return job.exit.code if job.exit.signal is None else 128 + job.exit.signal

@@ -20,8 +20,11 @@ from gpulease.wire import (
     API_PREFIX,
     LARGEST_REQUEST,
     DoctorView,
+    EnvironmentView,
     ErrorBody,
     ErrorReply,
+    ExtendRequest,
+    HoldRequest,
     JobList,
     JobView,
     StatusView,
@@ -50,11 +53,18 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
         Route("GET", "/doctor", Who.ANYONE, handlers.doctor, DoctorView),
         Route("POST", "/jobs", Who.ANYONE, handlers.submit, JobView, 201, SubmitRequest),
+        Route("POST", "/holds", Who.ANYONE, handlers.hold, JobView, 201, HoldRequest),
         Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
         Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
         Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None),
-        Route("POST", "/jobs/{job_id}/cancel", Who.OWNER, handlers.cancel, JobView),
+        Route(
+            "POST", "/jobs/{job_id}/extend", Who.OWNER, handlers.extend, JobView, 200, ExtendRequest
+        ),
+        Route(
+            "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
+        ),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None),
+        Route("POST", "/jobs/{job_id}/cancel", Who.OWNER, handlers.cancel, JobView),
     )
 
 

@@ -79,7 +79,7 @@ class Views:
         """Return a job as anyone may see it, or with what only its owner may."""
         waiting = self._waiting(job)
         why, _, hint = (reason(job, waiting) or "").partition("\n\nhint: ")
-        owned = to_owner and job.granted_at is not None
+        has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
             name=job.name,
@@ -100,7 +100,10 @@ class Views:
             expires_at=_instant(job.expires_at) if job.holds_memory else None,
             exit_status=exit_status(job),
             pid=job.pid,
-            directory=str(self._machine.directory_of(job.id)) if owned else None,
+            directory=str(self._machine.directory_of(job.id)) if has_directory else None,
+            kind="run" if job.holder is None else "hold",
+            terminal=job.terminal,
+            main_exited_at=_instant(job.main_exited_at),
             refusals=[_refusal(each) for each in waiting.refusal.hindrances] if waiting else [],
             waits_for=list(waiting.refusal.waits_for) if waiting else [],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],

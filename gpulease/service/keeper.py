@@ -8,7 +8,7 @@ no second path.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from gpulease.domain.job import Job
@@ -17,6 +17,7 @@ from gpulease.domain.memory import JobId
 from gpulease.domain.plan import Plan
 from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
+from gpulease.service.extend import extend
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
     Clock,
@@ -98,8 +99,24 @@ class Keeper:
         """Cancel a job, waiting or running. Raises as `leases.cancel` does."""
         job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
         self._tell()
-        if job.state is State.RELEASING and self._launcher.was_launched(job_id):
-            self._background(self._launcher.stop(job_id, "cancelled"))
+        if job.state is State.RELEASING and self._launcher.was_launched(job):
+            self._background(self._launcher.stop(job, "cancelled"))
+        self.wake()
+        return job
+
+    async def withdraw(self, job_id: JobId, why: str) -> None:
+        """Take a job out of the queue that nobody waits for any more."""
+        await self._writing(lambda: leases.withdraw(self.store, job_id, why, self._clock))
+        self._tell()
+        self.wake()
+
+    async def extend(self, job_id: JobId, by: timedelta, who: str) -> Job:
+        """Give a job more time, or less. Raises as `extend.extend` does."""
+        job = await self._writing(lambda: extend(self.store, job_id, by, who, self._clock))
+        self._tell()
+        if job.holds_memory:
+            self._background(self._tell_time_limit(job_id))
+        # Others in the line may expect to start at another time.
         self.wake()
         return job
 
@@ -202,7 +219,7 @@ class Keeper:
     async def _attend(self, job_id: JobId) -> None:
         job = self.store.job(job_id)
         assert job is not None, "only stored jobs are granted"
-        never_started = job.pid is None and not self._launcher.was_launched(job_id)
+        never_started = job.started_at is None and not self._launcher.was_launched(job)
         if never_started and not await self._launch(job):
             return
         async for news in self._launcher.follow(job):
@@ -233,9 +250,27 @@ class Keeper:
         """Store one piece of news."""
         job = await self._writing(lambda: self._store_news(job_id, news))
         self._tell()
-        if isinstance(news, WorkerStarted) and job.state is State.RELEASING:
+        if not isinstance(news, WorkerStarted):
+            return
+        if job.state is State.RELEASING:
             # Cancelled while it was being launched, or just before a restart.
-            self._background(self._launcher.stop(job_id, "cancelled"))
+            self._background(self._launcher.stop(job, "cancelled"))
+        elif job.claim.time_limit is not None:
+            # It may have been extended while it was being launched, or just before a restart.
+            self._background(self._tell_time_limit(job_id))
+
+    async def _tell_time_limit(self, job_id: JobId) -> None:
+        """Tell the worker its time limit, until it was told the one that holds by then.
+
+        Two extensions may be told at once and overtake each other: whoever is through looks again.
+        """
+        told: timedelta | None = None
+        while (job := self.store.job(job_id)) is not None and job.state is State.ACTIVE:
+            limit = job.claim.time_limit
+            if limit is None or limit == told:
+                return
+            await self._launcher.set_time_limit(job, limit)
+            told = limit
 
     def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
         match news:
@@ -244,6 +279,6 @@ class Keeper:
             case WorkerExpired():
                 return leases.note_expired(self.store, job_id, self._clock)
             case MainExited():
-                return leases.note_main_exited(self.store, job_id, self._clock)
+                return leases.note_main_exited(self.store, job_id, news)
             case WorkerExited():
                 return leases.note_exited(self.store, job_id, news)

@@ -8,10 +8,11 @@ from gpulease.domain.job import (
     Job,
     Outcome,
     asked_to_go,
+    main_exited,
     worker_gone,
     worker_started,
 )
-from gpulease.domain.lease import IllegalTransition, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.memory import GpuMemory, JobId
 from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import ledgers, plan, waiting_in
@@ -20,6 +21,7 @@ from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import (
     Clock,
     Event,
+    MainExited,
     Order,
     Store,
     Transaction,
@@ -108,10 +110,12 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         WrongState: it has ended.
     """
     with store.write() as tx:
-        job = _existing(tx, job_id)
+        job = existing(tx, job_id)
         at = clock.now()
+        given_back = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
+        outcome = Outcome.RELEASED if given_back else Outcome.CANCELLED
         try:
-            changed = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, f"cancelled by {by}", at)
+            changed = asked_to_go(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
         except IllegalTransition:
             raise WrongState(
                 f"cannot cancel job {job_id}: it has ended",
@@ -123,10 +127,23 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
     return changed
 
 
+def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
+    """Take a job out of the queue that nobody waits for any more; a granted one stays."""
+    with store.write() as tx:
+        job = existing(tx, job_id)
+        at = clock.now()
+        if job.state is not State.QUEUED:
+            return job
+        changed = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
+        assert changed is not None, "one that waits can always be cancelled"
+        tx.save(changed, Event(at, Trigger.CANCEL, why))
+    return changed
+
+
 def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
     """Store that the worker of a job runs; hearing it twice does no harm."""
     with store.write() as tx:
-        job = _existing(tx, job_id)
+        job = existing(tx, job_id)
         changed = worker_started(job, news.pid, news.shim_pid, news.at)
         if changed is None:
             return job
@@ -137,7 +154,7 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
 def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
     """Store that the worker was asked to go because its time is over."""
     with store.write() as tx:
-        job = _existing(tx, job_id)
+        job = existing(tx, job_id)
         at = clock.now()
         limit = "its time limit is over"
         changed = asked_to_go(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, limit, at)
@@ -147,22 +164,27 @@ def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
     return changed
 
 
-def note_main_exited(store: Store, job_id: JobId, clock: Clock) -> Job:
+def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
     """Store that the main process has ended and others of the job have not."""
     with store.write() as tx:
-        job = _existing(tx, job_id)
-        if job.holds_memory:
-            tx.save(job, Event(clock.now(), "main_exited", "other processes of the job still run"))
-    return job
+        job = existing(tx, job_id)
+        changed = main_exited(job, news.exit, news.at)
+        if changed is None:
+            return job
+        how = f"{news.exit}; other processes of the job still run"
+        tx.save(changed, Event(news.at, "main_exited", how))
+    return changed
 
 
 def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
     """Store how a job ended; from here its memory is free."""
     with store.write() as tx:
-        job = _existing(tx, job_id)
+        job = existing(tx, job_id)
         outcome, detail = news.outcome, news.detail
-        if job.outcome is not None and outcome in (job.outcome, Outcome.LOST):
-            # It was asked to go and is gone: that is why, even if nobody saw it go.
+        gone_as_asked = outcome in (job.outcome, Outcome.LOST) or job.holder is not None
+        if job.outcome is not None and gone_as_asked:
+            # It was asked to go and is gone: that is why, even if nobody saw it go. And a lease
+            # that only was held has no end of its own.
             outcome, detail = job.outcome, job.detail
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
@@ -174,7 +196,7 @@ def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
 def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: Clock) -> Job:
     """Store that no worker of the job ever came, and why."""
     with store.write() as tx:
-        job = _existing(tx, job_id)
+        job = existing(tx, job_id)
         at = clock.now()
         if job.outcome is None:
             how = Outcome.LAUNCH_FAILED, why.text(), Exit(why.exit_code)
@@ -188,7 +210,12 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
     return changed
 
 
-def _existing(tx: Transaction, job_id: JobId) -> Job:
+def existing(tx: Transaction, job_id: JobId) -> Job:
+    """Return a job.
+
+    Raises:
+        NoSuchJob: there is none.
+    """
     job = tx.job(job_id)
     if job is None:
         raise NoSuchJob(

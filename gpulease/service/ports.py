@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.hold import Holder, Process
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 
 
@@ -31,6 +32,23 @@ class Order:
     invocation: Invocation
     wait_for: timedelta | None = None
     """How long it is willing to wait for a grant; None is without end, zero is not at all."""
+    holder: Holder | None = None
+    """Whom the lease is for, if there is nothing to run."""
+
+    def queued(self, number: JobId, at: datetime) -> Job:
+        """Return the job that was asked for, as it begins."""
+        return Job(
+            id=number,
+            owner=self.owner,
+            name=self.name,
+            command=self.command,
+            claim=self.claim,
+            submitted_at=at,
+            gives_up_at=until(at, self.wait_for),
+            terminal=self.invocation.terminal is not None,
+            grace=self.invocation.grace,
+            holder=self.holder,
+        )
 
 
 class Transaction(Protocol):
@@ -101,8 +119,24 @@ class ProcessIdentity(Protocol):
     def command(self) -> str | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LivingProcess:
+    """A process that is there, and whose it is."""
+
+    process: Process
+    uid: int
+    """The real one."""
+    name: str
+
+
 class ProcessFinder(Protocol):
     """Tells who processes are, and which job they belong to."""
+
+    def living(self, pid: int) -> LivingProcess | None:
+        """Return the process that has this pid now, or None if there is none."""
+
+    def count(self, job: Job) -> int | None:
+        """Return how many processes a job has; None where there is no telling. Takes its time."""
 
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return who a process is, or None for one that is gone."""
@@ -113,10 +147,10 @@ class ProcessFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """The worker of a job runs."""
+    """The worker of a job runs, or the holder of a lease has it."""
 
-    pid: int
-    shim_pid: int
+    pid: int | None
+    shim_pid: int | None
     at: datetime
 
 
@@ -128,6 +162,9 @@ class WorkerExpired:
 @dataclass(frozen=True, slots=True)
 class MainExited:
     """The main process has ended; others of the job are still there."""
+
+    exit: Exit
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +191,17 @@ class Launcher(Protocol):
             GpuleaseError: it could not be started, and never will be.
         """
 
-    def was_launched(self, job: JobId) -> bool:
+    def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
 
     def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
 
-    async def stop(self, job: JobId, reason: str) -> None:
+    async def stop(self, job: Job, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
+
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        """Let the worker run for `limit` from its start; hearing it twice does no harm."""
 
 
 class Clock(Protocol):

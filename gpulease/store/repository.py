@@ -9,7 +9,6 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -22,18 +21,19 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
-from gpulease.domain.job import Invocation, Job, until
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.errors import NoSuchJob, RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event, Order
 from gpulease.store import statements
 from gpulease.store.engine import WRITES, open_engine
-from gpulease.store.rows import job_of, job_values, pack, unpack
+from gpulease.store.rows import holder_values, job_of, job_values, pack, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.tables import (
     EventRow,
     GpuRow,
+    HolderRow,
     InvocationRow,
     JobRow,
     LeaseRow,
@@ -203,20 +203,14 @@ class SqlTransaction:
 
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
-        job = Job(
-            JobId(0),
-            order.owner,
-            order.name,
-            order.command,
-            order.claim,
-            at,
-            until(at, order.wait_for),
-        )
-        number = self._connection.execute(statements.ADD_JOB, job_values(job)).scalar_one()
-        job = replace(job, id=JobId(number))
+        values = job_values(order.queued(JobId(0), at))
+        number = self._connection.execute(statements.ADD_JOB, values).scalar_one()
+        job = order.queued(JobId(number), at)
         self._connection.execute(
             statements.ADD_INVOCATION, {"job": job.id, "content": pack(order.invocation)}
         )
+        if job.holder is not None:
+            self._connection.execute(statements.ADD_HOLDER, holder_values(job.id, job.holder))
         self._log(job.id, Event(at, "submitted", str(order.claim)))
         self._live[job.id] = job
         return job
@@ -259,7 +253,7 @@ class SqlTransaction:
 
 
 def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
-    """Read jobs with their leases, by id."""
+    """Read jobs with their leases and holders, by id."""
     rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
     leases: dict[int, list[LeaseRow]] = {}
     of_these = select(JobRow.id).where(which)
@@ -267,7 +261,9 @@ def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
         select(LeaseRow).where(LeaseRow.job.in_(of_these)).order_by(LeaseRow.place)
     ):
         leases.setdefault(lease.job, []).append(lease)
-    return [job_of(row, leases.get(row.id, ())) for row in rows]
+    of_holds = select(HolderRow).where(HolderRow.job.in_(of_these))
+    holders = {holder.job: holder for holder in session.scalars(of_holds)}
+    return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
 
 
 def _drained(connection: Connection) -> Mapping[GpuUuid, str]:

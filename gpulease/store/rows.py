@@ -9,10 +9,11 @@ from fractions import Fraction
 from typing import Any
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import EarlySignal, Exit, Invocation, Job, Outcome, Owner, Terminal
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.store.tables import InvocationRow, JobRow, LeaseRow
+from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
 from gpulease.units import Share
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -45,11 +46,40 @@ def job_values(job: Job) -> dict[str, object]:
         "detail": job.detail,
         "exit_code": exit_.code,
         "exit_signal": exit_.signal,
+        "main_exited_at": job.main_exited_at,
+        "terminal": job.terminal,
+        "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
     }
 
 
-def job_of(row: JobRow, leases: Iterable[LeaseRow]) -> Job:
-    """Return the job that a row and its leases describe."""
+def holder_values(job: JobId, holder: Holder) -> dict[str, object]:
+    """Return the columns of the holder of `job`."""
+    process, asker = holder.process, holder.asker
+    return {
+        "job": job,
+        "boot": next((each.boot for each in (process, asker) if each is not None), None),
+        "pid": process and process.pid,
+        "started": process and process.started,
+        "asker_pid": asker and asker.pid,
+        "asker_started": asker and asker.started,
+    }
+
+
+def _holder_of(row: HolderRow) -> Holder:
+    return Holder(
+        _process(row.pid, row.started, row.boot),
+        _process(row.asker_pid, row.asker_started, row.boot),
+    )
+
+
+def _process(pid: int | None, started: int | None, boot: str | None) -> Process | None:
+    if pid is None or started is None or boot is None:
+        return None
+    return Process(pid, started, boot)
+
+
+def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) -> Job:
+    """Return the job that a row, its leases and its holder describe."""
     known_exit = row.exit_code is not None or row.exit_signal is not None
     return Job(
         id=JobId(row.id),
@@ -72,6 +102,10 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow]) -> Job:
         outcome=Outcome(row.outcome) if row.outcome else None,
         detail=row.detail,
         exit=Exit(row.exit_code, row.exit_signal) if known_exit else None,
+        main_exited_at=row.main_exited_at,
+        terminal=row.terminal,
+        grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
+        holder=None if holder is None else _holder_of(holder),
     )
 
 

@@ -140,6 +140,29 @@ class JobRow(Row):
     detail: Mapped[str | None]
     exit_code: Mapped[int | None]
     exit_signal: Mapped[int | None]
+    main_exited_at: Mapped[datetime | None]
+    terminal: Mapped[bool] = mapped_column(server_default=text("0"))
+    grace_us: Mapped[int | None]
+
+
+class HolderRow(Row):
+    """Whom a lease without a job is for; the other jobs have no such row."""
+
+    __tablename__ = "holders"
+    __table_args__ = (
+        CheckConstraint("(pid IS NULL) = (started IS NULL)", name="process"),
+        CheckConstraint("(asker_pid IS NULL) = (asker_started IS NULL)", name="asker"),
+        CheckConstraint("boot IS NOT NULL OR (pid IS NULL AND asker_pid IS NULL)", name="boot"),
+    )
+
+    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    boot: Mapped[str | None]
+    """Which boot of the machine the processes are of."""
+    pid: Mapped[int | None]
+    started: Mapped[int | None]
+    """Clock ticks from that boot to the start of the process."""
+    asker_pid: Mapped[int | None]
+    asker_started: Mapped[int | None]
 
 
 class InvocationRow(Row):

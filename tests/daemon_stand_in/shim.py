@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from gpulease.frames import FrameKind, FrameReader, frame
 
@@ -19,7 +19,8 @@ class ShimStandIn:
         self.stdin = b""
         self.stdin_ended = False
         self.signals: list[int] = []
-        self.hello: dict[str, str] | None = None
+        self.windows: list[tuple[int, int]] = []
+        self.hello: dict[str, Any] | None = None
         self.gone = False
         """The peer has closed."""
         self._changed = threading.Condition()
@@ -101,6 +102,9 @@ class ShimStandIn:
                 self.stdin += payload
             case FrameKind.STDIN_END:
                 self.stdin_ended = True
+            case FrameKind.WINDOW:
+                window = json.loads(payload)
+                self.windows.append((window["rows"], window["columns"]))
             case FrameKind.SIGNAL:
                 self.signals.append(json.loads(payload)["signal"])
             case _:

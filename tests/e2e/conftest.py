@@ -138,9 +138,9 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Return a maker of daemons, each in a folder of its own; all are ended with the test."""
     made: list[Daemon] = []
 
-    def make(**fields: Any) -> Daemon:
-        folder = tmp_path / f"d{len(made)}"
-        folder.mkdir()
+    def make(folder: Path | None = None, **fields: Any) -> Daemon:
+        folder = folder or tmp_path / f"d{len(made)}"
+        folder.mkdir(exist_ok=True)
         daemon = Daemon(folder, **fields)
         made.append(daemon)
         return daemon

@@ -14,6 +14,8 @@ from gpulease.wire import LARGEST_REQUEST
 
 GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}
 
+LIMITED: dict[str, Any] = {"claim": {"time_limit": 60}}
+
 
 class _Unix(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
@@ -32,9 +34,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     made.end_all()
 
 
-def post(daemon: Daemon, body: bytes | str, **headers: str) -> tuple[int, Any]:
+def post(
+    daemon: Daemon, body: bytes | str, path: str = "/v1/jobs", **headers: str
+) -> tuple[int, Any]:
     connection = _Unix(str(daemon.socket))
-    connection.request("POST", "/v1/jobs", body, {"content-type": "application/json", **headers})
+    connection.request("POST", path, body, {"content-type": "application/json", **headers})
     reply = connection.getresponse()
     content = json.loads(reply.read())
     connection.close()
@@ -81,6 +85,22 @@ def post(daemon: Daemon, body: bytes | str, **headers: str) -> tuple[int, Any]:
         ({"options": {"split": 0}}, 400),
         ({"options": {"visible": "all"}}, 400),
         ({"options": {"inter_op_threads": 0}}, 400),
+        ({"grace": -1}, 400),
+        ({"grace": 86401}, 400),
+        ({"terminal": {"rows": 0, "columns": 80}}, 400),
+        ({"terminal": {"rows": 24, "columns": 65536}}, 400),
+        ({"terminal": {"rows": 24}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 65}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5 + [-1]}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5 + [1 << 32]}}, 400),
+        ({"early_signal": {"signal": 10, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 9, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 19, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 0, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 65, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 10, "before": 0}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 10, "before": 60}}, 400),
     ],
 )
 def test_a_submission_past_a_bound_is_refused_with_a_sentence(
@@ -90,6 +110,42 @@ def test_a_submission_past_a_bound_is_refused_with_a_sentence(
     assert got == status, content
     assert content["error"]["message"].startswith("cannot ")
     assert "\n" not in content["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [
+        ({}, 400),
+        ({"environment": {}}, 400),
+        ({"environment": {}, "pid": "me"}, 400),
+        ({"environment": {}, "pid": 1 << 80}, 400),
+        ({"environment": {"A": "\0"}, "pid": os.getpid()}, 400),
+        ({"environment": {"A": "x" * 200_000}, "pid": os.getpid()}, 413),
+        ({"environment": {}, "pid": os.getpid(), "name": "a\nb"}, 400),
+        ({"environment": {}, "pid": os.getpid(), "wait": -1}, 400),
+        ({"environment": {}, "pid": os.getpid(), "claim": {"gpus": 99}}, 422),
+        ({"environment": {}, "pid": os.getpid(), "options": {"split": 65}}, 400),
+    ],
+)
+def test_a_lease_past_a_bound_is_refused_with_a_sentence(
+    daemon: Daemon, wanted: dict[str, Any], status: int
+) -> None:
+    got, content = post(daemon, json.dumps(wanted), "/v1/holds")
+    assert got == status, content
+    assert content["error"]["message"].startswith("cannot ")
+
+
+def test_a_terminal_a_warning_and_a_grace_within_their_bounds_are_taken(daemon: Daemon) -> None:
+    wanted = {
+        **GOOD,
+        "claim": {"memory": 1 << 30, "time_limit": 60},
+        "terminal": {"rows": 24, "columns": 80, "attributes": None, "stderr": False},
+        "early_signal": {"signal": 10, "before": 59},
+        "grace": 0,
+    }
+    status, content = post(daemon, json.dumps(wanted))
+    assert (status, content["terminal"]) == (201, True), content
+    assert daemon.wait_until(content["id"], "ended")["exit_status"] is not None
 
 
 def test_a_body_larger_than_anything_that_could_run_is_refused(daemon: Daemon) -> None:

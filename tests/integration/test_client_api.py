@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
+from gpulease import config
 from gpulease.client import Client, answers, dial, indent
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
 from gpulease.frames import FrameKind, frame
@@ -148,3 +151,63 @@ def test_paths_may_be_longer_than_an_address(tmp_path: Path) -> None:
         listener.listen(4)
         assert answers(folder / "s")
     assert not answers(folder / "s")
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without daemons; return where the user's own would listen."""
+    monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    (tmp_path / "gpulease").mkdir()
+    return config.personal_socket()
+
+
+def listening(path: Path) -> StandIn:
+    stand_in = StandIn(path)
+    stand_in.open()
+    return stand_in
+
+
+def test_without_a_path_the_one_that_the_environment_names_is_asked(
+    daemon: StandIn, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULEASE_SOCKET", str(daemon.path))
+    assert Client().path == daemon.path
+    assert Client().status() == daemon.status
+
+
+def test_without_a_path_the_systems_daemon_goes_before_the_users_own(nowhere: Path) -> None:
+    own = listening(nowhere)
+    assert Client().path == nowhere
+    system = listening(config.SYSTEM_SOCKET)
+    assert Client().path == config.SYSTEM_SOCKET
+    system.close()
+    assert Client().status() == own.status
+    own.close()
+
+
+def test_without_a_path_and_without_a_daemon_it_is_said_where_none_listens(nowhere: Path) -> None:
+    with pytest.raises(NoDaemon) as raised:
+        Client()
+    assert str(config.SYSTEM_SOCKET) in raised.value.message
+    assert str(nowhere) in raised.value.message
+    assert raised.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_daemon_that_was_found_is_not_told_anything_if_it_is_a_strangers(nowhere: Path) -> None:
+    listens = (
+        "import os, socket, sys; os.setuid(4242); s = socket.socket(socket.AF_UNIX);"
+        "s.bind(sys.argv[1]); s.listen(); print('up', flush=True); sys.stdin.read()"
+    )
+    os.chown(nowhere.parent, 4242, 4242)
+    with subprocess.Popen(
+        [sys.executable, "-c", listens, nowhere.name], cwd=nowhere.parent,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as stranger:  # fmt: skip
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"up\n"
+        with pytest.raises(NoDaemon, match="it belongs to user 4242"):
+            Client().status()
+        stranger.communicate()

@@ -1,56 +1,25 @@
 """`gpulease` on a terminal: what is drawn there, and that it is left as it was found."""
 
 import os
-import pty
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
+from daemon_stand_in.terminal import Terminal, gpulease
 from gpulease.frames import FrameKind
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-class Terminal:
-    """A process in the foreground of a pseudo-terminal."""
-
-    def __init__(self, daemon: StandIn, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "gpulease.cli", "--socket", str(daemon.path), *arguments]
-        given = {"TERM": "xterm", "COLUMNS": "80", "PATH": "/bin", "TZ": "UTC"}
-        variables = given | {"PYTHONPATH": str(REPOSITORY)} | environment
-        self.pid, self.handle = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, command, variables)
-        self.shown = ""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.handle, keys)
-
-    def read_until(self, text: str) -> None:
-        while text not in self.shown:
-            assert select.select([self.handle], [], [], 20)[0], self.shown
-            piece = self._read()
-            assert piece, self.shown
-            self.shown += piece
-
-    def finish(self) -> int:
-        while piece := self._read():
-            self.shown += piece
-        os.close(self.handle)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def _read(self) -> str:
-        try:
-            return os.read(self.handle, 1 << 16).decode()
-        except OSError:
-            return ""
+def on_terminal(daemon: StandIn, *arguments: str, **options: Any) -> Terminal:
+    return Terminal(gpulease(daemon.path, *arguments), **options)
 
 
 @pytest.fixture
@@ -73,7 +42,7 @@ def test_the_waiting_line_is_rewritten_in_place_and_wiped(
     daemon: StandIn, shim: ShimStandIn
 ) -> None:
     daemon.on_submit = views.job(17, position=2, reason="a reason " * 20)
-    terminal = Terminal(daemon, "run", "--mem", "4G", "true")
+    terminal = on_terminal(daemon, "run", "--mem", "4G", "true")
     terminal.read_until("2nd in line")
     daemon.put(views.job(17, position=1))
     terminal.read_until("1st in line")
@@ -88,7 +57,7 @@ def test_the_waiting_line_is_rewritten_in_place_and_wiped(
 
 def test_ctrl_c_and_typed_lines_reach_the_job(daemon: StandIn, shim: ShimStandIn) -> None:
     daemon.on_submit = views.running(17, directory=str(shim.directory))
-    terminal = Terminal(daemon, "run", "--mem", "4G", "cat")
+    terminal = on_terminal(daemon, "run", "--no-pty", "--mem", "4G", "cat")
     shim.until(lambda: shim.hello is not None)
     terminal.type(b"yes\n")
     shim.until(lambda: shim.stdin == b"yes\n")
@@ -102,9 +71,9 @@ def test_ctrl_c_and_typed_lines_reach_the_job(daemon: StandIn, shim: ShimStandIn
 
 def test_a_terminal_gets_colour_and_no_color_takes_it_away(daemon: StandIn) -> None:
     daemon.status = views.busy_status()
-    coloured = Terminal(daemon, "status")
+    coloured = on_terminal(daemon, "status")
     assert coloured.finish() == 0
-    plain = Terminal(daemon, "status", NO_COLOR="1")
+    plain = on_terminal(daemon, "status", NO_COLOR="1")
     assert plain.finish() == 0
     assert "\x1b[" in coloured.shown
     assert "\x1b[" not in plain.shown

@@ -24,7 +24,7 @@ print(json.dumps({
     "blocked": status["SigBlk"].strip(),
     "ignored": status["SigIgn"].strip(),
     "cwd": os.getcwd(),
-    "session": os.getsid(0) == os.getpid() == os.getpgid(0),
+    "ids": [os.getsid(0), os.getpgid(0), os.getpid(), os.getppid()],
     "stdin": os.readlink("/proc/self/fd/0"),
     "oom": int(open("/proc/self/oom_score_adj").read()),
 }))
@@ -110,8 +110,11 @@ def test_a_shell_finds_no_signal_ignored(directory: Path) -> None:
     assert int(output(directory).split()[1], 16) & ~_THE_C_LIBRARYS_OWN == 0
 
 
-def test_it_leads_a_session_of_its_own(directory: Path) -> None:
-    assert look(directory)["session"]
+def test_it_leads_a_group_in_the_session_of_its_shim(directory: Path) -> None:
+    session, group, pid, shim = look(directory)["ids"]
+
+    assert (session, group) == (shim, pid)
+    assert shim != pid
 
 
 def test_limits_bind_the_worker_and_not_its_shim(directory: Path) -> None:

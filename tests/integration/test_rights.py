@@ -14,6 +14,7 @@ from e2e.conftest import Daemon
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import table
+from gpulease.wire import ExtendRequest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -29,7 +30,8 @@ class Unix(http.client.HTTPConnection):
 call = Unix("localhost", timeout=30)
 call.request(method, target, body or None, {"content-type": "application/json"})
 reply = call.getresponse()
-print(json.dumps([reply.status, reply.read().decode("latin-1")]))
+print(json.dumps([reply.status, reply.read().decode("latin-1")]), flush=True)
+sys.stdin.read()  # it lives until it is let go
 """
 
 # The command as another user. Everything is imported before, since the Python of a test run may
@@ -76,7 +78,7 @@ def call(
     done = subprocess.run(
         [sys.executable, "-c", _CALL, user, str(daemon.socket), method, target,
          json.dumps(body) if body is not None else ""],
-        capture_output=True, text=True, timeout=60, check=True, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True, cwd="/",
     )  # fmt: skip
     status, content = json.loads(done.stdout)
     return status, content
@@ -87,7 +89,7 @@ def submit(daemon: Daemon, user: str, *argv: str) -> int:
         "argv": list(argv),
         "cwd": "/",
         "environment": {"PATH": "/usr/bin:/bin", "SECRET": "xyzzy"},
-        "claim": {"memory": 1 << 30},
+        "claim": {"memory": 1 << 30, "time_limit": 3600},
     }
     status, content = call(daemon, user, "POST", "/v1/jobs", body)
     assert status == 201, content
@@ -100,13 +102,16 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
 ) -> None:
     alice, bob = users
     jobs = {user: submit(daemon, alice, "sleep", "600") for user in (alice, bob, "root")}
+    for job in jobs.values():
+        daemon.wait_until(job, "active")
     rows = []
     for route in table(Handlers(None)):  # type: ignore[arg-type]
-        if route.path in ("/jobs", "/jobs/{job_id}/watch"):
+        if route.path in ("/jobs", "/holds", "/jobs/{job_id}/watch"):
             continue
         for user, job in jobs.items():
             target = "/v1" + route.path.format(job_id=job)
-            status, _ = call(daemon, user, route.method, target)
+            body = {"by": 60} if route.takes is ExtendRequest else None
+            status, _ = call(daemon, user, route.method, target, body)
             may = route.who is Who.ANYONE or user != bob
             rows.append(f"{route.method:5} {route.path:25} {user:12} {status}")
             assert status == (200 if may else 403), rows[-1]
@@ -179,3 +184,108 @@ def test_a_personal_daemon_refuses_to_work_for_anyone_else(
     for stranger in (0, 1001):
         with pytest.raises(NotAllowed):
             check_submit(Caller(1, stranger, 1000), daemon_uid=1000)
+
+
+@pytest.fixture
+def process_of_alice(users: tuple[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the first user that lives until it is killed."""
+    who = pwd.getpwnam(users[0])
+    process = subprocess.Popen(
+        ["sleep", "1000"], user=who.pw_uid, group=who.pw_gid, extra_groups=[], cwd="/"
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+@needs_root
+def test_a_lease_is_held_by_a_process_of_ones_own_and_root_may_name_any(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    alice, bob = users
+    wanted = {"environment": {}, "pid": process_of_alice.pid, "claim": {"memory": 1 << 29}}
+    status, content = call(daemon, bob, "POST", "/v1/holds", wanted)
+    assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed")
+    assert "belongs to another user" in content
+    for user in (alice, "root"):
+        status, content = call(daemon, user, "POST", "/v1/holds", {**wanted, "wait": 0})
+        assert status == 201, content
+        assert json.loads(content)["user"] == user
+        job = json.loads(content)["id"]
+        # Who asked has left at once, so it may have been dropped before anybody looked.
+        daemon.wait_until(job, "active", "ended")
+        call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+
+
+@needs_root
+def test_the_environment_of_a_lease_is_told_to_its_owner_and_its_release_is_theirs(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    alice, bob = users
+    job = held_by(daemon, alice, process_of_alice.pid)
+    target = f"/v1/jobs/{job}/environment"
+    assert call(daemon, bob, "GET", target)[0] == 403
+    for user in (alice, "root"):
+        status, content = call(daemon, user, "GET", target)
+        assert (status, json.loads(content)["set"]["GPULEASE_JOB"]) == (200, str(job))
+        assert "xyzzy" not in content, "what the lease does not change is not told"
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/cancel")[0] == 403
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/extend", {"by": 60})[0] == 403
+    assert call(daemon, alice, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
+    assert daemon.wait_until(job, "ended")["outcome"] == "released"
+
+
+@needs_root
+def test_a_lease_that_root_takes_away_was_cancelled_and_not_released(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    job = held_by(daemon, users[0], process_of_alice.pid)
+    call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+    ended = daemon.wait_until(job, "ended")
+    assert (ended["outcome"], ended["reason"]) == ("cancelled", "cancelled by uid 0")
+    assert process_of_alice.poll() is None
+
+
+def held_by(daemon: Daemon, user: str, pid: int) -> int:
+    """Return an active lease of `user` for `pid`; who asks lives until it is granted."""
+    claim = {"memory": 1 << 29, "time_limit": 3600}
+    body = {"environment": {"SECRET": "xyzzy"}, "pid": pid, "claim": claim}
+    asker = subprocess.Popen(
+        [sys.executable, "-c", _CALL, user, str(daemon.socket), "POST", "/v1/holds",
+         json.dumps(body)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    assert asker.stdout is not None
+    status, content = json.loads(asker.stdout.readline())
+    assert status == 201, content
+    job = int(json.loads(content)["id"])
+    daemon.wait_until(job, "active")
+    asker.communicate()
+    return job
+
+
+# As a user with groups that no database gives them, as after newgrp(1) or in a container.
+_WITH_GROUPS = _CALL.replace("os.initgroups(user, who.pw_gid)", "os.setgroups(range(*GROUPS))")
+
+
+@needs_root
+@pytest.mark.parametrize("count", [0, 3, 700, 4000])
+def test_a_job_has_the_groups_that_its_caller_had_and_not_those_of_the_database(
+    daemon: Daemon, users: tuple[str, str], count: int
+) -> None:
+    alice, _ = users
+    groups = 50_000, 50_000 + count
+    program = _WITH_GROUPS.replace("GROUPS", str(groups))
+    body = {"argv": ["id", "-G"], "cwd": "/", "environment": {"PATH": "/usr/bin:/bin"},
+            "claim": {"memory": 1 << 29}}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, alice, str(daemon.socket), "POST", "/v1/jobs",
+         json.dumps(body)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True, cwd="/",
+    )  # fmt: skip
+    status, content = json.loads(done.stdout)
+    assert status == 201, content
+    job = json.loads(content)["id"]
+    assert daemon.wait_until(job, "ended")["exit_status"] == 0
+    seen = daemon.run("logs", str(job)).stdout.split()
+    assert sorted(map(int, seen)) == sorted({pwd.getpwnam(alice).pw_gid, *range(*groups)})

@@ -34,6 +34,7 @@ AFTER_HELLO = [
     frame(FrameKind.STOP, b'{"reason": "x", "grace_s": "soon"}'),
     frame(FrameKind.STOP, b"[]"),
     frame(FrameKind.TIME_LIMIT, b'{"time_limit_s": []}'),
+    frame(FrameKind.HELLO, b'{"role": "king"}'),
 ]
 
 

@@ -221,18 +221,6 @@ def test_who_attaches_late_sees_the_last_of_it(directory: Path) -> None:
     assert shown.endswith(b"100000\nlast\n")
 
 
-def test_a_second_terminal_takes_the_place_of_the_first(directory: Path) -> None:
-    start(shell(directory, "cat", stdin=True, awaits_attach=True))
-    with Client(directory, "attach") as first:
-        first.send(FrameKind.STDIN, b"one\n")
-        first.until(FrameKind.STDOUT)
-        with Client(directory, "attach") as second:
-            assert b"another terminal" in first.until(FrameKind.REFUSED)
-            second.until(FrameKind.STDOUT)
-            second.send(FrameKind.STDIN, b"two\n")
-            assert second.until(FrameKind.STDOUT) == b"two\n"
-
-
 def test_a_signal_reaches_the_group_of_the_command(directory: Path) -> None:
     start(shell(directory, "trap 'echo caught' INT; echo up; while :; do sleep 1000; done"))
     with Client(directory, "attach") as client:

@@ -16,9 +16,21 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from fakes import ALICE, NOON, G, order, reading
+from fakes import ALICE, NOON, G, hold_order, order, reading
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, grant, worker_gone, worker_started
+from gpulease.domain.hold import Holder
+from gpulease.domain.job import (
+    EarlySignal,
+    Exit,
+    Invocation,
+    Job,
+    Outcome,
+    Terminal,
+    grant,
+    main_exited,
+    worker_gone,
+    worker_started,
+)
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.memory import GpuUuid, JobId, take_stock
 from gpulease.domain.placement import Placement
@@ -75,6 +87,43 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     opened = again(store)
     assert opened.live() == (waiting,)
     assert opened.job(ended.id) == ended
+    opened.close()
+
+
+def test_a_lease_without_a_job_comes_back_with_whom_it_is_for(store: SqlStore) -> None:
+    held = add(store, hold_order())
+    timed = add(store, hold_order(process=None, time_limit=timedelta(hours=1)))
+    nobody = replace(hold_order(), holder=Holder(None, None))
+    forever = add(store, nobody)
+    opened = again(store)
+    assert opened.live() == (held, timed, forever)
+    assert opened.jobs(None, None, 10) == list(opened.live())
+    opened.close()
+
+
+def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_process(
+    store: SqlStore,
+) -> None:
+    wanted = order()
+    invocation = replace(
+        wanted.invocation,
+        groups=(4, 27),
+        terminal=Terminal(24, 80, (1, 2, 3), stderr=False),
+        early_signal=EarlySignal(10, timedelta(minutes=2)),
+        grace=timedelta(seconds=5),
+    )
+    job = add(store, replace(wanted, invocation=invocation))
+    assert (job.terminal, job.grace) == (True, timedelta(seconds=5))
+    started = worker_started(grant(job, Placement(((GPU, G),)), NOON), 10, 9, NOON)
+    assert started is not None
+    left = main_exited(started, Exit(None, 15), NOON + timedelta(hours=1))
+    assert left is not None
+    for step in (grant(job, Placement(((GPU, G),)), NOON), started, left):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    opened = again(store)
+    assert opened.job(job.id) == left
+    assert opened.invocation(job.id) == invocation
     opened.close()
 
 
@@ -154,6 +203,10 @@ def test_any_bytes_survive_as_arguments_and_environment(
         "INSERT INTO leases VALUES (1, 'GPU-a', 0, 0, 0, NULL, NULL)",
         "INSERT INTO leases VALUES (99, 'GPU-a', 0, 1, 0, NULL, NULL)",
         "INSERT INTO leases VALUES (1, 'GPU-z', 0, 1, 0, NULL, NULL)",
+        "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL)",
+        "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10)",
+        "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL)",
+        "INSERT INTO holders VALUES (99, NULL, NULL, NULL, NULL, NULL)",
     ],
 )
 def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:
@@ -226,6 +279,25 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
     store.close()
     if released.stem != HEAD:
         assert path.with_name(f"gpulease.db.{released.stem}.backup").exists()
+
+
+def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "gpulease.db"
+    released = Path(__file__).parents[1] / "data" / "0001.sql"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(released.read_text())
+        connection.execute("UPDATE sqlite_sequence SET seq = 99 WHERE name = 'jobs'")
+        connection.commit()
+    store = SqlStore(path)
+    for job in store.jobs(None, None, 100):
+        assert (job.holder, job.grace, job.main_exited_at) == (None, None, None)
+        assert not job.terminal
+        if job.state is not State.ENDED:
+            assert store.invocation(job.id).terminal is None
+    assert add(store).id == 100
+    store.close()
 
 
 def sample(seconds: float, used: int) -> Sample:

@@ -1,5 +1,6 @@
 """The edge of the command: how lines are understood, and how errors leave it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpulease import __version__
+from gpulease.cli import verbs
 from gpulease.cli.app import call
 from gpulease.cli.verbs import VERBS
 
@@ -19,12 +21,43 @@ def test_every_verb_teaches_with_an_example(verb: str, capsys: pytest.CaptureFix
     assert f"  gpulease {verb}" in capsys.readouterr().out.split("Examples:")[1]
 
 
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_the_help_of_every_verb_fits_a_terminal(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call([verb, "--help"] if verb else ["--help"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "list[" not in said
+    # Every option says what it is for.
+    for line in said.partition("Options:")[2].splitlines():
+        assert not re.fullmatch(r" {2}-\S+( [A-Z@]+)?", line), line
+
+
+def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
+    for word, pointer in verbs._POINTERS.items():
+        assert word not in VERBS
+        named = re.findall(r"'(\w+)'", pointer)
+        assert named and set(named) <= set(VERBS)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ([], "Usage: gpulease"),
         (["statsu"], "did you mean 'status'?"),
         (["nonsense"], "No such command"),
+        (["ps"], "'list' lists jobs"),
+        (["queue"], "'list' lists jobs"),
+        (["TOP"], "'status' shows GPUs"),
+        (["smi"], "'status' shows GPUs"),
+        (["kill", "17"], "'cancel' ends jobs"),
+        (["rm", "17"], "'cancel' ends jobs"),
+        (["submit", "x"], "'run' runs a command"),
+        (["exec", "x"], "'run' runs a command"),
+        (["info"], "'show' tells all about a job"),
+        (["train.py"], "gpulease run train.py"),
         (["--nonsense"], "No such option"),
         (["run"], "Missing argument"),
         (["run", "--nonsense", "x"], "gpulease run --help"),

@@ -16,7 +16,7 @@ from gpulease.cli import list as listing
 from gpulease.cli.tables import Page, cells
 from gpulease.errors import CannotLease
 from gpulease.units import GIB
-from gpulease.wire import CheckView, DoctorView, EventView, JobList, LeaseView
+from gpulease.wire import CheckView, DoctorView, EventView, JobList, JobView, LeaseView
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
@@ -33,6 +33,25 @@ def jobs() -> JobList:
     ended = views.over(9, exit_status=1, name="eval", command="python3 eval.py --data /mnt/images")
     late = views.over(10, 124, outcome="time_limit", user="bob")
     return JobList([ended, late, views.running(12), views.waiting(), views.second_waiting()])
+
+
+def hold() -> JobView:
+    shown = "bash of process 4242"
+    return views.running(3, kind="hold", name="hold", command=shown, pid=None, expires_at=None)
+
+
+def lingering() -> JobView:
+    return views.running(
+        12,
+        reason="its main process has ended (exit status 0); what it left behind keeps the lease",
+        events=[
+            EventView("2026-03-02T13:53:00Z", "main_exited", "exit status 0; others still run")
+        ],
+        terminal=True,
+        directory="/var/lib/gpulease/jobs/12",
+        main_exited_at="2026-03-02T13:53:00Z",
+        processes=2,
+    )
 
 
 def pages(width: int | None) -> dict[str, Page]:
@@ -56,8 +75,14 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
         "list": listing.page(jobs(), NOW),
         "list-empty": listing.page(JobList([]), NOW),
+        "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
+        "status-hold": status.page(views.status(jobs=[hold()]), NOW, width),
+        "show-hold": show.page(hold(), NOW, {views.FIRST: 0}),
+        "show-lingering": show.page(lingering(), NOW, {views.FIRST: 0}),
         "show-waiting": show.page(views.waiting(), NOW),
-        "show-active": show.page(views.running(12, leases=two, events=events), NOW),
+        "show-active": show.page(
+            views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
+        ),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
@@ -68,11 +93,12 @@ def test_a_pipe_gets_all_of_it_in_plain_text(name: str) -> None:
     compare(f"{name}.plain", tables.plain(pages(None)[name], None))
 
 
+@pytest.mark.parametrize("width", [60, 40])
 @pytest.mark.parametrize("name", list(pages(60)))
-def test_sixty_columns_are_enough(name: str) -> None:
-    text = tables.plain(pages(60)[name], 60)
-    compare(f"{name}.60", text)
-    assert max(map(cells, text.splitlines()), default=0) <= 60
+def test_a_narrow_terminal_is_enough(name: str, width: int) -> None:
+    text = tables.plain(pages(width)[name], width)
+    compare(f"{name}.{width}", text)
+    assert max(map(cells, text.splitlines()), default=0) <= width
 
 
 @pytest.mark.parametrize("width", range(20, 140, 3))

@@ -1,13 +1,15 @@
 """From options to a request: what is read, and what is refused before anything is queued."""
 
 import os
+import signal
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpulease.cli.caller import Caller
-from gpulease.cli.program import python_of, resolve
+from gpulease.cli.caller import Caller, Streams
+from gpulease.cli.program import python_of, resolve, shell_of
 from gpulease.cli.request import RunOptions, build, refuse_what_execve_would
 from gpulease.errors import (
     BadValue,
@@ -17,6 +19,7 @@ from gpulease.errors import (
     TooLarge,
 )
 from gpulease.units import GIB
+from gpulease.wire import EarlySignalRequest, TerminalRequest
 
 ME = Caller("/home/me", {"PATH": "/bin"}, 0o027, {"RLIMIT_CORE": -1}, 5)
 
@@ -65,12 +68,66 @@ def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
         {"split": 0},
         {"inter_op_threads": 0},
         {"intra_op_threads": -3},
+        {"grace": "soon"},
+        {"shell": True},
+        {"shell": True, "pty": False},
+        {"early_signal": "USR1@60"},
+        {"early_signal": "USR1", "time": "1h"},
+        {"early_signal": "@60", "time": "1h"},
+        {"early_signal": "NONE@60", "time": "1h"},
+        {"early_signal": "0@60", "time": "1h"},
+        {"early_signal": "65@60", "time": "1h"},
+        {"early_signal": "KILL@60", "time": "1h"},
+        {"early_signal": "USR1@1h", "time": "1h"},
+        {"early_signal": "USR1@0", "time": "1h"},
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(changed: dict[str, object]) -> None:
     with pytest.raises(BadValue) as refused:
         build(options(**changed), ["a"], ME)
     assert refused.value.message.startswith("cannot ")
+
+
+@pytest.mark.parametrize(
+    ("written", "number", "before"),
+    [
+        ("USR1@120", signal.SIGUSR1, 120.0),
+        ("sigterm@2m", signal.SIGTERM, 120.0),
+        ("34@1m30s", 34, 90.0),
+        ("SIGINT@00:05:00", signal.SIGINT, 300.0),
+    ],
+)
+def test_a_signal_ahead_of_the_end_is_read(written: str, number: int, before: float) -> None:
+    request = build(options(early_signal=written, time="1h", grace="5m"), ["a"], ME)
+    assert request.early_signal == EarlySignalRequest(int(number), before)
+    assert request.grace == 300.0
+
+
+HERE = Streams(True, True, True, (40, 100), (1, 2, 3))
+OUT_ELSEWHERE = replace(HERE, stdout=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "streams", "terminal"),
+    [
+        ({}, HERE, TerminalRequest(40, 100, [1, 2, 3])),
+        ({}, replace(HERE, stderr=False), TerminalRequest(40, 100, [1, 2, 3], stderr=False)),
+        ({}, OUT_ELSEWHERE, None),
+        ({}, replace(HERE, stdin=False), None),
+        ({}, Streams(), None),
+        ({"detach": True}, HERE, None),
+        ({"detach": True, "pty": True}, HERE, TerminalRequest(40, 100, [1, 2, 3])),
+        ({"detach": True, "pty": True}, Streams(), TerminalRequest(24, 80)),
+        ({"detach": True, "pty": True, "shell": True}, Streams(), TerminalRequest(24, 80)),
+        ({"pty": True}, OUT_ELSEWHERE, TerminalRequest(40, 100, [1, 2, 3])),
+        ({"pty": False}, HERE, None),
+        ({"shell": True}, HERE, TerminalRequest(40, 100, [1, 2, 3])),
+    ],
+)
+def test_a_job_gets_a_terminal_where_its_caller_has_one_or_asks_for_one(
+    changed: dict[str, object], streams: Streams, terminal: TerminalRequest | None
+) -> None:
+    assert build(options(**changed), ["a"], replace(ME, streams=streams)).terminal == terminal
 
 
 def test_bytes_that_are_no_text_survive() -> None:
@@ -109,6 +166,34 @@ def test_a_script_runs_under_the_active_environment_then_the_path(tmp_path: Path
     assert resolve(["train.py"], tmp_path, environment)[0] == str(active)
     active.unlink()
     assert python_of(tmp_path, environment) == str(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "text", "runs_itself"),
+    [
+        ("./train.py", 0o755, "#!/usr/bin/env python3\n", True),
+        ("sub/train.py", 0o755, "#!/usr/bin/env python3\n", True),
+        ("train.py", 0o755, "#!/usr/bin/env python3\n", False),
+        ("./train.py", 0o644, "#!/usr/bin/env python3\n", False),
+        ("./train.py", 0o755, "import os\n", False),
+        ("./train.py", 0o755, "", False),
+    ],
+)
+def test_a_script_names_its_own_python_only_where_a_shell_would_look(
+    name: str, mode: int, text: str, runs_itself: bool, tmp_path: Path
+) -> None:
+    python = program(tmp_path / "bin" / "python3")
+    script = program(tmp_path / name, mode)
+    script.write_text(text)
+    found = resolve([name, "-x"], tmp_path, {"PATH": str(python.parent)})
+    assert found == ((name, "-x") if runs_itself else (str(python), name, "-x"))
+
+
+def test_the_shell_is_the_users_own(tmp_path: Path) -> None:
+    mine = program(tmp_path / "fish")
+    assert shell_of({"SHELL": str(mine)}) == str(mine)
+    assert shell_of({"SHELL": "/nowhere/zsh"}) in ("/bin/bash", "/bin/sh")
+    assert shell_of({}) in ("/bin/bash", "/bin/sh")
 
 
 def test_a_script_that_is_only_on_the_path_runs_as_itself(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli.attach import Ending
-from gpulease.cli.outcome import last_words, status_of_ending, status_of_job
-from gpulease.cli.text import asks, cells, clean, clock, ordinal, shorten
+from gpulease.cli.outcome import Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.text import asks, broken, cells, clean, clock, ordinal, shorten
 from gpulease.cli.waiting import WaitingLine, waiting_text
 from gpulease.cli.words import reader_of
 
@@ -144,6 +143,25 @@ def test_claims_are_shown_as_they_were_asked() -> None:
 @pytest.mark.parametrize("width", range(8))
 def test_shortened_text_fits(width: int) -> None:
     assert cells(shorten("日本語 text", width)) <= width
+
+
+@pytest.mark.parametrize("text", ["日本語", "e\u0301a\u0308", "train", "🧪 lab", "한국어", "a日b"])
+def test_what_is_cut_to_any_width_loses_nothing_and_fits(text: str) -> None:
+    for width in range(2, 9):
+        lines = [text[begin:end] for begin, end in broken(text, width)]
+        assert all(cells(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_lines_break_between_words_where_they_can() -> None:
+    text = "no room for 6G before job 12 ends"
+    assert [text[begin:end] for begin, end in broken(text, 12)] == [
+        "no room for",
+        "6G before",
+        "job 12 ends",
+    ]
+    assert list(broken("", 5)) == [(0, 0)]
+    assert list(broken("abcdefgh", 3)) == [(0, 3), (3, 6), (6, 8)]
 
 
 def test_clean_keeps_words_and_drops_controls() -> None:

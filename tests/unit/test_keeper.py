@@ -7,13 +7,24 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
-from gpulease.domain.job import Outcome
+from fakes import (
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    FakeLauncher,
+    G,
+    MemoryStore,
+    hold_order,
+    order,
+)
+from gpulease.domain.job import Exit, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import CommandNotFound, NoRoomNow
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
+from gpulease.service.ports import MainExited, WorkerExited
 
 T = TypeVar("T")
 _TURNS = 200
@@ -238,5 +249,134 @@ def test_who_waited_long_enough_gives_up() -> None:
         ended = world.store.job(impatient)
         assert ended is not None
         assert ended.outcome is Outcome.GAVE_UP
+
+    run(scenario)
+
+
+def test_a_running_worker_is_told_its_new_time_limit() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit(time_limit=timedelta(hours=1))
+        await world.settle()
+        await world.keeper.extend(job, timedelta(hours=2), "alice")
+        await world.settle()
+        assert world.launcher.told[-1] == (job, timedelta(hours=3))
+
+    run(scenario)
+
+
+def test_a_job_extended_while_it_was_being_launched_is_told_when_it_runs() -> None:
+    async def scenario(world: World) -> None:
+        gate = asyncio.Event()
+        launch = world.launcher.launch
+
+        async def slow(job: Any, invocation: Any) -> None:
+            await gate.wait()
+            await launch(job, invocation)
+
+        world.launcher.launch = slow  # type: ignore[method-assign]
+        job = await world.submit(time_limit=timedelta(hours=1))
+        await world.settle()
+        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        assert world.launcher.told == []
+        gate.set()
+        await world.settle()
+        assert world.launcher.told[-1] == (job, timedelta(hours=2))
+
+    run(scenario)
+
+
+def test_of_two_extensions_that_overtake_each_other_the_worker_keeps_the_latest() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit(time_limit=timedelta(hours=1))
+        await world.settle()
+        first, tell = asyncio.Event(), world.launcher.set_time_limit
+
+        async def slow_once(to: Job, limit: timedelta) -> None:
+            if limit == timedelta(hours=2):
+                await first.wait()
+            await tell(to, limit)
+
+        world.launcher.set_time_limit = slow_once  # type: ignore[method-assign]
+        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        await world.settle()
+        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        await world.settle()
+        first.set()
+        await world.settle()
+        assert world.launcher.told[-1] == (job, timedelta(hours=3))
+
+    run(scenario)
+
+
+def test_more_time_for_the_first_in_line_reaches_the_plan() -> None:
+    async def scenario(world: World) -> None:
+        running = await world.submit(time_limit=timedelta(hours=1))
+        waiting = await world.submit()
+        await world.settle()
+
+        def expected() -> object:
+            assert world.keeper.plan is not None
+            return world.keeper.plan.waiting[waiting].expected_start_at
+
+        await world.keeper.one_pass()
+        assert expected() == NOON + timedelta(hours=1)
+        await world.keeper.extend(running, timedelta(hours=2), "alice")
+        await world.settle()
+        assert expected() == NOON + timedelta(hours=3)
+
+    run(scenario)
+
+
+def test_a_lease_that_its_owner_cancels_is_released_and_by_anyone_else_cancelled() -> None:
+    async def scenario(world: World) -> None:
+        for by, outcome in (("alice", Outcome.RELEASED), ("uid 0", Outcome.CANCELLED)):
+            job = (await world.keeper.submit(hold_order(6 * G))).id
+            await world.settle()
+            await world.keeper.cancel(job, by)
+            await world.settle()
+            assert world.launcher.stopped[-1] == job
+            gone = WorkerExited(Outcome.RELEASED, None, NOON, "released")
+            world.launcher.hears(job, gone)
+            await world.settle()
+            ended = world.store.job(job)
+            assert ended is not None
+            assert (ended.state, ended.outcome) == (State.ENDED, outcome)
+            assert ended.detail == f"{outcome} by {by}"
+
+    run(scenario)
+
+
+def test_a_lease_that_still_waits_is_cancelled_also_by_its_owner() -> None:
+    async def scenario(world: World) -> None:
+        await world.submit()
+        job = (await world.keeper.submit(hold_order(6 * G))).id
+        await world.settle()
+        ended = await world.keeper.cancel(job, "alice")
+        assert (ended.state, ended.outcome) == (State.ENDED, Outcome.CANCELLED)
+
+    run(scenario)
+
+
+def test_who_is_withdrawn_leaves_the_queue_and_nobody_who_was_granted_does() -> None:
+    async def scenario(world: World) -> None:
+        active, waiting = await world.submit(), await world.submit()
+        await world.settle()
+        for job in (active, waiting):
+            await world.keeper.withdraw(job, "who asked has gone")
+        assert (world.state(active), world.state(waiting)) == (State.ACTIVE, State.ENDED)
+
+    run(scenario)
+
+
+def test_the_end_of_the_main_process_is_kept_once_and_the_memory_with_it() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        for _ in range(2):
+            world.launcher.hears(job, MainExited(Exit(3), NOON))
+        await world.settle()
+        found = world.store.job(job)
+        assert found is not None
+        assert (found.state, found.exit, found.main_exited_at) == (State.ACTIVE, Exit(3), NOON)
+        assert [event.kind for event in world.store.events(job)].count("main_exited") == 1
 
     run(scenario)

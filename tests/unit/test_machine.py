@@ -1,19 +1,21 @@
 """Whatever happens in whatever order: no byte is promised twice, exactly the holders have a GPU."""
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
+from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, hold_order, order
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
-from gpulease.errors import CannotLease, GpuleaseError, NoRoomNow, WrongState
+from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
 from gpulease.service import leases
+from gpulease.service.extend import extend
 from gpulease.service.look import Policy, look
-from gpulease.service.ports import Store, WorkerExited, WorkerStarted
+from gpulease.service.ports import MainExited, Store, WorkerExited, WorkerStarted
 from gpulease.service.reconcile import reconcile
 
 SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
@@ -48,16 +50,16 @@ class Machine(RuleBasedStateMachine):
         exclusive=st.booleans(),
         patient=st.booleans(),
         owner=st.sampled_from([ALICE, BOB]),
+        hours=st.none() | st.integers(1, 5),
     )
-    def submit(self, memory, gpus, exclusive, patient, owner) -> None:  # type: ignore[no-untyped-def]
-        from datetime import timedelta
-
+    def submit(self, memory, gpus, exclusive, patient, owner, hours) -> None:  # type: ignore[no-untyped-def]
         wanted = order(
             memory,
             gpus=gpus,
             exclusive=exclusive,
             owner=owner,
             wait_for=None if patient else timedelta(0),
+            time_limit=hours and timedelta(hours=hours),
         )
         before = self.store.live()
         try:
@@ -66,6 +68,42 @@ class Machine(RuleBasedStateMachine):
             assert self.store.live() == before, "a refusal leaves nothing behind"
         else:
             assert job.state is State.QUEUED
+
+    @rule(memory=halves, hours=st.none() | st.integers(1, 5))
+    def somebody_wants_to_hold(self, memory: int, hours: int | None) -> None:
+        wanted = hold_order(memory, time_limit=hours and timedelta(hours=hours))
+        try:
+            held = leases.submit(self.store, wanted, self.seen(), POLICY, self.clock)
+        except CannotLease:
+            return
+        assert held.holder == wanted.holder
+
+    @rule(pick=st.integers(0, 99))
+    def who_waits_is_withdrawn(self, pick: int) -> None:
+        job = self.some_job(pick, *State)
+        if job is not None:
+            before = self.store.job(job)
+            after = leases.withdraw(self.store, job, "gone", self.clock)
+            assert before is not None
+            assert (after.state is State.ENDED) == (before.state is State.QUEUED)
+
+    @rule(pick=st.integers(0, 99), hours=st.integers(-5, 5))
+    def somebody_extends(self, pick: int, hours: int) -> None:
+        job = self.some_job(pick, *State)
+        if job is None:
+            return
+        try:
+            changed = extend(self.store, job, timedelta(hours=hours), "alice", self.clock)
+        except (WrongState, BadValue):
+            return
+        assert changed.expires_at is None or changed.expires_at >= self.clock.now()
+
+    @rule(pick=st.integers(0, 99), code=st.integers(0, 255))
+    def main_process_exits(self, pick: int, code: int) -> None:
+        job = self.some_job(pick, State.ACTIVE, State.RELEASING)
+        if job is not None:
+            news = MainExited(Exit(code), self.clock.now())
+            assert leases.note_main_exited(self.store, job, news).holds_memory
 
     @rule()
     def reconcile(self) -> None:

@@ -5,6 +5,9 @@ that is not loaded already, and leaves no trace: its folder goes from sys.path, 
 sitecustomize that it shadows is imported in its place, with whatever that one raises. What a hook
 does is in _gpulease_hooks, imported by path when its framework is. Before Python 3.7 there is no
 effect (and no syntax error: keep this file readable to Python 2).
+
+An interpreter that runs already loads this file as _gpulease_site: nothing happens then, and
+_gpulease_hooks.running uses what is here.
 """
 
 import os
@@ -59,6 +62,7 @@ class GpuleaseFinder(object):
 
     def __init__(self, raw):
         self.raw = raw  # now, since a script may clear its environment
+        self.lifts = []  # what takes the hooks off again, where that is ever wanted
 
     def find_spec(self, name, path=None, target=None):
         """Return what the others find; None, at once, for all that is not a framework."""
@@ -92,7 +96,7 @@ class GpuleaseFinder(object):
     def hook(self, module, name):
         """Run the hook of a framework, which must not break the import that it follows."""
         try:
-            hooks_module(HOOKS[name]).install(module, self.raw, trouble)
+            self.lifts.append(hooks_module(HOOKS[name]).install(module, self.raw, trouble))
         except Exception as error:
             trouble("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
 
@@ -164,14 +168,21 @@ def guard(raw):
         os.environ[DEVICES] = os.environ.leased(found)
 
 
+def hold(raw):
+    """Hold this interpreter to the lease `raw`, whatever it imports from now on."""
+    finder = GpuleaseFinder(raw)
+    sys.meta_path.insert(0, finder)
+    guard(raw)
+    return finder
+
+
 def install():
     """Hook this interpreter, if it belongs to a job and is not hooked yet."""
     raw = os.environ.get(LEASE)
     known = any(type(finder).__name__ == "GpuleaseFinder" for finder in sys.meta_path)
     if raw is None or known or sys.version_info < (3, 7):
         return
-    sys.meta_path.insert(0, GpuleaseFinder(raw))
-    guard(raw)
+    hold(raw)
 
 
 def step_aside():
@@ -184,8 +195,9 @@ def step_aside():
     return this  # alive until here: Python 2 clears the globals of a module that is dropped
 
 
-try:
-    install()
-except Exception as problem:
-    trouble("cannot hook this Python: %s: %s" % (type(problem).__name__, problem))
-step_aside()
+if __name__ != "_gpulease_site":
+    try:
+        install()
+    except Exception as problem:
+        trouble("cannot hook this Python: %s: %s" % (type(problem).__name__, problem))
+    step_aside()

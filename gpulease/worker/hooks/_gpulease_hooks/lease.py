@@ -24,6 +24,12 @@ class Lease:
         self.options: dict[str, Any] = fields["options"]
         self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
+        self.lifted = False
+        """It was given back, and limits nothing any more."""
+
+    def lift(self) -> None:
+        """Limit nothing from now on."""
+        self.lifted = True
 
     def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
         """Return (limit, capacity) of each GPU that the visible devices `entries` name."""

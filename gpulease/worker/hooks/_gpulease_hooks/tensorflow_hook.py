@@ -20,27 +20,41 @@ from .lease import Lease, LeaseTooSmall
 
 Trouble = Callable[[str], None]
 Clamp = Callable[[Any, bool], None]
+Undo = Callable[[], None]
 
 # With either of these TensorFlow's C++ takes its memory outside the pool that is limited.
 WAYS_OUT = ("TF_FORCE_UNIFIED_MEMORY", "TF_GPU_ALLOCATOR")
 
 
-def install(tensorflow: Any, raw: str, trouble: Trouble) -> None:
-    """Hook the TensorFlow that was just imported; `raw` is the lease as JSON."""
-    configure = _clamp_for(Lease(raw), trouble)
+def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
+    """Hook the TensorFlow that was just imported; `raw` is the lease as JSON.
+
+    What is returned lifts the limit: it is for a TensorFlow that was never used under the lease.
+    """
+    lease = Lease(raw)
+    configure = _clamp_for(lease, trouble)
     missing = []
+    undos = [lease.lift]  # for a wrapper that somebody else has wrapped meanwhile
     for name, hook in ENTRANCES:
         try:
-            hook(configure)
+            undos.append(hook(configure))
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
     if missing:
         version = getattr(tensorflow, "__version__", "of unknown version")
         trouble("TensorFlow {} is not held to the lease at {}".format(version, ", ".join(missing)))
 
+    def lift() -> None:
+        for undo in undos:
+            undo()
+
+    return lift
+
 
 def _clamp_for(lease: Lease, trouble: Trouble) -> Clamp:
     def configure(config: Any, cpus_are_a_wish: bool) -> None:
+        if lease.lifted:
+            return
         try:
             if not lease.simulated:
                 _close_ways_out()
@@ -53,6 +67,18 @@ def _clamp_for(lease: Lease, trouble: Trouble) -> Clamp:
             )
 
     return configure
+
+
+def _replace(owner: Any, name: str, new: Any) -> Undo:
+    """Put `new` in the place of an attribute; what is returned puts the old one back."""
+    plain = vars(owner)[name]
+    setattr(owner, name, new)
+
+    def undo() -> None:
+        if vars(owner).get(name) is new:
+            setattr(owner, name, plain)
+
+    return undo
 
 
 def _close_ways_out() -> None:
@@ -80,7 +106,7 @@ def _pools(lease: Lease) -> list[tuple[int, int]]:
     return [min(lease.pools("tensorflow", lease.visible.split(",")))] * len(seen)
 
 
-def _hook_context(configure: Clamp) -> None:
+def _hook_context(configure: Clamp) -> Undo:
     context = importlib.import_module("tensorflow.python.eager.context").Context
     plain = vars(context)["config"]
 
@@ -90,10 +116,10 @@ def _hook_context(configure: Clamp) -> None:
         configure(proto, False)
         return proto
 
-    context.config = property(config, plain.fset, plain.fdel, plain.__doc__)
+    return _replace(context, "config", property(config, plain.fset, plain.fdel, plain.__doc__))
 
 
-def _hook_session(configure: Clamp) -> None:
+def _hook_session(configure: Clamp) -> Undo:
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
     plain = vars(session)["__init__"]
 
@@ -106,10 +132,10 @@ def _hook_session(configure: Clamp) -> None:
             configure(config, True)
         plain(self, target, graph, config)
 
-    session.__init__ = __init__
+    return _replace(session, "__init__", __init__)
 
 
-def _hook_server(configure: Clamp) -> None:
+def _hook_server(configure: Clamp) -> Undo:
     library = importlib.import_module("tensorflow.python.training.server_lib")
     server = library.Server
     plain = vars(server)["__init__"]
@@ -129,7 +155,7 @@ def _hook_server(configure: Clamp) -> None:
         configure(proto, True)
         plain(self, server_or_cluster_def, *args, config=proto, **kwargs)
 
-    server.__init__ = __init__
+    return _replace(server, "__init__", __init__)
 
 
 def _taken(args: Any, kwargs: Any, place: int) -> Any:
@@ -142,7 +168,7 @@ def _taken(args: Any, kwargs: Any, place: int) -> Any:
     return args[:place], kwargs, args[place]
 
 
-def _hook_device_list(configure: Clamp) -> None:
+def _hook_device_list(configure: Clamp) -> Undo:
     library = importlib.import_module("tensorflow.python.client.device_lib")
     plain = library.list_local_devices
 
@@ -152,7 +178,7 @@ def _hook_device_list(configure: Clamp) -> None:
         configure(proto, True)
         return plain(proto)
 
-    library.list_local_devices = list_local_devices
+    return _replace(library, "list_local_devices", list_local_devices)
 
 
 ENTRANCES = (

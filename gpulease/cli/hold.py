@@ -1,0 +1,223 @@
+"""`gpulease hold`: a lease for a shell, a notebook or any process, with no job to run."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Literal
+
+import typer
+
+from gpulease.cli import dialect, holder
+from gpulease.cli.caller import environment, this_process
+from gpulease.cli.connect import SocketOption, connect_or_start
+from gpulease.cli.outcome import SIGNALED, last_words, status_of_job
+from gpulease.cli.render import pass_on, say
+from gpulease.cli.request import RunOptions, build
+from gpulease.cli.signals import Interrupted, Signals
+from gpulease.cli.talk import talk
+from gpulease.cli.text import clean, clock, size
+from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_start
+from gpulease.client import Client, encode, indent
+from gpulease.errors import (
+    EXIT_OWN_FAILURE,
+    AlreadyLeased,
+    GpuleaseError,
+    NoDaemon,
+    NoSuchJob,
+    WrongState,
+)
+from gpulease.frames import FrameKind
+from gpulease.wire import EnvironmentView, HoldRequest, JobView, from_wire
+
+_option = partial(typer.Option, show_default=False)
+
+
+def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
+    ctx: typer.Context,
+    mem: Annotated[
+        str | None, _option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%.")
+    ] = None,
+    gpus: Annotated[int, _option("--gpus", metavar="N", help="How many GPUs; 1 if left out.")] = 1,
+    exclusive: Annotated[bool, _option("--exclusive", help="Share the GPUs with nobody.")] = False,
+    lasts: Annotated[
+        str | None,
+        _option("--for", metavar="SPAN", help="Hold it for 90s, 30m, 4h, whatever ends meanwhile."),
+    ] = None,
+    pid: Annotated[
+        int | None, _option("--pid", metavar="PID", help="Hold it until this process ends.")
+    ] = None,
+    name: Annotated[
+        str | None, _option("--name", metavar="TEXT", help="What listings call the lease.")
+    ] = None,
+    no_wait: Annotated[
+        bool, _option("--no-wait", help="Give up (exit 75) if it would have to wait.")
+    ] = False,
+    wait: Annotated[
+        str | None, _option("--wait", metavar="SPAN", help="Give up (exit 75) after so long.")
+    ] = None,
+    visible: Annotated[
+        Literal["uuid", "index"],
+        _option("--visible", help="How CUDA_VISIBLE_DEVICES names the GPUs; uuid if left out."),
+    ] = "uuid",
+    shell: Annotated[
+        Literal["sh", "fish", "csh"] | None,
+        _option("--shell", help="For which shell to write; yours if left out."),
+    ] = None,
+    as_json: Annotated[bool, _option("--json", help="Print the lease as JSON.")] = False,
+    socket: SocketOption = None,
+) -> int:
+    """Hold GPU memory for this shell, and print what puts the lease into force in it.
+
+    It waits in the queue as run does, and lasts until the shell ends, or the
+    process that --pid names, or the time that --for gives.
+
+    \b
+    Examples:
+      eval "$(gpulease hold --mem 4G)"
+      eval "$(gpulease hold --mem 8G --gpus 2 --for 2h)"
+      gpulease hold --mem 4G | source               (fish)
+      gpulease cancel $GPULEASE_JOB                 (gives it back)
+
+    \b
+    Exit code: 0, or
+       75  --no-wait or --wait gave up    125  gpulease itself failed
+      130  you pressed Ctrl-C
+    """
+    options = RunOptions(
+        mem=mem,
+        gpus=gpus,
+        exclusive=exclusive,
+        time=lasts,
+        name=name,
+        wait=wait,
+        no_wait=no_wait,
+        visible=visible,
+        pty=False,
+    )
+    reader = holder.reader_of_output()
+    request = _request(options, reader, pid)
+    client, started = connect_or_start(ctx, socket)
+    if started:
+        say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
+    _refuse_inside_another(client)
+    written_for = shell or dialect.dialect_of(holder.name_of(reader), environment().get("SHELL"))
+    return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
+
+
+def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
+    made = build(options, [], this_process())
+    for_nobody = options.time is not None and pid is None
+    return HoldRequest(
+        environment=made.environment,
+        pid=None if for_nobody else pid or reader,
+        claim=made.claim,
+        options=made.options,
+        name=made.name,
+        wait=made.wait,
+    )
+
+
+def _refuse_inside_another(client: Client) -> None:
+    """Refuse where GPULEASE_JOB names a lease that is in force; one that is over may stay there."""
+    known = environment().get("GPULEASE_JOB", "")
+    if not known.isdecimal():
+        return
+    with suppress(NoSuchJob):
+        if client.job(int(known)).state != "ended":
+            raise AlreadyLeased(
+                f"cannot hold a lease here: job {known} is in force already",
+                f"give that one back first if it is a hold: gpulease cancel {known}; "
+                "if it is none of this machine's: unset GPULEASE_JOB",
+            )
+
+
+def _hold(
+    client: Client, request: HoldRequest, written: Callable[[JobView, EnvironmentView], bytes]
+) -> int:
+    voice = talk()
+    with Signals() as signals:
+        job = client.hold(request)
+        try:
+            job = wait_for_start(client, job, signals, voice)
+            if job.state != "active":
+                return _not_granted(job)
+            view = _environment(client, job, signals)
+            # Byte for byte: a variable need not be text.
+            pass_on(FrameKind.STDOUT, written(current(client, job), view))
+        except Interrupted as interrupted:
+            voice.line.clear()
+            _give_back(client, job)
+            return SIGNALED + interrupted.signum
+        except BaseException:
+            # Nobody was told of it, so nobody would give it back.
+            _give_back(client, job)
+            raise
+    say(_held(job, voice.now()))
+    if sys.stdout.isatty():
+        say(_not_in_force(job))
+    return 0
+
+
+def _environment(client: Client, job: JobView, signals: Signals) -> EnvironmentView:
+    """Return what the lease sets, through any absence of the daemon."""
+    while True:
+        with suppress(NoDaemon):
+            return client.environment(job.id)
+        signals.interruptible(partial(time.sleep, SOUGHT_EVERY))
+
+
+def _give_back(client: Client, job: JobView) -> None:
+    try:
+        with suppress(WrongState):  # it has ended by itself
+            client.cancel(job.id)
+            say(f"gpulease: job {job.id} was cancelled")
+    except GpuleaseError as error:
+        say(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
+
+
+def _not_granted(job: JobView) -> int:
+    say(last_words(job) or f"gpulease: job {job.id} was over before it was held")
+    return status_of_job(job) or EXIT_OWN_FAILURE
+
+
+def _written(
+    job: JobView, view: EnvironmentView, *, as_json: bool, shell: dialect.Dialect
+) -> bytes:
+    new = {from_wire(name): from_wire(value) for name, value in view.set.items()}
+    unset = [from_wire(name) for name in view.unset]
+    if not as_json:
+        return os.fsencode(dialect.statements(new, unset, shell) + "\n")
+    readable = {_as_text(name): _as_text(value) for name, value in new.items()}
+    told = {"job": job, "set": readable, "unset": [_as_text(name) for name in unset]}
+    return indent(encode(told)).encode() + b"\n"
+
+
+def _as_text(value: str) -> str:
+    """Return what JSON can hold of a variable."""
+    return os.fsencode(value).decode(errors="replace")
+
+
+def _held(job: JobView, now: datetime) -> str:
+    memory = size(min((lease.memory for lease in job.leases), default=None))
+    count = len(job.leases)
+    where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+    ends = [f"until process {job.pid}{_called(job.pid)} ends"] if job.pid else []
+    if job.expires_at is not None:
+        ends.append(f"{'at the latest ' if ends else ''}until {clock(job.expires_at, now)}")
+    return f"gpulease: job {job.id} holds {memory} on {where} {', '.join(ends)}"
+
+
+def _called(pid: int) -> str:
+    name = holder.name_of(pid)
+    return f" ({clean(name)})" if name else ""
+
+
+def _not_in_force(job: JobView) -> str:
+    return (
+        "gpulease: it is not in force in this shell, for nothing read the lines above\n\n"
+        f'hint: gpulease cancel {job.id}, and then eval "$(gpulease hold ...)"'
+    )

@@ -1,0 +1,100 @@
+"""The connection to a job's own socket: frames out as it takes them, frames in as they come."""
+
+import json
+import select
+import signal
+import socket
+from collections.abc import Iterator
+
+from gpulease.backlog import Backlog
+from gpulease.cli.streams import PIECE
+from gpulease.frames import HEADER, BadFrame, FrameKind, FrameReader
+
+_SOCKET_ROOM = 1 << 20
+"""Bytes that the system may hold on their way to the shim, where it allows so much."""
+_READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+class Link:
+    """One connection; nothing here blocks."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self._link = link
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
+        self._frames = FrameReader(in_parts=(FrameKind.STDOUT, FrameKind.STDERR))
+        self._unsent = Backlog()
+        self.deaf = False
+        """The shim reads no more; it may still have something to say."""
+        self.gone = False
+        """The shim has closed, or says what no shim says."""
+
+    def fileno(self) -> int:
+        """Return what to poll."""
+        return self._link.fileno()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more input may be read for it."""
+        return self._unsent.size < PIECE
+
+    def wanted(self, *, reading: bool) -> int:
+        """Return the events to poll for."""
+        return (select.POLLIN if reading else 0) | (select.POLLOUT if self._unsent.size else 0)
+
+    def put(self, kind: FrameKind, payload: bytes = b"") -> None:
+        """Queue a frame."""
+        if not self.deaf:
+            self._unsent.add(HEADER.pack(kind, len(payload)))
+            self._unsent.add(payload)
+
+    def tell(self, kind: FrameKind, **content: object) -> None:
+        """Queue a frame of JSON."""
+        self.put(kind, json.dumps(content).encode())
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Queue a signal for the job."""
+        self.tell(FrameKind.SIGNAL, signal=int(signum))
+
+    def exchange(self, events: int) -> Iterator[tuple[FrameKind, bytes]]:
+        """Send what `events` of poll say there is room for, and yield the frames that came."""
+        if events & select.POLLOUT:
+            self.send()
+        if events & _READABLE:
+            yield from self._receive()
+
+    def send(self) -> None:
+        """Send what it takes."""
+        try:
+            self._unsent.write(self._link.sendmsg)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+            self.deaf = True
+
+    def flush(self, within: float) -> None:
+        """Send all that is queued, if the shim takes it within so many seconds."""
+        poller = select.poll()
+        poller.register(self._link, select.POLLOUT)
+        while self._unsent.size and poller.poll(within * 1000):
+            self.send()
+
+    def _receive(self) -> Iterator[tuple[FrameKind, bytes]]:
+        try:
+            piece = self._link.recv(2 * PIECE)
+            self.gone = not piece
+            yield from self._frames.feed(piece)
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame):
+            self.gone = True
+
+
+def read_json(payload: bytes) -> dict[str, object]:
+    """Return what a frame of JSON says; nothing for what is none."""
+    try:
+        found = json.loads(payload)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,140 @@
+"""The terminal that this command sits on: what it is like, and holding it for a job.
+
+Held, it interprets nothing: the job's own pseudo-terminal does. It is given back as it was found.
+"""
+
+import os
+import signal
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from gpulease.cli.keyboard import Controls
+
+IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
+_DISABLED = b"\0"
+"""_POSIX_VDISABLE of Linux: this character means nothing special."""
+
+
+def is_ours(handle: int) -> bool:
+    """Return whether we may read: a terminal belongs to the job in its foreground."""
+    try:
+        return os.tcgetpgrp(handle) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def attributes_of(handle: int) -> tuple[int, ...]:
+    """Return the attributes of a terminal as the wire has them.
+
+    Raises:
+        termios.error: it is none.
+    """
+    *flags, characters = termios.tcgetattr(handle)
+    return (*flags, *(_number(character) for character in characters))
+
+
+def _number(character: bytes | int) -> int:
+    # Two of them are numbers, where the terminal does not gather lines.
+    return character if isinstance(character, int) else ord(character)
+
+
+def size_of(handle: int) -> tuple[int, int] | None:
+    """Return rows and columns; None where it is no terminal, or does not know."""
+    try:
+        size = os.get_terminal_size(handle)
+    except OSError:
+        return None
+    return (size.lines, size.columns) if size.lines > 0 and size.columns > 0 else None
+
+
+class Terminal:
+    """The terminal open as `handle`.
+
+    `verbatim` says that output for it comes from another terminal, with line ends as they must be.
+    """
+
+    def __init__(self, handle: int, *, verbatim: bool) -> None:
+        self._handle = handle
+        self._verbatim = verbatim
+        self._found: list[Any] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is as we need it, and not as it was found."""
+        return self._found is not None
+
+    @property
+    def controls(self) -> Controls:
+        """The characters that are signals here."""
+        try:
+            characters = (self._found or termios.tcgetattr(self._handle))[CC]
+        except termios.error:
+            return Controls()
+        chosen = (characters[at] for at in (termios.VINTR, termios.VQUIT, termios.VSUSP))
+        return Controls(*(b"" if each == _DISABLED else each for each in chosen))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Rows and columns."""
+        return size_of(self._handle)
+
+    def hold(self) -> None:
+        """Have keys come one by one and unseen; only for the foreground."""
+        with suppress(termios.error):
+            if self._found is None:
+                self._found = termios.tcgetattr(self._handle)
+            self._set(_uninterpreted(self._found, self._verbatim))
+
+    def give_back(self) -> None:
+        """Leave it as it was found."""
+        found, self._found = self._found, None
+        if found is not None:
+            # It may be gone altogether, which is no matter.
+            with suppress(termios.error):
+                self._set(found)
+
+    def hold_again(self) -> None:
+        """Hold it after we were stopped unawares; in the background it is the shell's by now."""
+        if not is_ours(self._handle):
+            self._found = None
+        elif self._found is not None:
+            self.hold()
+
+    def _set(self, attributes: list[Any]) -> None:
+        # What is typed ahead stays. From the background this would stop us, were it not blocked.
+        with _blocked(signal.SIGTTOU):
+            termios.tcsetattr(self._handle, termios.TCSANOW, attributes)
+
+
+def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
+    """Return `found` changed as cfmakeraw(3) would, with output as it was unless `verbatim`."""
+    attributes = [*found[:CC], list(found[CC])]
+    attributes[IFLAG] &= ~(
+        termios.IGNBRK
+        | termios.BRKINT
+        | termios.PARMRK
+        | termios.ISTRIP
+        | termios.INLCR
+        | termios.IGNCR
+        | termios.ICRNL
+        | termios.IXON
+    )
+    attributes[LFLAG] &= ~(
+        termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
+    )
+    attributes[CFLAG] = attributes[CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+    if verbatim:
+        attributes[OFLAG] &= ~termios.OPOST
+    attributes[CC][termios.VMIN], attributes[CC][termios.VTIME] = 1, 0
+    return attributes
+
+
+@contextmanager
+def _blocked(signum: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

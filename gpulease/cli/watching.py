@@ -1,0 +1,83 @@
+"""Watch a job through the daemon, and through any absence of the daemon, until it starts."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
+from gpulease.cli.signals import Signals
+from gpulease.cli.talk import Talk
+from gpulease.cli.waiting import waiting_text
+from gpulease.client import Client
+from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.wire import JobView
+
+SOUGHT_EVERY = 2.0
+"""Seconds between looks for a daemon that went away."""
+_NAMED = 2
+"""Jobs waited for that are looked up and named; the others are counted."""
+_HAS_A_WORKER = ("active", "releasing", "ended")
+
+
+def wait_for_start(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+    """Return the job once it has a worker, or never will; say meanwhile how it stands.
+
+    Raises:
+        Interrupted: a signal that ends a wait came.
+    """
+    views = watch(client, job.id, signals, talk)
+    while job.state not in _HAS_A_WORKER:
+        if job.state == "queued" or talk.line.rewrites:
+            talk.line.show(waiting_text(job, _blockers(client, job), talk.now()), talk.now())
+        job = signals.interruptible(partial(next, views, job))
+    talk.line.clear()
+    for signum in signals.take():
+        talk.say(f"gpulease: {signum.name} came before the job did, and was dropped")
+    return job
+
+
+def wait_for_end(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+    """Return the job once it has ended.
+
+    Raises:
+        Interrupted: a signal that ends a wait came.
+    """
+    views = watch(client, job.id, signals, talk)
+    while job.state != "ended":
+        job = signals.interruptible(partial(next, views, job))
+    return job
+
+
+def current(client: Client, job: JobView) -> JobView:
+    """Return the job as it is now, or as it was where there is no daemon to ask."""
+    with suppress(NoDaemon):
+        return client.job(job.id)
+    return job
+
+
+def watch(client: Client, number: int, signals: Signals, talk: Talk) -> Iterator[JobView]:
+    """Yield the job as it changes, through any absence of the daemon."""
+    told = False
+    while True:
+        try:
+            for job in client.watch(number):
+                if told:
+                    talk.line.clear()
+                    talk.say(f"gpulease: the daemon is back; job {number} is {job.state}")
+                told = False
+                yield job
+            return
+        except NoDaemon:
+            if not told:
+                talk.line.clear()
+                talk.say(f"gpulease: the daemon has gone; job {number} is kept, and so is its turn")
+            told = True
+        time.sleep(SOUGHT_EVERY)
+
+
+def _blockers(client: Client, job: JobView) -> list[JobView]:
+    found = []
+    for number in job.waits_for[:_NAMED]:
+        with suppress(GpuleaseError):
+            found.append(client.job(number))
+    return found

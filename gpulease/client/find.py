@@ -1,0 +1,38 @@
+"""Finding the daemon: the one that was named, the system's, or the user's own."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulease.client.dial import answers
+from gpulease.errors import NoDaemon
+
+
+def trusted_users() -> frozenset[int]:
+    """Return who may listen on a socket that nobody named: root, and the user themselves."""
+    return frozenset({0, os.geteuid()})
+
+
+def find(candidates: Sequence[Path]) -> tuple[Path, frozenset[int] | None]:
+    """Return the first of `candidates` that answers, and whom to trust there; None is anyone.
+
+    A single candidate was named, and is believed as it is; whether it answers shows when it is
+    asked.
+
+    Raises:
+        NoDaemon: none of several answers.
+    """
+    if len(candidates) == 1:
+        return candidates[0], None
+    found = next((path for path in candidates if answers(path)), None)
+    if found is None:
+        raise no_daemon_on(candidates)
+    return found, trusted_users()
+
+
+def no_daemon_on(candidates: Sequence[Path]) -> NoDaemon:
+    """Return the error that says where nobody listens, and how to come by a daemon."""
+    return NoDaemon(
+        "cannot reach a daemon: none listens on " + " or ".join(map(str, candidates)),
+        "gpulease run starts one for you; for everyone an admin starts gpuleased as root",
+    )

@@ -1,0 +1,117 @@
+"""The launcher port for leases without a job: nothing to launch, and an end to wait for.
+
+A lease that is held ends with its holder's process, with its time, or when it is given back. What
+still uses the GPU then counts as unmanaged: what the driver shows is what counts, and nobody is
+kept waiting for processes that we did not start and may not end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+
+from gpulease.daemon.living import end_of
+from gpulease.domain.hold import Process
+from gpulease.domain.job import Invocation, Job, Outcome, until
+from gpulease.domain.memory import JobId
+from gpulease.service.ports import Clock, WorkerExited, WorkerExpired, WorkerNews, WorkerStarted
+
+_LOOK_AGAIN_S = 60.0
+
+
+class Holders:
+    """Follows the leases that are held, each from its grant to its end."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._holds: dict[JobId, _Hold] = {}
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        """Start nothing: whoever holds the lease is there already."""
+
+    def was_launched(self, job: Job) -> bool:
+        """Tell whether the holder has the lease."""
+        return job.started_at is not None
+
+    async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield what happens to the lease: that it is held, first of all, and why it ended."""
+        process = job.holder.process if job.holder is not None else None
+        started_at = job.started_at or self._clock.now()
+        hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
+        try:
+            yield WorkerStarted(process.pid if process is not None else None, None, started_at)
+            ended = await hold.end(process)
+            if ended.outcome is Outcome.TIME_LIMIT:
+                yield WorkerExpired()
+            yield ended
+        finally:
+            if self._holds.get(job.id) is hold:
+                del self._holds[job.id]
+
+    async def stop(self, job: Job, reason: str) -> None:
+        """Take the lease back; its holder is left alone."""
+        # One that is not followed at this moment is stopped when it is: it stands in the record.
+        if (hold := self._holds.get(job.id)) is not None:
+            hold.release()
+
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        """Let the lease be held for `limit` from its start."""
+        if (hold := self._holds.get(job.id)) is not None:
+            hold.set_time_limit(limit)
+
+
+class _Hold:
+    """The ways in which one lease can end."""
+
+    def __init__(self, started_at: datetime, clock: Clock, limit: timedelta | None) -> None:
+        self._started_at = started_at
+        self._clock = clock
+        self._limit = limit
+        self._changed = asyncio.Event()
+        self._released = False
+
+    def release(self) -> None:
+        self._released = True
+        self._changed.set()
+
+    def set_time_limit(self, limit: timedelta) -> None:
+        self._limit = limit
+        self._changed.set()
+
+    async def end(self, process: Process | None) -> WorkerExited:
+        """Wait for the end of the lease, and return how it came."""
+        async with AsyncExitStack() as stack:
+            gone = None if process is None else await stack.enter_async_context(end_of(process))
+            while True:
+                if self._released:
+                    return self._ended(Outcome.RELEASED, "released")
+                if process is not None and gone is not None and gone.is_set():
+                    why = f"its holder, process {process.pid}, has ended"
+                    return self._ended(Outcome.RELEASED, why)
+                left_s = self._left_s()
+                if left_s is not None and left_s <= 0:
+                    return self._ended(Outcome.TIME_LIMIT, "its time limit is over")
+                self._changed.clear()
+                # The clock may be set meanwhile, so it is looked at now and then.
+                within_s = None if left_s is None else min(left_s, _LOOK_AGAIN_S)
+                await _first_of(self._changed, gone, within_s)
+
+    def _left_s(self) -> float | None:
+        expires_at = until(self._started_at, self._limit)
+        return None if expires_at is None else (expires_at - self._clock.now()).total_seconds()
+
+    def _ended(self, outcome: Outcome, why: str) -> WorkerExited:
+        return WorkerExited(outcome, None, self._clock.now(), why)
+
+
+async def _first_of(
+    changed: asyncio.Event, gone: asyncio.Event | None, within_s: float | None
+) -> None:
+    """Return when one of the two is set, or after so many seconds."""
+    events = [changed] if gone is None else [changed, gone]
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,38 @@
+"""The launcher port of the whole daemon: of each job the one that fits it."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from gpulease.domain.job import Invocation, Job
+from gpulease.service.ports import Launcher, WorkerNews
+
+
+class Launchers:
+    """Sends jobs that run something one way, and leases that are only held another."""
+
+    def __init__(self, workers: Launcher, holders: Launcher) -> None:
+        self._workers = workers
+        self._holders = holders
+
+    def _of(self, job: Job) -> Launcher:
+        return self._workers if job.holder is None else self._holders
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        """Start the worker of `job`, at most once in its life. Raises as the port says."""
+        await self._of(job).launch(job, invocation)
+
+    def was_launched(self, job: Job) -> bool:
+        """Tell whether a launch of `job` has begun, by this daemon or one before it."""
+        return self._of(job).was_launched(job)
+
+    def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield what happens to the worker of `job`; ends with WorkerExited."""
+        return self._of(job).follow(job)
+
+    async def stop(self, job: Job, reason: str) -> None:
+        """Ask the worker to go, and after a grace make it go."""
+        await self._of(job).stop(job, reason)
+
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        """Let the worker run for `limit` from its start."""
+        await self._of(job).set_time_limit(job, limit)

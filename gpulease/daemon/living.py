@@ -1,0 +1,98 @@
+"""Processes of others: who has a pid now, and when exactly that process ends.
+
+By descriptor and start time: a pid may be given to somebody else at any moment, also while the
+daemon is away (pidfd_open(2)).
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from errno import EINVAL, ENOENT, ESRCH
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from gpulease.domain.hold import Process
+from gpulease.process.proc import entry
+from gpulease.service.ports import LivingProcess
+
+_NO_SUCH_PROCESS = (ESRCH, EINVAL, ENOENT)
+"""The latter two where the pid is that of a thread, by older and newer kernels."""
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def living(pid: int) -> LivingProcess | None:
+    """Return the process that has `pid` now; None if there is none, or it is a mere thread."""
+    found = entry(pid) if pid > 0 else None
+    if found is None:
+        return None
+    process = Process(pid, found.started, _boot())
+    try:
+        seen = psutil.Process(pid)
+        uid, name = seen.uids().real, seen.name()
+    except psutil.Error:
+        return None
+    # What was read of it is its own only if it is still the same one.
+    descriptor = _descriptor(process)
+    if descriptor is None:
+        return None
+    os.close(descriptor)
+    return LivingProcess(process, uid, name)
+
+
+def has_ended(process: Process) -> bool:
+    """Tell whether exactly this process is no more."""
+    descriptor = _descriptor(process)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+@asynccontextmanager
+async def end_of(process: Process) -> AsyncIterator[asyncio.Event]:
+    """Return an event that is set when exactly this process has ended, maybe long ago."""
+    ended = asyncio.Event()
+    descriptor = _descriptor(process)
+    if descriptor is None:
+        ended.set()
+        yield ended
+        return
+    loop = asyncio.get_running_loop()
+
+    def note() -> None:
+        loop.remove_reader(descriptor)
+        ended.set()
+
+    loop.add_reader(descriptor, note)
+    try:
+        yield ended
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _descriptor(process: Process) -> int | None:
+    """Return a descriptor of exactly this process, or None if it has ended.
+
+    Raises:
+        OSError: there is no telling, as for want of descriptors.
+    """
+    if process.boot != _boot():
+        return None
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno in _NO_SUCH_PROCESS:
+            return None
+        raise
+    now = entry(process.pid)
+    if now is None or now.zombie or now.started != process.started:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,186 @@
+"""One connection to a job's socket: frames in, frames out, and a bound on what waits for it."""
+
+import json
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from gpulease.backlog import Backlog
+from gpulease.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
+from gpulease.process.loop import Loop
+
+ROOM = 1 << 20
+"""Bytes that may wait for one who only watches."""
+_BUFFER = memoryview(bytearray(256 << 10))
+"""What arrives, until it is cut into frames; one for all, since they take turns."""
+_HEAD = 4096
+"""Bytes read where most of what comes is to be poured."""
+_SOCKET_ROOM = 1 << 20
+"""Bytes that the system may hold for one who is attached, where it allows so much."""
+_NONSENSE = (
+    BadFrame,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading a payload may raise when its sender does not speak our language."""
+
+
+class Role(StrEnum):
+    """What a peer came for."""
+
+    ATTACH = "attach"
+    WATCH = "watch"
+    CONTROL = "control"
+
+
+class Host(Protocol):
+    """Who a connection belongs to."""
+
+    @property
+    def loop(self) -> Loop:
+        """Where the connection is watched."""
+
+    def handle(self, peer: "Peer", kind: FrameKind, payload: bytes) -> None:
+        """Take a frame from a peer."""
+
+    def lost(self, peer: "Peer") -> None:
+        """Forget a peer whose connection has ended."""
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, host: Host, sock: socket.socket, uid: int, now: float) -> None:
+        self.uid = uid
+        self.role: Role | None = None
+        self.gone = False
+        self.refused = False
+        self.since = now
+        """Since when we have waited for it: to say hello, or to take more of what is queued."""
+        self._host = host
+        self._sock = sock
+        self.pour: Callable[[int, int], int | None] | None = None
+        """Take so much of the input off this descriptor, and return how much that was; None: it
+        has to be read and fed."""
+        self._reader = FrameReader(in_parts={FrameKind.STDIN})
+        self._queue = Backlog()
+        self._skipped = 0
+        host.loop.on_readable(sock.fileno(), self._read)
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for this peer."""
+        return self._queue.size
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Pass encoded frames, in a few parts, on to the socket, and keep what it does not take."""
+        if self.gone or self.refused:
+            return
+        sent = 0
+        if not self._queue.size:
+            self.since = self._host.loop.now()
+            sent = self._send_at_once(parts)
+        for part in parts:
+            self._queue.add(memoryview(part)[sent:] if sent else part)
+            sent = max(sent - len(part), 0)
+
+    def _send_at_once(self, parts: Sequence[bytes | memoryview]) -> int:
+        """Return how many bytes the socket took; the rest is called for when it takes more."""
+        try:
+            sent = self._sock.sendmsg(parts)
+        except OSError:
+            sent = 0  # whatever it was, the next try will tell
+        if sent < sum(map(len, parts)):
+            self._host.loop.on_writable(self._sock.fileno(), self._write)
+        return sent
+
+    def tell(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
+        """Send news, and before it how much was skipped until then."""
+        self._own_up()
+        self.send(frame(kind, json.dumps(content).encode()))
+
+    def show(self, kind: FrameKind, piece: bytes | memoryview) -> None:
+        """Send output, or count it as skipped by one that only watches and lags."""
+        if self.role is Role.WATCH and self.queued > ROOM:
+            self._skipped += len(piece)
+            return
+        self._own_up()
+        self.send(HEADER.pack(kind, len(piece)), piece)
+
+    def _own_up(self) -> None:
+        """Say what was skipped."""
+        if self._skipped:
+            count, self._skipped = self._skipped, 0
+            self.tell(FrameKind.SKIPPED, {"bytes": count})
+
+    def listen(self, on: bool) -> None:
+        """Take more frames from this peer, or not for now."""
+        if not self.gone:
+            self._host.loop.on_readable(self._sock.fileno(), self._read if on else None)
+
+    def widen(self) -> None:
+        """Let the system hold more for this peer, so that it comes less often for it."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
+
+    def refuse(self, message: str) -> None:
+        """Say why, and hear no more of it; it is dropped when it closes, or after a while.
+
+        Closing at once would make the system discard the message if the peer is still talking.
+        """
+        self.tell(FrameKind.REFUSED, {"message": message})
+        self.role, self.refused, self.since = None, True, self._host.loop.now()
+
+    def drop(self) -> None:
+        """Close the connection."""
+        if self.gone:
+            return
+        self.gone = True
+        self._host.loop.forget(self._sock.fileno())
+        self._sock.close()
+        self._host.lost(self)
+
+    def _read(self) -> None:
+        if self._pours():
+            return
+        try:
+            size = self._sock.recv_into(_BUFFER, 0 if self.pour is None else _HEAD)
+        except BlockingIOError:
+            return
+        except OSError:
+            size = 0
+        if not size:
+            self.drop()
+            return
+        try:
+            for kind, payload in self._reader.feed(_BUFFER[:size]):
+                if not self.gone and not self.refused:
+                    self._host.handle(self, kind, payload)
+        except _NONSENSE:
+            self.drop()
+
+    def _pours(self) -> bool:
+        """Have input taken past us, if that is what comes next; it goes to the worker uncopied."""
+        if self.pour is None or not self._reader.rest:
+            return False
+        size = self.pour(self._sock.fileno(), self._reader.rest)
+        if size is None:
+            return False
+        self._reader.took(size)
+        return True
+
+    def _write(self) -> None:
+        try:
+            while self._queue.size:
+                self._queue.write(self._sock.sendmsg)
+                self.since = self._host.loop.now()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.drop()
+            return
+        self._host.loop.on_writable(self._sock.fileno(), None)

@@ -1,0 +1,72 @@
+"""Asking a real daemon by the client, for what the command is not the subject of."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from e2e.conftest import Daemon, wait_for
+from gpulease.client import Client
+from gpulease.errors import WrongState
+from gpulease.wire import ClaimRequest, HoldRequest, JobView, SubmitRequest, to_wire
+
+G = 1 << 30
+
+
+def client(daemon: Daemon) -> Client:
+    """Return a client of `daemon`."""
+    return Client(daemon.socket)
+
+
+def variables() -> dict[str, str]:
+    """Return the environment of this process as the wire has it."""
+    return {to_wire(name): to_wire(value) for name, value in os.environ.items()}
+
+
+def submit(daemon: Daemon, *argv: str, memory: int = G, **fields: Any) -> int:
+    """Queue a job of `argv`; `time_limit` goes into its claim."""
+    claim = ClaimRequest(memory=memory, time_limit=fields.pop("time_limit", None))
+    request = SubmitRequest(list(argv), "/", variables(), claim=claim, **fields)
+    return client(daemon).submit(request).id
+
+
+def hold(
+    daemon: Daemon, pid: int | None, *, memory: int = G, time_limit: float | None = None
+) -> int:
+    """Queue a lease for the process `pid`, asked for by this one."""
+    request = HoldRequest(variables(), pid, ClaimRequest(memory=memory, time_limit=time_limit))
+    return client(daemon).hold(request).id
+
+
+def when(daemon: Daemon, job: int, what: str, true: Callable[[JobView], object]) -> JobView:
+    """Return the job as soon as something is true of it."""
+
+    def look() -> JobView | None:
+        shown = client(daemon).job(job)
+        return shown if true(shown) else None
+
+    return wait_for(f"job {job}: {what}", look)
+
+
+def when_in(daemon: Daemon, job: int, state: str) -> JobView:
+    """Return the job as soon as it is in `state`."""
+    return when(daemon, job, state, lambda shown: shown.state == state)
+
+
+def leased(daemon: Daemon) -> int:
+    """Return how many bytes are leased on all GPUs."""
+    return sum(gpu.memory.leased for gpu in client(daemon).status().gpus)
+
+
+def kinds(shown: JobView) -> Mapping[str, str | None]:
+    """Return the events of a job, by kind."""
+    return {event.kind: event.detail for event in shown.events}
+
+
+def clear(daemon: Daemon) -> None:
+    """Cancel all that waits or runs, and see it gone."""
+    for job in client(daemon).jobs().jobs:
+        if job.state in ("queued", "granted", "active"):
+            with suppress(WrongState):
+                client(daemon).cancel(job.id)
+    wait_for("all jobs have ended", lambda: not client(daemon).jobs().jobs)

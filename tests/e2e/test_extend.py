@@ -1,0 +1,136 @@
+"""More time for a job that runs under a real shim, or less."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from e2e.asking import clear, client, kinds, submit, when_in
+from e2e.conftest import Daemon, wait_for
+from gpulease.errors import BadValue, WrongState
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    made = Daemon(tmp_path_factory.mktemp("extend"), settings={"grace": "2s"})
+    yield made.start()
+    made.end_all()
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The daemon of all tests here, with nothing leased before and after each."""
+    yield shared
+    clear(shared)
+
+
+# Says so when it is asked to go, and goes on until it is let.
+_UNTIL = "trap 'echo asked' TERM; echo up; while ! test -e {gate}; do sleep 0.05; done; exit 7"
+
+
+def until(gate: Path) -> tuple[str, str, str]:
+    return "bash", "-c", _UNTIL.format(gate=gate)
+
+
+def test_an_extended_job_outlives_its_old_limit(daemon: Daemon, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    extended = submit(daemon, *until(gate), time_limit=4)
+    when_in(daemon, extended, "active")
+    shown = client(daemon).extend(extended, 3600)
+    assert shown.claim.time_limit == 3604
+    # Of the same limit, begun later: when its time is over, that of the first would be too.
+    control = submit(daemon, "sleep", "600", time_limit=4)
+    ended = when_in(daemon, control, "ended")
+    assert (ended.outcome, ended.exit_status) == ("time_limit", 124)
+    gate.touch()
+    done = when_in(daemon, extended, "ended")
+    assert (done.outcome, done.exit_status) == ("exited", 7)
+    assert kinds(done)["extend"] == "by +1h to 1h 4s, by " + done.user
+
+
+def test_a_shortened_job_ends_by_its_new_limit(daemon: Daemon) -> None:
+    job = submit(daemon, "sleep", "600", time_limit=3600)
+    when_in(daemon, job, "active")
+    client(daemon).extend(job, -3597)
+    assert when_in(daemon, job, "ended").outcome == "time_limit"
+
+
+def test_a_waiting_job_starts_with_its_new_limit(daemon: Daemon) -> None:
+    first = submit(daemon, "sleep", "600", memory=8 << 30)
+    second = submit(daemon, "sleep", "600", memory=8 << 30)
+    waiting = submit(daemon, "sleep", "600", memory=8 << 30, time_limit=3600)
+    when_in(daemon, second, "active")
+    assert client(daemon).extend(waiting, -3599).state == "queued"
+    client(daemon).cancel(first)
+    ended = when_in(daemon, waiting, "ended")
+    assert (ended.outcome, ended.claim.time_limit) == ("time_limit", 1.0)
+
+
+def test_a_new_limit_survives_kill_9_of_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    longer = submit(daemon, *until(gate), time_limit=6)
+    shorter = submit(daemon, "sleep", "600", time_limit=3600)
+    for job in (longer, shorter):
+        when_in(daemon, job, "active")
+    client(daemon).extend(longer, 3600)
+    daemon.kill()
+    daemon.start()
+    client(daemon).extend(shorter, -3590)
+    assert when_in(daemon, shorter, "ended").outcome == "time_limit"
+    assert when_in(daemon, longer, "active").claim.time_limit == 3606
+    gate.touch()
+    assert when_in(daemon, longer, "ended").exit_status == 7
+
+
+def test_a_limit_that_the_shim_never_heard_of_is_told_after_the_restart(daemon: Daemon) -> None:
+    """The daemon may die between the commit and the telling."""
+    job = submit(daemon, "sleep", "600", time_limit=3600)
+    when_in(daemon, job, "active")
+    daemon.kill()
+    with closing(sqlite3.connect(daemon.state / "gpulease.db")) as connection, connection:
+        connection.execute("UPDATE jobs SET time_limit_us = 2000000 WHERE id = ?", (job,))
+    daemon.start()
+    assert when_in(daemon, job, "ended").outcome == "time_limit"
+
+
+def test_what_cannot_be_extended_says_why(daemon: Daemon) -> None:
+    endless = submit(daemon, "sleep", "600")
+    when_in(daemon, endless, "active")
+    with pytest.raises(WrongState, match="it has no time limit"):
+        client(daemon).extend(endless, 60)
+    limited = submit(daemon, "sleep", "600", time_limit=3600)
+    when_in(daemon, limited, "active")
+    with pytest.raises(BadValue, match="nothing would be left"):
+        client(daemon).extend(limited, -7200)
+    for senseless in (0.0, 1e12, -1e300):
+        with pytest.raises(BadValue, match="out of range"):
+            client(daemon).extend(limited, senseless)
+    client(daemon).cancel(endless)
+    when_in(daemon, endless, "ended")
+    with pytest.raises(WrongState, match="it has ended"):
+        client(daemon).extend(endless, 60)
+
+
+def test_logs_of_a_waiting_job_wait_for_its_start_and_go_on_to_its_end(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    blockers = [submit(daemon, "sleep", "600", memory=8 << 30) for _ in range(2)]
+    when_in(daemon, blockers[1], "active")
+    gate = tmp_path / "gate"
+    waiting = submit(daemon, *until(gate), memory=8 << 30)
+    assert list(client(daemon).logs(waiting)) == []
+    pieces: list[bytes] = []
+    follower = threading.Thread(
+        target=lambda: pieces.extend(
+            piece for _, piece in client(daemon).logs(waiting, follow=True, tail=5)
+        )
+    )
+    follower.start()
+    client(daemon).cancel(blockers[0])
+    wait_for("its first words", lambda: pieces == [b"up\n"])
+    gate.touch()
+    follower.join(60)
+    assert not follower.is_alive()

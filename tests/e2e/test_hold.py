@@ -1,0 +1,354 @@
+"""`gpulease hold`: a lease for a shell, in real shells, and for as long as they last."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.conftest import Daemon, alive, wait_for
+from gpulease.cli.dialect import Dialect, dialect_of, statements
+
+G = 1024**3
+GPULEASE = f'"{sys.executable}" -m gpulease.cli'
+PLAIN = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+
+SHELLS = [shell for shell in ("bash", "dash", "zsh", "ksh", "busybox") if shutil.which(shell)]
+
+
+def command(shell: str, script: str) -> list[str]:
+    return [shell, *(["sh"] if shell == "busybox" else []), "-c", script]
+
+
+def environment(daemon: Daemon, **more: str) -> dict[str, str]:
+    return PLAIN | {"GPULEASE_SOCKET": str(daemon.socket)} | more
+
+
+def run(daemon: Daemon, script: str, shell: str = "bash", **more: str) -> Any:
+    return subprocess.run(
+        command(shell, script), env=environment(daemon, **more), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+def open_shell(daemon: Daemon, script: str, shell: str = "bash") -> subprocess.Popen[str]:
+    """Run a script that says on stdout when it has done its work, and waits for a line."""
+    return subprocess.Popen(
+        command(shell, script + "\nread line"), env=environment(daemon), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """Let a shell end, and return what it wrote to stderr."""
+    return process.communicate("\n", timeout=60)[1]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_holds_what_it_evaluates_until_it_ends(daemon: Daemon, shell: str) -> None:
+    process = open_shell(
+        daemon, f'eval "$({GPULEASE} hold --mem 3G --name mine)"\n'
+        'echo "$GPULEASE_JOB $GPULEASE_MEMORY $CUDA_VISIBLE_DEVICES"', shell
+    )  # fmt: skip
+    number, memory, visible = line_of(process).split()
+
+    job = daemon.job(int(number))
+    assert (job["state"], job["name"], job["kind"]) == ("active", "mine", "hold")
+    assert job["pid"] == process.pid
+    assert int(memory) == 3 * G
+    assert visible == job["leases"][0]["gpu"]
+
+    said = end(process)
+    assert said.startswith(f"gpulease: job {number} holds 3G on 1 GPU until process {process.pid}")
+    assert daemon.wait_until(int(number), "ended")["outcome"] == "released"
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize("form", ["{} | source", "eval ({})"])
+def test_fish_holds_what_it_sources(daemon: Daemon, form: str) -> None:
+    hold = form.format(f"{GPULEASE} hold --mem 3G")
+    process = open_shell(daemon, f"{hold}; echo $GPULEASE_JOB $GPULEASE_MEMORY", "fish")
+    number, memory = line_of(process).split()
+    assert daemon.job(int(number))["pid"] == process.pid
+    assert int(memory) == 3 * G
+    end(process)
+    assert daemon.wait_until(int(number), "ended")["outcome"] == "released"
+
+
+def test_a_shell_that_is_killed_gives_the_lease_back(daemon: Daemon) -> None:
+    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 3G)"; echo $GPULEASE_JOB')
+    number = int(line_of(process))
+
+    process.kill()
+    process.communicate()
+
+    assert daemon.wait_until(number, "ended")["outcome"] == "released"
+
+
+def test_a_wrapper_inside_the_brackets_does_not_hold_it(daemon: Daemon, tmp_path: Path) -> None:
+    wrapper = tmp_path / "mine"
+    wrapper.write_text(f'#!/bin/sh\n{GPULEASE} hold --mem 1G "$@"\n')
+    wrapper.chmod(0o755)
+
+    process = open_shell(daemon, f'eval "$({wrapper} --name w)"; echo $GPULEASE_JOB')
+
+    assert daemon.job(int(line_of(process)))["pid"] == process.pid
+    end(process)
+
+
+def test_what_runs_in_the_shell_finds_the_lease(daemon: Daemon) -> None:
+    ran = run(
+        daemon, f'eval "$({GPULEASE} hold --mem 3G --gpus 2)"; {GPULEASE} status --json; '
+        f'"{sys.executable}" -c "import os; print(os.environ.__class__.__mro__)"'
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "_Environ" in ran.stdout
+    status, _ = json.JSONDecoder().raw_decode(ran.stdout)
+    assert [gpu["memory"]["leased"] for gpu in status["gpus"]] == [3 * G, 3 * G]
+
+
+def test_with_a_time_it_lasts_as_long_whatever_ends(daemon: Daemon) -> None:
+    ran = run(daemon, f'eval "$({GPULEASE} hold --mem 3G --for 2h)"; echo $GPULEASE_JOB')
+    job = daemon.job(int(ran.stdout))
+    assert (job["state"], job["pid"], job["claim"]["time_limit"]) == ("active", None, 7200)
+    assert daemon.run("cancel", str(job["id"])).returncode == 0
+    assert daemon.wait_until(job["id"], "ended")["outcome"] == "released"
+
+
+def test_it_can_be_held_for_another_process(daemon: Daemon) -> None:
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    number = 0
+    try:
+        ran = daemon.run("hold", "--mem", "3G", "--pid", str(sleeper.pid), "--json")
+        number = json.loads(ran.stdout)["job"]["id"]
+        assert daemon.job(number)["pid"] == sleeper.pid
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert daemon.wait_until(number, "ended")["outcome"] == "released"
+
+
+def test_json_tells_the_job_and_what_to_set(daemon: Daemon) -> None:
+    told = json.loads(daemon.run("hold", "--mem", "3G", "--for", "1h", "--json").stdout)
+    assert told["set"]["GPULEASE_JOB"] == str(told["job"]["id"])
+    assert told["set"]["CUDA_VISIBLE_DEVICES"] == told["job"]["leases"][0]["gpu"]
+    assert isinstance(told["unset"], list)
+
+
+def test_variables_that_are_no_text_pass_unharmed(daemon: Daemon) -> None:
+    odd = os.fsdecode(b"/caf\xc3\xa9/\xff'")
+    ran = subprocess.run(
+        ["bash", "-c", f'eval "$({GPULEASE} hold --mem 1G)"; printf %s "$PYTHONPATH"'],
+        env=environment(daemon, PYTHONPATH=odd), capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert ran.stdout.endswith(b":" + os.fsencode(odd)), ran
+    told = daemon.run(
+        "hold", "--mem", "1G", "--for", "1h", "--json", env=environment(daemon, PYTHONPATH=odd)
+    )
+    assert json.loads(told.stdout)["set"]["PYTHONPATH"].endswith(":/caf\xe9/\ufffd'")
+
+
+def test_a_failure_leaves_nothing_to_evaluate(daemon: Daemon) -> None:
+    ran = run(daemon, f"{GPULEASE} hold --mem 30G")
+    assert (ran.returncode, ran.stdout) == (125, "")
+    assert ran.stderr.startswith("cannot lease 30G: ")
+
+    daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "1000")
+    ran = run(daemon, f"{GPULEASE} hold --mem 1G --no-wait")
+    assert (ran.returncode, ran.stdout) == (75, "")
+
+
+def test_one_inside_another_is_refused_until_that_is_given_back(daemon: Daemon) -> None:
+    ran = run(
+        daemon, f'eval "$({GPULEASE} hold --mem 1G)"; first=$GPULEASE_JOB\n'
+        f"{GPULEASE} hold --mem 1G && exit 1\n"
+        f"{GPULEASE} cancel $first >/dev/null\n"
+        f'until {GPULEASE} show $first | grep -q released; do :; done\n'
+        f'eval "$({GPULEASE} hold --mem 2G)"\n'
+        'test $first != $GPULEASE_JOB && echo $GPULEASE_MEMORY'
+    )  # fmt: skip
+    assert "cannot hold a lease here: job 1 is in force already\n\nhint: " in ran.stderr
+    assert ran.stdout.split() == [str(2 * G)]
+
+
+def test_one_inside_a_job_is_refused(daemon: Daemon) -> None:
+    ran = daemon.run(
+        "run", "--mem", "1G", "--", sys.executable, "-m", "gpulease.cli", "hold", "--mem", "1G",
+        check=False, env=environment(daemon),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (125, "")
+    assert "job 1 is in force already" in ran.stderr
+
+
+def waiting_hold(daemon: Daemon) -> tuple[int, int, subprocess.Popen[bytes]]:
+    """Fill the GPUs, and return the ids of what fills them and of a hold that waits."""
+    filler = daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "1000")
+    daemon.wait_until(filler, "active")
+    process = daemon.open(
+        "hold", "--mem", "3G", "--name", "waits", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(daemon),
+    )  # fmt: skip
+    number = wait_for("the hold is queued", lambda: [
+        job["id"] for job in daemon.status()["jobs"] if job["name"] == "waits"
+    ])  # fmt: skip
+    return filler, number[0], process
+
+
+def test_ctrl_c_gives_the_place_in_the_line_back(daemon: Daemon) -> None:
+    _, number, process = waiting_hold(daemon)
+    wait_for("it says why it waits", lambda: b"waits" in read_some(process))
+
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (130, b"")
+    assert daemon.wait_until(number, "ended")["outcome"] == "cancelled"
+
+
+def read_some(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stderr is not None
+    return os.read(process.stderr.fileno(), 1 << 16)
+
+
+def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    filler, number, process = waiting_hold(daemon)
+    daemon.kill()
+    wait_for("the command has seen it go", lambda: b"gone" in read_some(process))
+    daemon.start()
+    daemon.run("cancel", str(filler))
+
+    out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert f"export GPULEASE_JOB='{number}';" in out.decode().splitlines()
+
+
+def test_a_lease_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 3G)"; echo $GPULEASE_JOB')
+    number = int(line_of(process))
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(number)["state"] == "active"
+
+    daemon.kill()
+    end(process)
+    daemon.start()
+    assert daemon.wait_until(number, "ended")["outcome"] == "released"
+
+
+def test_typed_without_eval_it_says_how_it_is_meant(daemon: Daemon) -> None:
+    ours, theirs = pty.openpty()
+    process = daemon.open(
+        "hold", "--mem", "1G", "--for", "1h", stdin=theirs, stdout=theirs, stderr=theirs,
+        env=environment(daemon),
+    )  # fmt: skip
+    os.close(theirs)
+    shown = ""
+    try:
+        while piece := os.read(ours, 1 << 16).decode():
+            shown += piece
+    except OSError:
+        pass  # the other end is closed: that is all
+    os.close(ours)
+    assert process.wait() == 0
+    assert 'hint: gpulease cancel 1, and then eval "$(gpulease hold ...)"' in shown
+
+
+def test_a_reader_that_leaves_gets_no_lease(daemon: Daemon) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = daemon.open("hold", "--mem", "1G", stdout=theirs, env=environment(daemon))
+    os.close(theirs)
+    assert process.wait(60) == 141
+    assert daemon.wait_until(1, "ended")["outcome"] in ("released", "cancelled")
+
+
+def test_extend_gives_a_hold_more_time_and_less(daemon: Daemon) -> None:
+    number = json.loads(daemon.run("hold", "--mem", "1G", "--for", "1h", "--json").stdout)["job"][
+        "id"
+    ]
+
+    more = daemon.run("extend", str(number), "+2h").stdout
+    assert more.startswith(f"job {number} now ends at ")
+    assert more.endswith("in 2h 59m\n")
+    assert daemon.job(number)["claim"]["time_limit"] == 3 * 3600
+
+    assert daemon.run("extend", str(number), "-30m").stdout.endswith("in 2h 29m\n")
+    daemon.run("cancel", str(number))
+
+
+def test_extend_answers_for_each_job(daemon: Daemon) -> None:
+    first = daemon.submit("--mem", "1G", "--time", "1h", "--", "sleep", "1000")
+    endless = daemon.submit("--mem", "1G", "--", "sleep", "1000")
+    daemon.wait_until(first, "active")
+
+    ran = daemon.run("extend", str(first), str(endless), "99", "+1h", check=False)
+
+    assert ran.returncode == 125
+    assert ran.stdout.startswith(f"job {first} now ends at ")
+    assert f"cannot extend job {endless}: it has no time limit" in ran.stderr
+    assert "99" in ran.stderr
+
+
+NASTY = {
+    "PLAIN": "as it is",
+    "QUOTES": """'single' "double" `ticks` $HOME \\n \\""",
+    "TWO_LINES": "one\ntwo\n\n",
+    "BYTES": os.fsdecode(b"caf\xc3\xa9 \xff"),
+    "GLOB": '[{"a":1}] * ? ~ ! # ; & |',
+    "EMPTY": "",
+}
+
+
+@pytest.mark.parametrize("shell", [*SHELLS, *filter(shutil.which, ("fish", "tcsh", "csh"))])
+def test_every_value_arrives_as_it_is(shell: str) -> None:
+    dialect: Dialect = dialect_of(shell, None)
+    script = statements(NASTY | {"not a name": "x"}, ["GONE", "%bad"], dialect)
+    python = f'"{sys.executable}" -c "import os; print(dict(os.environ))"'
+
+    ran = subprocess.run(
+        command(shell, f"{script}\n{python}"), env=PLAIN | {"GONE": "1"}, capture_output=True,
+        text=True, errors="surrogateescape", check=False,
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stderr
+    found = eval(ran.stdout)
+    assert {name: found[name] for name in NASTY} == NASTY
+    assert "GONE" not in found
+
+
+@pytest.mark.parametrize(
+    ("program", "login_shell", "dialect"),
+    [
+        ("bash", "/usr/bin/fish", "sh"),
+        ("-zsh", None, "sh"),
+        ("fish", "/bin/bash", "fish"),
+        ("tcsh", None, "csh"),
+        ("python3", "/usr/bin/fish", "fish"),
+        ("python3", "/bin/bash", "sh"),
+        (None, None, "sh"),
+    ],
+)
+def test_the_language_is_that_of_the_shell_that_asks(
+    program: str | None, login_shell: str | None, dialect: str
+) -> None:
+    assert dialect_of(program, login_shell) == dialect
+
+
+def test_nothing_is_left_of_a_hold_but_the_lease(daemon: Daemon) -> None:
+    process = open_shell(daemon, f'eval "$({GPULEASE} hold --mem 1G)"; echo done')
+    assert line_of(process) == "done"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert alive([int(pid) for pid in children]) == []
+    end(process)

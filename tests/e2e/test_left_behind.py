@@ -1,0 +1,36 @@
+"""A job whose main process has ended and left others behind still holds its lease, and says so."""
+
+from pathlib import Path
+
+from e2e.asking import client, leased, submit, when, when_in
+from e2e.conftest import Daemon
+
+
+def test_what_the_main_process_left_behind_keeps_the_lease_and_is_counted(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    left = f"while ! test -e {gate}; do sleep 0.05; done"
+    job = submit(daemon, "bash", "-c", f"({left}) & ({left}) & exit 3")
+    shown = when(daemon, job, "its main process has ended", lambda it: it.main_exited_at)
+    assert shown.state == "active"
+    assert shown.reason is not None
+    assert "(exit status 3); what it left behind keeps the lease" in shown.reason
+    assert shown.exit_status is None, "it has not ended"
+    assert shown.processes is not None
+    assert shown.processes >= 2
+    assert leased(daemon) > 0
+    daemon.kill()
+    daemon.start()
+    again = client(daemon).job(job)
+    assert (again.main_exited_at, again.reason) == (shown.main_exited_at, shown.reason)
+    gate.touch()
+    ended = when_in(daemon, job, "ended")
+    assert (ended.outcome, ended.exit_status) == ("exited", 3)
+    assert [event.kind for event in ended.events].count("main_exited") == 1
+
+
+def test_a_running_job_has_its_processes_counted_and_a_listing_counts_none(daemon: Daemon) -> None:
+    job = submit(daemon, "bash", "-c", "sleep 600 & sleep 600 & wait")
+    when(daemon, job, "all three are there", lambda shown: shown.processes == 3)
+    assert [each.processes for each in client(daemon).jobs().jobs] == [None]

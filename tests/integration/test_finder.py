@@ -1,0 +1,128 @@
+"""Whose a process is, where leases are held: real processes, and leases by hand."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes import NOON, hold_order, order
+from gpulease.daemon.finder import Finder
+from gpulease.daemon.living import has_ended, living
+from gpulease.domain.hold import Holder, Process
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.memory import JobId
+from gpulease.process.table import MARKER, ProcessTable
+from process_rig import wait_until
+
+ME = Owner(os.getuid(), os.getgid(), "me")
+PREFIX = "here"
+# Tells the pids of two children: one with the marker that it is given, one without.
+_TWO = f"{MARKER}=$1 sleep 1000 & echo $!; unset {MARKER}; sleep 1000 & echo $!; wait"
+
+
+@pytest.fixture
+def finder() -> Finder:
+    return Finder(ProcessTable(), PREFIX)
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int, int]]:
+    """A shell, its child with the marker of job 1, and its child without one."""
+    shell = subprocess.Popen(
+        ["sh", "-c", _TWO, "sh", f"{PREFIX}/1"], stdout=subprocess.PIPE, process_group=0
+    )
+    assert shell.stdout is not None
+    children = int(shell.stdout.readline()), int(shell.stdout.readline())
+    for child in children:
+        comm = Path(f"/proc/{child}/comm")
+        wait_until(lambda comm=comm: comm.read_text() == "sleep\n", "the child is what it will be")
+    yield shell.pid, *children
+    os.killpg(shell.pid, 9)
+    shell.communicate()
+
+
+def process(pid: int) -> Process:
+    found = living(pid)
+    assert found is not None
+    return found.process
+
+
+def held(number: int, by: Process) -> Job:
+    wanted = replace(hold_order(owner=ME), holder=Holder(by, None))
+    return wanted.queued(JobId(number), NOON)
+
+
+def test_the_holder_and_all_below_it_belong_to_the_lease(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    shell, marked, plain = family
+    hold = held(7, process(shell))
+    assert finder.jobs_of([shell, marked, plain, os.getpid()], [hold]) == {
+        shell: 7,
+        marked: 7,
+        plain: 7,
+    }
+
+
+def test_of_two_leases_of_one_holder_a_process_belongs_to_the_one_it_was_started_in(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    shell, marked, plain = family
+    both = [held(1, process(shell)), held(7, process(shell))]
+    assert finder.jobs_of([marked, plain], both) == {marked: 1, plain: 7}
+
+
+def test_the_nearest_holder_counts(finder: Finder, family: tuple[int, int, int]) -> None:
+    shell, marked, plain = family
+    jobs = [held(3, process(shell)), held(4, process(plain))]
+    assert finder.jobs_of([marked, plain], jobs) == {marked: 3, plain: 4}
+
+
+def test_a_lease_taken_within_a_job_is_apart_from_it(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    shell, marked, plain = family
+    run = replace(order(owner=ME).queued(JobId(1), NOON), shim_pid=shell)
+    assert finder.jobs_of([marked, plain], [run, held(2, process(plain))]) == {
+        marked: 1,
+        plain: 2,
+    }
+
+
+def test_a_process_that_only_has_the_pid_of_a_holder_is_a_stranger(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    shell, _, plain = family
+    there = process(shell)
+    for other in (replace(there, started=there.started - 1), replace(there, boot="another")):
+        assert has_ended(other)
+        assert finder.jobs_of([shell, plain], [held(7, other)]) == {}
+
+
+def test_a_marker_counts_no_longer_than_its_lease(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    _, marked, _ = family
+    assert finder.jobs_of([marked], [held(1, process(os.getpid()))]) == {marked: 1}
+    assert finder.jobs_of([marked], []) == {}
+
+
+def test_a_mere_thread_and_what_is_not_there_are_no_processes() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert thread.native_id is not None
+    assert living(thread.native_id) is None
+    over.set()
+    thread.join()
+    assert living(0) is None
+    assert living(-1) is None
+    highest = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert living(highest + 1) is None
+    seen = living(os.getpid())
+    assert seen is not None
+    assert (seen.uid, seen.process.pid) == (os.getuid(), os.getpid())

@@ -1,0 +1,175 @@
+"""A job that is stopped and continued, and one that is warned before its time is up."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gpulease.frames import FrameKind
+from gpulease.process.control import set_time_limit, stop
+from gpulease.process.launcher import Launch
+from gpulease.process.orders import EarlySignalOrder
+from process_rig import (
+    Client,
+    end,
+    finish,
+    job_directory,
+    output,
+    python,
+    run,
+    shell,
+    start,
+    wait_until,
+)
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with job_directory() as made:
+        yield made
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_stop_that_is_asked_for_is_told_and_undone(directory: Path) -> None:
+    started = start(shell(directory, "sleep 1000 & echo $!; wait"))
+    child = int(wait_until(lambda: output(directory)))
+    with Client(directory, "attach") as client:
+        for _ in range(3):
+            client.send(FrameKind.SIGNAL, signal=int(signal.SIGTSTP))
+            assert json.loads(client.until(FrameKind.SUSPENDED)) == {"signal": signal.SIGTSTP}
+            wait_until(lambda: state(child) == state(started.pid) == "T", "a stopped group")
+            client.send(FrameKind.SIGNAL, signal=int(signal.SIGCONT))
+            wait_until(lambda: state(child) == state(started.pid) == "S", "a running group")
+
+
+def test_who_comes_after_the_stop_is_told_and_who_comes_after_the_end_of_it_is_not(
+    directory: Path,
+) -> None:
+    started = start(shell(directory, "exec sleep 1000"))
+    os.kill(started.pid, signal.SIGSTOP)
+    with Client(directory, "watch") as client:
+        assert json.loads(client.until(FrameKind.SUSPENDED)) == {"signal": signal.SIGSTOP}
+        os.kill(started.pid, signal.SIGCONT)
+        wait_until(lambda: state(started.pid) == "S")
+
+    with Client(directory, "watch") as client:
+        os.kill(started.pid, signal.SIGKILL)
+        assert not client.collect()[FrameKind.SUSPENDED]
+
+
+def test_a_stop_of_another_process_is_not_told(directory: Path) -> None:
+    start(shell(directory, "sleep 1000 & echo $!; wait; exit 3"))
+    child = int(wait_until(lambda: output(directory)))
+    with Client(directory, "watch") as client:
+        os.kill(child, signal.SIGSTOP)
+        wait_until(lambda: state(child) == "T")
+        os.kill(child, signal.SIGKILL)
+        seen = client.collect()
+
+    assert not seen[FrameKind.SUSPENDED]
+    assert json.loads(seen[FrameKind.EXITED])["exit_code"] == 3
+
+
+def test_processes_that_go_on_stopping_themselves_can_be_cancelled(directory: Path) -> None:
+    program = """
+import os, signal
+for _ in range(4):
+    os.fork()
+signal.signal(signal.SIGCONT, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"up")
+while True:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    start(python(directory, program))
+    wait_until(lambda: output(directory).count("up") == 16)
+
+    assert run(stop(directory, "cancelled", timedelta(seconds=0.2)))
+
+    ended = end(directory)
+    assert (ended.reason, ended.signal) == ("cancelled", signal.SIGKILL)
+
+
+def test_a_job_on_pipes_is_a_group_of_its_own_that_is_not_orphaned(directory: Path) -> None:
+    started = start(shell(directory, "ps -o sid=,pgid=,pid= -p $$"))
+    end(directory)
+
+    pid = started.pid
+    assert [int(number) for number in output(directory).split()] == [started.shim_pid, pid, pid]
+
+
+def test_a_full_pipe_of_a_stopped_job_holds_no_one_up(directory: Path) -> None:
+    started = start(shell(directory, "exec cat", stdin=True, awaits_attach=True))
+    with Client(directory, "attach") as client, Client(directory, "watch") as aside:
+        client.until(FrameKind.STARTED)
+        os.kill(started.pid, signal.SIGSTOP)
+        aside.until(FrameKind.SUSPENDED)
+        client.socket.settimeout(0.5)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                sent += client.socket.send(bytes([17, 0, 1, 0, 0]) + bytes(65536))
+        aside.send(FrameKind.SIGNAL, signal=int(signal.SIGCONT))
+        client.socket.settimeout(60)
+        client.read(sent - sent % 65541 - 65541 * 2)
+
+
+def warned(directory: Path, before_s: float, **changes: object) -> Launch:
+    script = """
+trap 'echo warned' USR1
+(trap 'echo child' USR1; while :; do sleep 1000 & wait; done) &
+echo up
+while :; do sleep 1000 & wait $!; done
+"""
+    early = EarlySignalOrder(int(signal.SIGUSR1), before_s)
+    return shell(directory, script, early_signal=early, grace=timedelta(0), **changes)
+
+
+def test_the_main_process_is_warned_before_its_time_is_up(directory: Path) -> None:
+    # Two seconds after the start, or one before the end: the handler is there by then.
+    ended = finish(warned(directory, 1.0, time_limit=timedelta(seconds=3)))
+
+    assert ended.reason == "time_limit"
+    assert output(directory) == "up\nwarned\n"
+
+
+def test_a_new_limit_warns_anew_and_at_once_if_it_is_near(directory: Path) -> None:
+    start(warned(directory, 1800.0, time_limit=timedelta(hours=2)))
+    wait_until(lambda: output(directory) == "up\n")
+    for count in (1, 2):
+        assert run(set_time_limit(directory, timedelta(minutes=10 + count)))
+        wait_until(lambda n=count: output(directory) == "up\n" + n * "warned\n")
+    assert run(set_time_limit(directory, timedelta(hours=3)))
+    assert run(set_time_limit(directory, None))
+    assert run(stop(directory, "cancelled", timedelta(0)))
+
+    assert end(directory).reason == "cancelled"
+    assert output(directory) == "up\nwarned\nwarned\n"
+
+
+@pytest.mark.parametrize(
+    "early", [EarlySignalOrder(0, 7200.0), EarlySignalOrder(9999, 7200.0), None]
+)
+def test_what_is_no_signal_warns_no_one(directory: Path, early: EarlySignalOrder | None) -> None:
+    ended = finish(shell(directory, "exit 5", time_limit=HOUR, early_signal=early))
+
+    assert ended.exit_code == 5
+
+
+def test_without_a_limit_there_is_no_warning(directory: Path) -> None:
+    start(warned(directory, 1e9))
+    wait_until(lambda: output(directory) == "up\n")
+    with Client(directory, "attach") as client:
+        client.send(FrameKind.SIGNAL, signal=int(signal.SIGTERM))
+        client.until(FrameKind.EXITED)
+
+    assert output(directory) == "up\n"

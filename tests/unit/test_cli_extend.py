@@ -1,0 +1,77 @@
+"""`gpulease extend`: how its line is read, and what it says."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import typer
+
+from daemon_stand_in import views
+from gpulease.cli.app import call
+from gpulease.cli.extend import read, said
+from gpulease.errors import BadValue
+
+HOUR = 3600.0
+NOW = datetime(2026, 1, 5, 13, 18, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs", "by_s"),
+    [
+        (["17", "+2h"], [17], 2 * HOUR),
+        (["17", "2h"], [17], 2 * HOUR),
+        (["17", "18", "+1d12h"], [17, 18], 36 * HOUR),
+        (["17", "-30m"], [17], -HOUR / 2),
+        (["17", "+90"], [17], 90.0),
+        (["17", "+01:30:00"], [17], 1.5 * HOUR),
+    ],
+)
+def test_the_last_word_is_the_time_and_may_have_a_sign(
+    words: list[str], jobs: list[int], by_s: float
+) -> None:
+    assert read(words) == (jobs, by_s)
+
+
+@pytest.mark.parametrize("words", [["17"], ["17", "18"], ["+2h"], ["+2h", "17"], ["x", "+2h"]])
+def test_ids_without_a_time_and_times_without_ids_are_not_understood(words: list[str]) -> None:
+    with pytest.raises(typer.BadParameter):
+        read(words)
+
+
+@pytest.mark.parametrize("span", ["+", "-", "--2h", "+-2h", "", "+2x"])
+def test_what_is_no_time_is_refused(span: str) -> None:
+    with pytest.raises(BadValue):
+        read(["17", span])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["17", "-30m"],
+        ["17", "-2h"],  # -h is help, but not here
+        ["-2h", "17"],
+        ["17", "--", "-2h"],
+        ["--socket", "/no/such", "17", "-90"],
+    ],
+)
+def test_less_time_is_not_read_as_an_option(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["--socket", "/no/such", "extend", *line]) == 125
+    assert "there is no socket /no/such" in capsys.readouterr().err
+
+
+def test_options_stay_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["extend", "17", "-30m", "--nonsense"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def test_it_says_when_the_job_ends_now() -> None:
+    running = replace(views.job(17), expires_at="2026-01-05T16:30:00Z")
+    assert said(running, NOW) == "job 17 now ends at 16:30, in 3h 12m"
+
+
+def test_of_a_job_that_waits_it_says_how_long_it_may_run() -> None:
+    waiting = views.job(17)
+    waiting = replace(waiting, expires_at=None, claim=replace(waiting.claim, time_limit=2.5 * HOUR))
+    assert said(waiting, NOW) == "job 17 may now run for 2h 30m once it starts"

@@ -1,0 +1,76 @@
+"""What `import gpulease` gives: light, typed, and nothing but the public names."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import gpulease
+
+REPOSITORY = Path(__file__).parents[2]
+USER = """
+    from typing import assert_type
+
+    import gpulease
+    from gpulease import Client, Lease, lease
+    from gpulease.errors import NoRoomNow
+
+    with gpulease.lease("4G", gpus=2, wait="30m") as mine:
+        assert_type(mine, Lease)
+        assert_type(mine.memory, int)
+        assert_type(mine.gpus[0].uuid, str)
+    try:
+        lease(None, wait=0).release()
+    except (NoRoomNow, gpulease.errors.AlreadyClaimed) as error:
+        assert_type(error.hint, str | None)
+    assert_type(Client().status().gpus[0].memory.headroom, int | None)
+"""
+WRONG = {
+    "gpulease.lease(memory=4.5)": "arg-type",
+    'gpulease.lease("4G", visible="name")': "arg-type",
+    'gpulease.lease("4G", 2)': "call-arg",
+    "gpulease.leese": "attr-defined",
+}
+
+
+def mypy(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "user.py").write_text(dedent(text))
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "user.py"],
+        cwd=folder, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+
+def test_the_import_loads_nothing_but_itself() -> None:
+    script = "import sys, gpulease; print(*[name for name in sys.modules if 'gpulease' in name])"
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert ran.stdout.split() == ["gpulease"]
+
+
+@pytest.mark.parametrize("name", gpulease.__all__)
+def test_every_public_name_is_there_and_listed(name: str) -> None:
+    assert getattr(gpulease, name) is not None
+    assert name in dir(gpulease)
+
+
+def test_any_other_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'gpulease' has no attribute 'leese'"):
+        gpulease.leese  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_users_program_type_checks_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    ran = mypy(tmp_path, USER)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_mistakes_are_seen_by_the_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    ran = mypy(tmp_path, "import gpulease\n" + "\n".join(WRONG))
+    errors = [line for line in ran.stdout.splitlines() if " error: " in line]
+    found = [line.rpartition("[")[2].rstrip("]") for line in errors]
+    assert found == list(WRONG.values())
