@@ -97,6 +97,7 @@ class _Attachment:
         self._ended = False
         self._ending: Ending | None = None
         self._interrupted_at = float("-inf")
+        self._ctrl_c_typed = False
         self._broken_at: float | None = None
 
     def run(self) -> Ending | None:
@@ -212,6 +213,7 @@ class _Attachment:
         pressed = board.press(piece, time.monotonic())
         if pressed.passed:
             self._link.put(FrameKind.STDIN, pressed.passed)
+        self._ctrl_c_typed = self._ctrl_c_typed or pressed.interrupt
         for signum in pressed.signals:
             self._interrupt() if signum == signal.SIGINT else self._link.signal(signum)
         if pressed.cancel:
@@ -295,4 +297,5 @@ class _Attachment:
                 exit_code=code if isinstance(code, int) else None,
                 signal=number if isinstance(number, int) else None,
                 reason=str(record.get("reason")),
+                ctrl_c_typed=self._ctrl_c_typed,
             )

@@ -15,7 +15,7 @@ from gpulease.cli.attachment import Detached, Hooks, Left, TurnedAway, attach
 from gpulease.cli.manner import Manner
 from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.render import pass_on
-from gpulease.cli.signals import Interrupted, Signals
+from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
 from gpulease.cli.talk import Talk
 from gpulease.cli.text import clean
 from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_end, wait_for_start
@@ -53,6 +53,7 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
     """Return the exit code once the job has ended, or goes on without us.
 
     Raises:
+        EndedByInterrupt: SIGINT ended the job.
         NotAllowed: the job is someone else's.
     """
     try:
@@ -60,6 +61,8 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
         if errand.is_shell and job.state == "active":
             talk.say(sentences.shell_on(job, _gpus(client, job)))
         stay = _stay(client, job, signals, talk, errand)
+        if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
+            raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
             return status_of_ending(stay.ending)
         return _after_the_fact(client, job, signals, talk, errand, seen=stay.attached)

@@ -42,6 +42,8 @@ class Pressed:
     passed: bytes = b""
     """For the job's standard input."""
     signals: tuple[signal.Signals, ...] = ()
+    interrupt: bool = False
+    """Ctrl-C is among what is passed."""
     cancel: bool = False
     suspend: bool = False
     """Stop this command, and nothing else."""
@@ -95,7 +97,9 @@ class Keyboard:
         typed = self._detach.feed(piece)
         if self.use is Use.WRITE:
             insists = self._interrupts.typed(typed.passed, now) if typed.passed else False
-            return Pressed(typed.passed, cancel=insists, detach=typed.detach)
+            key = self._controls.interrupt
+            interrupt = bool(key) and key in typed.passed
+            return Pressed(typed.passed, interrupt=interrupt, cancel=insists, detach=typed.detach)
         return self._commands(typed.passed, typed.detach)
 
     def heard(self, piece: bytes) -> None:

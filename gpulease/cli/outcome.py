@@ -19,6 +19,8 @@ class Ending:
     signal: int | None
     reason: str
     """ "exited", "signaled", or why it was asked to go: "cancelled", "time_limit" and others."""
+    ctrl_c_typed: bool = False
+    """Ctrl-C was typed on the terminal that was the job's."""
 
 
 def status_of_ending(ending: Ending) -> int:

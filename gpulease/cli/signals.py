@@ -36,6 +36,28 @@ class Interrupted(Exception):
         self.signum = signum
 
 
+class EndedByInterrupt(Exception):
+    """SIGINT ended the job, and is to end this command: a shell in a loop looks at just that."""
+
+    def __init__(self, *, ctrl_c_typed: bool) -> None:
+        super().__init__("SIGINT")
+        self.ctrl_c_typed = ctrl_c_typed
+
+    def take_effect(self) -> None:
+        """End this process by SIGINT, unless it was started with SIGINT ignored.
+
+        Where Ctrl-C was typed while the terminal was the job's, no process of our own group has
+        heard of it yet, and a script that started us would go on with its next command.
+        """
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            return
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if self.ctrl_c_typed:
+            os.killpg(0, signal.SIGINT)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 class Signals:
     """Catch signals for as long as the block lasts.
 

@@ -11,7 +11,11 @@ _WARNING, _END = "early_signal", "time_limit"
 
 
 class TimeLimit:
-    """Call back when the time is up, and some time before; once for each limit that is set."""
+    """Call back when the time is up, and some time before.
+
+    The warning comes once, and once more for a new limit whose warning is still to come: whoever
+    handles the signal may do so for one only, and die of a second.
+    """
 
     def __init__(
         self,
@@ -28,23 +32,32 @@ class TimeLimit:
         self._warn = warn
         self._end = end
         self._started_at: float | None = None
+        self._warned = False
 
     def begin(self) -> None:
         """Count from now."""
         self._started_at = self._loop.now()
-        self.set(self._limit_s)
+        self._arm()
 
     def set(self, limit_s: float | None) -> None:
-        """Let it be so long from the start, instead of what it was; None: for ever."""
-        self._limit_s = limit_s
+        """Let it be so long from the start, instead of what it was; None: for ever.
+
+        The same again, as a daemon says that has come back, changes nothing.
+        """
+        if limit_s != self._limit_s:
+            self._limit_s = limit_s
+            self._arm()
+
+    def _arm(self) -> None:
         self.cancel()
-        if limit_s is None or self._started_at is None:
+        if self._limit_s is None or self._started_at is None:
             return
-        end_at = self._started_at + limit_s
+        end_at = self._started_at + self._limit_s
         if self._early is not None:
             # Where that is past by now, it is due at once, and before the end.
             warn_at = end_at - max(0.0, self._early.before_s)
-            self._loop.set_timer(_WARNING, warn_at, self._send)
+            if warn_at > self._loop.now() or not self._warned:
+                self._loop.set_timer(_WARNING, warn_at, self._send)
         self._loop.set_timer(_END, end_at, self._end)
 
     def cancel(self) -> None:
@@ -53,5 +66,6 @@ class TimeLimit:
             self._loop.cancel_timer(timer)
 
     def _send(self) -> None:
+        self._warned = True
         if self._early is not None:
             self._warn(self._early.signal)

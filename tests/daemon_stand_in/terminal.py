@@ -82,14 +82,14 @@ class Terminal:
                 self._read()
 
     def finish(self) -> int:
-        """Wait for the process to end, close the terminal, and return its status."""
+        """Wait for the process to end, close the terminal, and return what a shell would say."""
         self.until(self._has_ended)
         while select.select([self.handle], [], [], 0)[0] and self._read():
             pass
         self.after = self.attributes
         self._close()
         assert self.status is not None
-        return self.status
+        return self.status if self.status >= 0 else 128 - self.status
 
     def hang_up(self) -> int:
         """Close the terminal under the process, and return its status."""

@@ -203,7 +203,7 @@ def test_a_killed_run_is_found_again(sit: Open, daemon: Daemon) -> None:
     terminal = sit(*python("import sys\nprint('first', flush=True)\nsys.stdin.readline()"))
     terminal.read_until("first")
     os.kill(terminal.pid, signal.SIGKILL)
-    assert terminal.finish() == -signal.SIGKILL
+    assert terminal.finish() == 128 + signal.SIGKILL
     job = only_job(daemon)
     again = sit("attach", str(job))
     again.read_until("first")
@@ -322,6 +322,24 @@ def test_ctrl_z_stops_a_script_around_it_as_well(sit: Open, daemon: Daemon, tmp_
     terminal.read_until("then 0", after=begin)
     terminal.type(b"exit\r")
     assert terminal.finish() == 0
+
+
+def test_ctrl_c_ends_a_script_around_it_as_well(sit: Open, daemon: Daemon, tmp_path: Path) -> None:
+    run = " ".join(daemon.gpulease("run", "--mem", "1G", "--", sys.executable, "-c"))
+    job = 'import time; print("up"); time.sleep(600)'
+    loop = f"for n in 1 2; do echo round $n; {run} '{job}'; done"
+    (tmp_path / "all.sh").write_text(f"{loop}\necho after\n")
+    terminal = shell(daemon, sit)
+    command(terminal, "bash all.sh", "up")
+    begin = len(terminal.shown)
+    command(terminal, "\x03", "[ready] ")
+    said = terminal.shown[begin:]
+    assert "KeyboardInterrupt" in said
+    assert "round 2" not in said
+    assert "after" not in said
+    command(terminal, "echo status $?", "status 130")
+    terminal.type(b"exit\r")
+    terminal.finish()
 
 
 def test_bg_lets_the_job_go_on_without_the_terminal(

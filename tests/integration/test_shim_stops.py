@@ -142,17 +142,26 @@ def test_the_main_process_is_warned_before_its_time_is_up(directory: Path) -> No
     assert output(directory) == "up\nwarned\n"
 
 
-def test_a_new_limit_warns_anew_and_at_once_if_it_is_near(directory: Path) -> None:
+def test_a_new_limit_that_is_near_warns_at_once_and_only_once(directory: Path) -> None:
     start(warned(directory, 1800.0, time_limit=timedelta(hours=2)))
     wait_until(lambda: output(directory) == "up\n")
-    for count in (1, 2):
-        assert run(set_time_limit(directory, timedelta(minutes=10 + count)))
-        wait_until(lambda n=count: output(directory) == "up\n" + n * "warned\n")
+    # Told twice, as by a daemon that has come back; then another, that is near as well.
+    for minutes in (11, 11, 12):
+        assert run(set_time_limit(directory, timedelta(minutes=minutes)))
+        wait_until(lambda: output(directory) == "up\nwarned\n")
     assert run(set_time_limit(directory, timedelta(hours=3)))
-    assert run(set_time_limit(directory, None))
     assert run(stop(directory, "cancelled", timedelta(0)))
 
     assert end(directory).reason == "cancelled"
+    assert output(directory) == "up\nwarned\n"
+
+
+def test_a_longer_limit_warns_anew_when_its_own_end_is_near(directory: Path) -> None:
+    start(warned(directory, 6.0, time_limit=timedelta(seconds=8)))
+    wait_until(lambda: output(directory) == "up\nwarned\n")
+    assert run(set_time_limit(directory, timedelta(seconds=10)))
+
+    assert end(directory).reason == "time_limit"
     assert output(directory) == "up\nwarned\nwarned\n"
 
 

@@ -16,10 +16,10 @@ def keyboard(use: Use = Use.WRITE, controls: Controls | None = None) -> Keyboard
 
 def test_ctrl_c_twice_with_nothing_but_its_echo_between_asks_to_cancel() -> None:
     board = keyboard()
-    assert board.press(b"\x03", 10.0) == Pressed(b"\x03")
+    assert board.press(b"\x03", 10.0) == Pressed(b"\x03", interrupt=True)
     board.heard(b"^")
     board.heard(b"C")
-    assert board.press(b"\x03", 10.9) == Pressed(b"\x03", cancel=True)
+    assert board.press(b"\x03", 10.9) == Pressed(b"\x03", interrupt=True, cancel=True)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_ctrl_c_twice_slowly_or_with_typing_between_does_not_cancel() -> None:
 
 def test_a_paste_of_two_ctrl_c_does_not_cancel() -> None:
     board = keyboard()
-    assert board.press(b"\x03\x03", 10.0) == Pressed(b"\x03\x03")
+    assert board.press(b"\x03\x03", 10.0) == Pressed(b"\x03\x03", interrupt=True)
 
 
 def test_another_interrupt_character_is_the_one_that_counts() -> None:
