@@ -70,7 +70,8 @@ class FrameReader:
         self._in_parts = frozenset(in_parts)
         self._begun = bytearray()
         """What has come of a frame that is not complete yet."""
-        self._passing = FrameKind.STDOUT
+        self.passing = FrameKind.STDOUT
+        """Of what kind `rest` is."""
         self.rest = 0
         """Bytes that are still to come of a frame that is passed on in parts."""
 
@@ -97,11 +98,11 @@ class FrameReader:
                     yield kind, payload
                     continue
                 self._begun.clear()
-                self._passing, self.rest = kind, length
+                self.passing, self.rest = kind, length
             part, view = view[: self.rest], view[self.rest :]
             self.rest -= len(part)
             if part:
-                yield self._passing, bytes(part)
+                yield self.passing, bytes(part)
 
     def took(self, size: int) -> None:
         """Count bytes of `rest` that were taken off the stream by others."""

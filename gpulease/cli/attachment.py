@@ -90,8 +90,8 @@ class _Attachment:
         self._signals = signals
         self._hooks = hooks
         self._manner = manner
-        self._link = Link(link)
         self._console = Console(manner, handles, hooks.say)
+        self._link = Link(link, self._console.outlet)
         self._suspension = Suspension(manner, self._link, self._console, signals)
         self._alarms = Alarms()
         self._ended = False
@@ -196,6 +196,10 @@ class _Attachment:
 
     def _take_input(self) -> None:
         stdin = self._console.stdin
+        if self._console.keys is None and self._link.put_from(stdin) is not None:
+            if stdin.ended:
+                self._link.put(FrameKind.STDIN_END)
+            return
         piece = stdin.read()
         if self._console.keys is not None:
             if piece:

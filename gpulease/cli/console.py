@@ -71,6 +71,12 @@ class Console:
         if self.keys is not None:
             self.keys.board.heard(piece)
 
+    def outlet(self, kind: FrameKind) -> Outlet | None:
+        """Return where output of this kind may go unseen; None: it has to be shown."""
+        if self._modes is not None or self.keys is not None:
+            return None
+        return self.stderr if kind is FrameKind.STDERR else self.stdout
+
     def say(self, text: str) -> None:
         """Say something ourselves, on a line of its own."""
         if self._spoken is None:

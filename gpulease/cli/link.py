@@ -4,26 +4,34 @@ import json
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from gpulease.backlog import Backlog
-from gpulease.cli.streams import PIECE
+from gpulease.cli.streams import PIECE, Inlet, Outlet
 from gpulease.frames import HEADER, BadFrame, FrameKind, FrameReader
+from gpulease.outgoing import Outgoing
 
 _SOCKET_ROOM = 1 << 20
 """Bytes that the system may hold on their way to the shim, where it allows so much."""
+_HEAD = 4096
+"""Bytes read where most of what comes is to be moved on unread."""
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Link:
     """One connection; nothing here blocks."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(
+        self, link: socket.socket, outlet: Callable[[FrameKind], Outlet | None] = lambda _: None
+    ) -> None:
+        """Speak over `link`; `outlet` says where output may go that nobody needs to look at."""
         link.setblocking(False)
         self._link = link
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
         self._frames = FrameReader(in_parts=(FrameKind.STDOUT, FrameKind.STDERR))
-        self._unsent = Backlog()
+        self._unsent = Outgoing(link)
+        self._outlet = outlet
+        self._moved = False
+        """What came last went on unread."""
         self.deaf = False
         """The shim reads no more; it may still have something to say."""
         self.gone = False
@@ -48,6 +56,19 @@ class Link:
             self._unsent.add(HEADER.pack(kind, len(payload)))
             self._unsent.add(payload)
 
+    def put_from(self, inlet: Inlet) -> int | None:
+        """Queue a frame of input that is not copied, and return its size.
+
+        0: there is none now, or no more. None: it has to be read.
+        """
+        if self.deaf or self._unsent.pours:
+            return None
+        size = inlet.fill()
+        if size:
+            self._unsent.add(HEADER.pack(FrameKind.STDIN, size))
+            self._unsent.pour(inlet.conduit)
+        return size
+
     def tell(self, kind: FrameKind, **content: object) -> None:
         """Queue a frame of JSON."""
         self.put(kind, json.dumps(content).encode())
@@ -66,7 +87,7 @@ class Link:
     def send(self) -> None:
         """Send what it takes."""
         try:
-            self._unsent.write(self._link.sendmsg)
+            self._unsent.write()
         except BlockingIOError:
             return
         except OSError:
@@ -81,14 +102,27 @@ class Link:
             self.send()
 
     def _receive(self) -> Iterator[tuple[FrameKind, bytes]]:
+        if self._moves():
+            return
         try:
-            piece = self._link.recv(2 * PIECE)
+            piece = self._link.recv(_HEAD if self._moved else 2 * PIECE)
+            self._moved = False
             self.gone = not piece
             yield from self._frames.feed(piece)
         except BlockingIOError:
             return
         except (OSError, BadFrame):
             self.gone = True
+
+    def _moves(self) -> bool:
+        """Move output on, if that is what comes next and nobody needs to look at it."""
+        outlet = self._outlet(self._frames.passing) if self._frames.rest else None
+        size = outlet.move(self._link.fileno(), self._frames.rest) if outlet is not None else None
+        if size is None:
+            return False
+        self._frames.took(size)
+        self._moved = True
+        return True
 
 
 def read_json(payload: bytes) -> dict[str, object]:

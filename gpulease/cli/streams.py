@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from gpulease.backlog import Backlog, Piece
 from gpulease.cli.terminal import is_ours
+from gpulease.conduit import ROOM, Conduit
 
 PIECE = 256 * 1024
 """Bytes read from stdin at once, and kept for a slow reader before more are refused."""
@@ -36,6 +37,26 @@ class Outlet:
         self._waiting = Backlog()
         self._is_file = _is(handle, stat.S_ISREG)
         self._way = _reopened(handle) if _is(handle, stat.S_ISFIFO) else None
+        self._conduit = Conduit()
+        """What is to be written before what waits."""
+        self._can_move = self._is_file or self._way is not None
+
+    def move(self, source: int, most: int) -> int | None:
+        """Move at most `most` bytes of a socket here, uncopied, and return how many.
+
+        None: they have to be read, and put.
+        """
+        if self.broken or self.wants_room or not self._can_move:
+            return None
+        try:
+            size = self._conduit.fill(source, most)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._can_move = False
+            return None
+        self.write()
+        return size or None
 
     def put(self, piece: bytes) -> None:
         """Keep `piece` for writing; for a broken stream it is dropped."""
@@ -48,17 +69,19 @@ class Outlet:
     @property
     def wants_room(self) -> bool:
         """Whether something waits to be written."""
-        return self._waiting.size > 0
+        return self._waiting.size + self._conduit.held > 0
 
     @property
     def is_full(self) -> bool:
         """Whether so much waits that no more should be fetched."""
-        return self._waiting.size >= PIECE
+        return self._waiting.size + self._conduit.held >= PIECE
 
     def write(self) -> None:
         """Write what there is room for; call when poll says so."""
         try:
-            self._waiting.write(self._write_some)
+            self._empty_conduit()
+            if self._waiting.size:
+                self._waiting.write(self._write_some)
         except BlockingIOError:
             return
         except OSError as error:
@@ -67,10 +90,26 @@ class Outlet:
             unwanted = error.errno in (errno.EPIPE, errno.EBADF)
             self.trouble = None if unwanted else error.strerror
             self._waiting.clear()
+            self._conduit.clear()
+
+    def _empty_conduit(self) -> None:
+        try:
+            while self._conduit.held:
+                self._conduit.pass_on(self._target)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Nothing can be spliced here, as to a file that is open for appending.
+            self._can_move = False
+            self._waiting.add(self._conduit.read())
+
+    @property
+    def _target(self) -> int:
+        return self.handle if self._way is None else self._way
 
     def _write_some(self, pieces: list[Piece]) -> int:
         if self._is_file or self._way is not None:
-            return os.writev(self.handle if self._way is None else self._way, pieces)
+            return os.writev(self._target, pieces)
         return os.write(self.handle, pieces[0][:_ROOM])
 
 
@@ -97,6 +136,25 @@ class Inlet:
         self.handle = handle
         self.ended = False
         self.is_terminal = os.isatty(handle)
+        self.conduit = Conduit()
+        self._can_move = _is(handle, stat.S_ISREG) or _is(handle, stat.S_ISFIFO)
+
+    def fill(self) -> int | None:
+        """Take what is there into the conduit, which is empty; return how much it is.
+
+        None: it has to be read. `ended` is set at the end of it.
+        """
+        if not self._can_move:
+            return None
+        try:
+            size = self.conduit.fill(self.handle, ROOM)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._can_move = False
+            return None
+        self.ended = not size
+        return size
 
     @property
     def is_ours(self) -> bool:

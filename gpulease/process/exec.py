@@ -5,7 +5,6 @@ start is told and which closes when the command runs.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import resource
@@ -39,8 +38,6 @@ _COMPLAINT = 3
 _NULL = "/dev/null"
 _CWD_HINT = "submit it from a directory that exists still, and that you may enter"
 _TERMINAL_HINT = "pipe its output, as in `gpulease run ... | cat`, and it runs without one"
-_PIPE = 256 << 10
-"""Bytes that a pipe of the worker holds, where its user may have that much: fewer turns."""
 
 
 class Worker(NamedTuple):
@@ -96,21 +93,14 @@ _Ours = tuple[int | None, int, int | None]
 
 
 def _pipes(wants_stdin: bool, complaint: int) -> tuple[_Ours, _Ends]:
-    stdout, stdout_end = _pipe()
+    stdout, stdout_end = os.pipe()
     stderr, stderr_end = os.pipe()
     stdin: int | None = None
     if wants_stdin:
-        stdin_end, stdin = _pipe()
+        stdin_end, stdin = os.pipe()
     else:
         stdin_end = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC)
     return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, complaint)
-
-
-def _pipe() -> tuple[int, int]:
-    reader, writer = os.pipe()
-    with contextlib.suppress(OSError):  # a user may have only so many pages in pipes
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE)
-    return reader, writer
 
 
 def _terminal(order: TerminalOrder) -> Terminal:

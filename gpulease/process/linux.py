@@ -5,11 +5,14 @@ import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _fallocate = getattr(_libc, "fallocate64", _libc.fallocate)
+_tee = _libc.tee
+_tee.restype = ctypes.c_ssize_t
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_SPLICE_F_NONBLOCK = 2
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -47,6 +50,13 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
     """Give this part of a file back to the file system; it reads as zeros from then on."""
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     _check(_fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
+
+
+def tee(source: int, target: int, most: int) -> int:
+    """Let bytes of one pipe be in another one as well, and return how many; see tee(2)."""
+    size = int(_tee(source, target, ctypes.c_size_t(most), ctypes.c_uint(_SPLICE_F_NONBLOCK)))
+    _check(min(size, 0))
+    return size
 
 
 def argument_area() -> tuple[int, int] | None:

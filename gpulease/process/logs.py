@@ -5,9 +5,12 @@ part is always its last `limit` bytes. What cannot be written is counted and sai
 that fails never stops a job.
 """
 
+import contextlib
 import os
+from collections.abc import Callable
 from errno import ENOSYS, EOPNOTSUPP
 
+from gpulease.conduit import Conduit
 from gpulease.process.linux import punch_hole
 
 _BLOCK = 4096
@@ -16,7 +19,7 @@ _SLACK = 16
 
 
 class JobLog:
-    """One log, open for appending."""
+    """One log, of which we are the only writer."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self._fd = fd
@@ -25,20 +28,23 @@ class JobLog:
         self._freed = 0
         self._dropped = 0
         self._why = ""
-        self._at_line_start = True
         self._stopped = False
         self._dirty = False
 
     def write(self, piece: bytes | memoryview) -> None:
         """Append `piece`, or as much of it as can be."""
-        if self._stopped:
-            return
-        if self._dropped and not self._tell_dropped():
-            self._dropped += len(piece)
-            return
-        self._dropped += len(piece) - self._append(piece)
-        if self._size - self._freed > self._limit + max(_BLOCK, self._limit // _SLACK):
-            self._free_oldest()
+        if self._takes(len(piece)):
+            self._dropped += len(piece) - self._append(piece)
+            self._keep_to_limit()
+
+    def pour(self, conduit: Conduit) -> None:
+        """Append what `conduit` holds, or as much of it as can be; afterwards it is empty."""
+        if self._takes(conduit.held):
+            self._add(lambda _: conduit.pass_on(self._fd, self._size), conduit.held)
+            self._dropped += conduit.held
+            self._keep_to_limit()
+        if conduit.held:
+            conduit.clear()
 
     def tail(self, length: int) -> bytes:
         """Return at most the last `length` bytes."""
@@ -49,28 +55,46 @@ class JobLog:
             return b""
 
     def finish(self) -> None:
-        """Say what was dropped, if there is room by now, and wait until the rest is on disk."""
+        """Say what was dropped, if there is room by now."""
         if self._dropped and not self._stopped:
             self._tell_dropped()
+
+    def sync(self) -> None:
+        """Wait until all of it is on disk, which may take seconds."""
         if self._dirty:
-            try:
+            with contextlib.suppress(OSError):
                 os.fsync(self._fd)
-            except OSError:
-                self._dirty = False
+
+    def _takes(self, size: int) -> bool:
+        """Tell whether so many bytes may be tried; those that may not are counted."""
+        if self._stopped:
+            return False
+        if self._dropped and not self._tell_dropped():
+            self._dropped += size
+            return False
+        return True
 
     def _append(self, piece: bytes | memoryview) -> int:
         rest = memoryview(piece)
-        while rest:
+        return self._add(lambda done: os.pwrite(self._fd, rest[done:], self._size), len(piece))
+
+    def _add(self, writer: Callable[[int], int], size: int) -> int:
+        """Have `size` bytes written at the end, and return how many were."""
+        done = 0
+        while done < size:
             try:
-                written = os.write(self._fd, rest)
+                written = writer(done)
             except OSError as error:
                 self._why = error.strerror or str(error)
                 break
+            done += written
             self._size += written
             self._dirty = True
-            self._at_line_start = rest[written - 1] == ord("\n")
-            rest = rest[written:]
-        return len(piece) - len(rest)
+        return done
+
+    @property
+    def _is_mid_line(self) -> bool:
+        return self.tail(1) not in (b"", b"\n")
 
     def _tell_dropped(self) -> bool:
         count, self._dropped = self._dropped, 0
@@ -80,7 +104,7 @@ class JobLog:
         return False
 
     def _say(self, sentence: str) -> bool:
-        start = "" if self._at_line_start else "\n"
+        start = "\n" if self._is_mid_line else ""
         line = f"{start}[gpulease: {sentence}]\n".encode()
         size = self._size
         if self._append(line) == len(line):
@@ -88,8 +112,11 @@ class JobLog:
         # Half a sentence is worse than none.
         os.ftruncate(self._fd, size)
         self._size = size
-        self._at_line_start = not start
         return False
+
+    def _keep_to_limit(self) -> None:
+        if self._size - self._freed > self._limit + max(_BLOCK, self._limit // _SLACK):
+            self._free_oldest()
 
     def _free_oldest(self) -> None:
         end = (self._size - self._limit) // _BLOCK * _BLOCK

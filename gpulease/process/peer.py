@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
-from gpulease.backlog import Backlog
+from gpulease.conduit import Conduit
 from gpulease.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
+from gpulease.outgoing import Outgoing
 from gpulease.process.loop import Loop
 
 ROOM = 1 << 20
@@ -68,7 +69,7 @@ class Peer:
         """Take so much of the input off this descriptor, and return how much that was; None: it
         has to be read and fed."""
         self._reader = FrameReader(in_parts={FrameKind.STDIN})
-        self._queue = Backlog()
+        self._queue = Outgoing(sock)
         self._skipped = 0
         host.loop.on_readable(sock.fileno(), self._read)
 
@@ -88,6 +89,12 @@ class Peer:
         for part in parts:
             self._queue.add(memoryview(part)[sent:] if sent else part)
             sent = max(sent - len(part), 0)
+
+    def send_from(self, conduit: Conduit, kind: FrameKind) -> None:
+        """Send a frame with what `conduit` holds, uncopied; only while nothing is queued."""
+        self.send(HEADER.pack(kind, conduit.held))
+        self._queue.pour(conduit)
+        self._write()
 
     def _send_at_once(self, parts: Sequence[bytes | memoryview]) -> int:
         """Return how many bytes the socket took; the rest is called for when it takes more."""
@@ -111,6 +118,11 @@ class Peer:
             return
         self._own_up()
         self.send(HEADER.pack(kind, len(piece)), piece)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether it has all that it was sent, or should have been."""
+        return not (self._queue.size or self._skipped or self.gone or self.refused)
 
     def _own_up(self) -> None:
         """Say what was skipped."""
@@ -141,6 +153,7 @@ class Peer:
             return
         self.gone = True
         self._host.loop.forget(self._sock.fileno())
+        self._queue.clear()
         self._sock.close()
         self._host.lost(self)
 
@@ -174,11 +187,13 @@ class Peer:
         return True
 
     def _write(self) -> None:
+        before = self._queue.size
         try:
-            while self._queue.size:
-                self._queue.write(self._sock.sendmsg)
-                self.since = self._host.loop.now()
+            self._queue.write()
         except BlockingIOError:
+            if self._queue.size < before:
+                self.since = self._host.loop.now()
+            self._host.loop.on_writable(self._sock.fileno(), self._write)
             return
         except OSError:
             self.drop()

@@ -100,6 +100,14 @@ class Peers:
         for peer in self._those_of(Role.ATTACH, Role.WATCH):
             peer.show(kind, piece)
 
+    @property
+    def only_one(self) -> Peer | None:
+        """Return the attached peer, if nobody else listens and it has had everything so far."""
+        listening = self._those_of(Role.ATTACH, Role.WATCH)
+        if self._held is None and listening == [self.attached] and listening[0].is_level:
+            return listening[0]
+        return None
+
     def tell(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
         """Send news to everyone who has said hello."""
         for peer in self._those_of(*Role):

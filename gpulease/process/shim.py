@@ -132,7 +132,7 @@ def _take(wanted: IdentityOrder) -> None:
 
 
 def _open_log(directory: int, name: str, order: ShimOrder) -> JobLog:
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return JobLog(os.open(name, flags, 0o600, dir_fd=directory), order.log_limit)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from gpulease.backlog import Backlog
+from gpulease.conduit import ROOM, Conduit, widen
 from gpulease.frames import FrameKind, frame
+from gpulease.process.linux import tee
 from gpulease.process.logs import JobLog
 from gpulease.process.loop import Loop
 from gpulease.process.peer import Peer
@@ -15,6 +17,8 @@ from gpulease.process.peers import Peers
 _PIECE = 256 << 10
 _BUFFER = memoryview(bytearray(_PIECE))
 """What was read last; one for all outputs, since they take turns."""
+_LARGE = 64 << 10
+"""Bytes; after a piece of that size the next one is moved and not copied, if it can be."""
 _REPLAY = 64 << 10
 _INPUT_ROOM = 256 << 10
 _READS_OF_A_TERMINAL = 16
@@ -44,6 +48,10 @@ class Output:
         self._fd = fd
         self._peers = peers
         self._reads = _READS_OF_A_TERMINAL if is_terminal else 1
+        self._is_terminal = is_terminal
+        self._last_size = 0
+        self._is_wide = is_terminal
+        self._to_peer, self._to_log = Conduit(), Conduit()
 
     def flow(self, on: bool) -> None:
         """Read on, or leave it to the full pipe to hold the worker back."""
@@ -63,16 +71,59 @@ class Output:
         self._close()
         self._log.finish()
 
+    def sync(self) -> None:
+        """Wait until the log is on disk."""
+        self._log.sync()
+
     def _read(self) -> None:
         self._take_piece()
 
     def _take_piece(self) -> int:
         """Carry one piece, and return its size; 0 where there is nothing now, or no more."""
-        piece = self._next_piece()
+        size = self._move_piece() if self._last_size >= _LARGE else None
+        if size is None:
+            size = self._show(self._next_piece())
+        self._last_size = size
+        return size
+
+    def _show(self, piece: bytes | memoryview) -> int:
         if piece:
             self._log.write(piece)
             self._peers.show(self._kind, piece)
         return len(piece)
+
+    def _move_piece(self) -> int | None:
+        """Carry one piece without copying it to us; None: that cannot be done now."""
+        peer = self._peers.only_one
+        if self._fd is None or self._is_terminal or peer is None or self._to_peer.held:
+            return None
+        try:
+            size = self._to_peer.fill(self._fd, ROOM)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return None
+        if not size:
+            self._close()
+            return 0
+        if not self._is_wide:
+            self._is_wide = True
+            widen(self._fd)
+        if not self._has_twin(size):
+            return self._show(self._to_peer.read())
+        self._log.pour(self._to_log)
+        peer.send_from(self._to_peer, self._kind)
+        return size
+
+    def _has_twin(self, size: int) -> bool:
+        """Let the log's conduit hold what the peer's does, if it can hold all of it."""
+        try:
+            if self._to_log.fill(self._to_peer.exit, size, tee) == size:
+                return True
+        except OSError:
+            pass  # no pipe for it: the user has as many pages in pipes as they may
+        self._to_log.clear()
+        return False
 
     def _next_piece(self) -> memoryview:
         size = 0
@@ -115,6 +166,7 @@ class Input:
         self._ended = False
         self._is_full = False
         """The pipe takes nothing more for now."""
+        self._is_wide = False
 
     @property
     def has_room(self) -> bool:
@@ -136,6 +188,9 @@ class Input:
         """
         if self._fd is None or self._ended or self._queue.size:
             return None
+        if size >= _LARGE and not self._is_wide:
+            self._is_wide = True
+            widen(self._fd)
         try:
             return os.splice(source, self._fd, size, flags=os.SPLICE_F_NONBLOCK) or None
         except BlockingIOError:

@@ -185,6 +185,8 @@ class Supervisor:
         self._peers.begin_farewell()
         if self._failure is not None:
             self._report({"failed": self._failure._asdict()})
+        for output in self._outputs:
+            output.sync()  # after all else: nobody should have to wait for a slow disk
 
     # Stopping.
 
