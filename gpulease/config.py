@@ -47,6 +47,22 @@ class Settings:
     """A personal daemon leaves after so long without a job or a caller."""
 
 
+ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
+"""What a running daemon holds on to; the other settings can be changed under it."""
+
+
+def renew(current: Settings, fresh: Settings) -> tuple[Settings, list[str], list[str]]:
+    """Return `current` with what of `fresh` can be taken over, what that is, and what cannot be."""
+    changed = [
+        field.name
+        for field in fields(Settings)
+        if getattr(current, field.name) != getattr(fresh, field.name)
+    ]
+    taken = [name for name in changed if name not in ONLY_AT_START]
+    renewed = replace(current, **{name: getattr(fresh, name) for name in taken})
+    return renewed, taken, [name for name in changed if name in ONLY_AT_START]
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "socket": Path,
     "state": Path,

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -16,6 +17,22 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 _WATCH_EVERY_S = 5.0
 _CLOCK_WAS_SET_S = 1.0
+
+
+def _trigger(span: timedelta) -> IntervalTrigger:
+    return IntervalTrigger(seconds=span.total_seconds(), timezone="UTC")
+
+
+class Timer:
+    """One of the calls that come again and again."""
+
+    def __init__(self, entry: Any) -> None:
+        """`entry` is APScheduler's."""
+        self._entry = entry
+
+    def change(self, span: timedelta) -> None:
+        """Call every `span` from now on."""
+        self._entry.reschedule(_trigger(span))
 
 
 class Timers:
@@ -38,9 +55,9 @@ class Timers:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
 
-    def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> None:
+    def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> "Timer":
         """Call `call` every `span`, the first time after one."""
-        self._scheduler.add_job(call, IntervalTrigger(seconds=span.total_seconds(), timezone="UTC"))
+        return Timer(self._scheduler.add_job(call, _trigger(span)))
 
     def start(self) -> None:
         """Start counting, in the running event loop."""

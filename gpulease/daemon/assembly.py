@@ -66,19 +66,32 @@ class LookLane(Lane):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
     """What the daemon runs, and what it closes at the end, in this order."""
 
+    settings: Settings
     state: StateDirectory
     store: SqlStore
     probe: GpuProbe
     launcher: Launcher
     keeper: Keeper
+    workers: Workers
     askers: Askers
     sampler: Sampler
     desk: Desk
     lanes: tuple[Lane, Lane]
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with other settings, of which those that only count at the start are the same.
+
+        How often the GPUs are read is for the timers to follow.
+        """
+        self.settings = settings
+        self.keeper.policy = _policy(settings)
+        self.desk.defaults = Defaults(settings.default_memory)
+        self.desk.log_limit = settings.log_limit
+        self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
@@ -100,12 +113,26 @@ def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
         BadConfiguration: the simulation asked for makes no sense.
     """
     if settings.simulate is not None:
-        try:
-            sizes = parse_simulation(settings.simulate)
-        except BadValue as error:
-            raise BadConfiguration(error.message, error.hint) from error
-        return SimulatedGpus.here(sizes, str(settings.state))
+        return SimulatedGpus.here(_simulated(settings.simulate), str(settings.state))
     return NvmlProbe.open(settings.driver_deadline)
+
+
+def checked(settings: Settings) -> Settings:
+    """Return the settings if a daemon could be started with them.
+
+    Raises:
+        BadConfiguration: it could not.
+    """
+    if settings.simulate is not None:
+        _simulated(settings.simulate)
+    return settings
+
+
+def _simulated(text: str) -> tuple[int, ...]:
+    try:
+        return parse_simulation(text)
+    except BadValue as error:
+        raise BadConfiguration(error.message, error.hint) from error
 
 
 def build(settings: Settings) -> Parts:
@@ -132,22 +159,28 @@ def build(settings: Settings) -> Parts:
         processes,
         Launchers(workers, Holders(clock)),
         clock,
-        Policy(settings.margin, settings.smallest_lease),
+        _policy(settings),
         writing=lanes[0],
         looking=lanes[1],
     )
     askers = Askers(keeper)
     return Parts(
+        settings=settings,
         state=state,
         store=store,
         probe=probe,
         launcher=launcher,
         keeper=keeper,
+        workers=workers,
         askers=askers,
         sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
         desk=_desk(settings, keeper, processes, state, clock, workers, askers),
         lanes=lanes,
     )
+
+
+def _policy(settings: Settings) -> Policy:
+    return Policy(settings.margin, settings.smallest_lease)
 
 
 def _surroundings(

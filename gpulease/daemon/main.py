@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -20,6 +21,9 @@ from gpulease.config import (
     personal_settings,
     read_settings,
 )
+from gpulease.daemon.assembly import checked
+from gpulease.daemon.journal import goes_to_journal, levelled, set_up
+from gpulease.daemon.notify import Notifier
 from gpulease.daemon.serve import serve
 from gpulease.errors import GpuleaseError
 
@@ -34,7 +38,10 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the daemon; exits 0 at its end, 78 if it cannot be run as it was told."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    journal = goes_to_journal(environment())
+    set_up(journal=journal)
+    # A watchdog kills with SIGABRT: then the log says where each thread was.
+    faulthandler.enable()
     for talkative in ("alembic", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
     # The record holds the environments of jobs: nothing that is made here is for others to read,
@@ -44,12 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         given = _parser().parse_args(arguments)
         settings = settings_of(given)
+        if given.check:
+            checked(settings)
+            sys.exit(0)
         # What was imported lives as long as the process: no need to look at it again and again.
         gc.collect()
         gc.freeze()
-        asyncio.run(serve(settings, environment().get("NOTIFY_SOCKET")))
+        notifier = Notifier.of(environment(), os.getpid())
+        # The daemon of one user reads no file; when their session hangs up, it goes.
+        again = None if given.personal else lambda: checked(settings_of(given))
+        asyncio.run(serve(settings, notifier, again))
     except GpuleaseError as error:
-        sys.stderr.write(error.text() + "\n")
+        sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -93,6 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
     parser.add_argument("--state", type=Path, metavar="DIR", help="where to keep the record")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="read the settings, say what is wrong with them (exit status 78), and leave",
+    )
     parser.add_argument(
         "--personal", action="store_true",
         help="serve this user alone, from their own directories, and leave when idle",

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import uvicorn
@@ -14,13 +14,15 @@ from gpulease import personal
 from gpulease.config import Settings
 from gpulease.daemon.assembly import Parts, build
 from gpulease.daemon.door import Door
-from gpulease.daemon.notify import notify
+from gpulease.daemon.notify import Notifier
+from gpulease.daemon.reload import Reload
 from gpulease.daemon.sampling import IdleWatch
+from gpulease.daemon.standing import standing
 from gpulease.daemon.tidy import tidy
 from gpulease.errors import GpuleaseError
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
-from gpulease.timers import Timers
+from gpulease.timers import Timer, Timers
 
 _log = logging.getLogger("gpuleased")
 
@@ -62,8 +64,12 @@ class _Server(uvicorn.Server):
         self.servers = [server]
 
 
-async def serve(settings: Settings, notify_address: str | None) -> None:
+async def serve(
+    settings: Settings, notifier: Notifier, read_again: Callable[[], Settings] | None = None
+) -> None:
     """Run the daemon until SIGTERM, SIGINT, or idleness if the settings say so.
+
+    SIGHUP has it take over what `read_again` returns, as far as that can be done at run time.
 
     Raises:
         GpuleaseError: it cannot be run as the settings say.
@@ -73,17 +79,20 @@ async def serve(settings: Settings, notify_address: str | None) -> None:
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
     parts = build(settings)
     try:
-        await _run(settings, parts, notify_address, leave)
+        await _run(parts, notifier, leave, read_again)
     finally:
-        notify(notify_address, "STOPPING=1")
+        notifier.stopping()
         await parts.close()
     _log.info("left; running jobs go on")
 
 
 async def _run(
-    settings: Settings, parts: Parts, notify_address: str | None, leave: asyncio.Event
+    parts: Parts,
+    notifier: Notifier,
+    leave: asyncio.Event,
+    read_again: Callable[[], Settings] | None,
 ) -> None:
-    keeper = parts.keeper
+    keeper, settings = parts.keeper, parts.settings
     await keeper.look()
     recovered = keeper.recover()
     await parts.askers.recover()
@@ -93,14 +102,17 @@ async def _run(
     door = Door(settings.socket, to_all=parts.desk.daemon_uid == 0, move=server.move)
     listening = door.open()
     personal.note_serving(settings.state, settings.socket, settings.simulate)
-    granting = asyncio.create_task(_grant_for_ever(parts), name="grant")
-    timers = _timers(settings, parts, server, door, leave)
+    granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
+    timers, sampling = _timers(parts, server, door, leave)
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
         gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
         _log.info("ready on %s, %s; %d jobs found again", settings.socket, gpus, recovered)
-        notify(notify_address, f"READY=1\nSTATUS=granting on {settings.socket}")
+        if read_again is not None:
+            reload = Reload(parts, sampling, notifier, read_again)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        notifier.ready(standing(parts))
         await serving
     finally:
         granting.cancel()
@@ -110,13 +122,18 @@ async def _run(
         door.close()
 
 
-async def _grant_for_ever(parts: Parts) -> None:
-    """Run the loop; a pass that failed (a full disk, say) is tried again, and told."""
+async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
+    """Run the loop; a pass that failed (a full disk, say) is tried again, and told.
+
+    What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
+    What has none is a bug, and if it lasts then starting anew is the mend to try.
+    """
     while True:
         try:
-            await parts.keeper.run()
+            await parts.keeper.run(notifier.rest_s, lambda: notifier.alive(standing(parts)))
         except GpuleaseError as error:
             _log.warning("%s; trying again", error.message)
+            notifier.alive(f"{error.message}; trying again")
         except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
             _log.exception("cannot grant at this moment; trying again")
         await asyncio.sleep(_TRY_AGAIN_AFTER_S)
@@ -138,17 +155,20 @@ def _uvicorn(parts: Parts) -> uvicorn.Config:
 
 
 def _timers(
-    settings: Settings, parts: Parts, server: _Server, door: Door, leave: asyncio.Event
-) -> Timers:
-    timers = Timers()
+    parts: Parts, server: _Server, door: Door, leave: asyncio.Event
+) -> tuple[Timers, Timer]:
+    """Return the timers, and the one of them whose pace is a setting."""
+    timers, settings = Timers(), parts.settings
     timers.every(_LOOK_AT_THE_DOOR_EVERY, door.look)
-    timers.every(settings.sample_every, parts.sampler.sample)
+    sampling = timers.every(settings.sample_every, parts.sampler.sample)
     timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
     timers.every(_THIN_EVERY, parts.sampler.thin)
-    timers.every(_TIDY_EVERY, lambda: tidy(parts.state, parts.store, settings, parts.desk.clock))
+    timers.every(
+        _TIDY_EVERY, lambda: tidy(parts.state, parts.store, parts.settings, parts.desk.clock)
+    )
     if settings.leave_when_idle is not None:
         _leave_when_idle(timers, settings.leave_when_idle, parts, server, door, leave)
-    return timers
+    return timers, sampling
 
 
 def _leave_when_idle(

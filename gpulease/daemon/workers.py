@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,10 @@ class Workers:
         self._state = state
         self._around = around
         self._clock = clock
+
+    def adopt(self, grace: timedelta, log_limit: int) -> None:
+        """Use these for what is launched or stopped from now on."""
+        self._around = replace(self._around, grace=grace, log_limit=log_limit)
 
     def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""

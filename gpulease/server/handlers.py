@@ -44,9 +44,9 @@ _KEEP_ALIVE_S = 15.0
 _MOST_LISTED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Desk:
-    """All that the handlers work with."""
+    """All that the handlers work with; what the admin may change is read anew at each request."""
 
     keeper: Keeper
     views: Views

@@ -6,6 +6,7 @@ no second path.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
@@ -145,12 +146,20 @@ class Keeper:
         """Ask for a pass over the queue soon."""
         self._awake.set()
 
-    async def run(self) -> None:
-        """Grant for ever; a pass for each time that somebody woke the loop since the last."""
+    async def run(
+        self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Grant for ever: a pass when somebody woke the loop, and after `rest_s` in any case.
+
+        Each pass that came to its end calls `passed`.
+        """
         while True:
-            await self._awake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._awake.wait()
             self._awake.clear()
             await self.one_pass()
+            passed()
 
     async def one_pass(self) -> Plan:
         """Look, decide, commit, and set going what was granted."""

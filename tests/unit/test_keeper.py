@@ -380,3 +380,26 @@ def test_the_end_of_the_main_process_is_kept_once_and_the_memory_with_it() -> No
         assert [event.kind for event in world.store.events(job)].count("main_exited") == 1
 
     run(scenario)
+
+
+def test_the_loop_makes_a_pass_now_and_then_though_nobody_wakes_it() -> None:
+    async def scenario() -> None:
+        world, passes = World(), asyncio.Semaphore(0)
+        granting = asyncio.create_task(world.keeper.run(0.01, passes.release))
+        async with asyncio.timeout(20):
+            for _ in range(3):
+                await passes.acquire()
+        granting.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_pass_that_failed_is_not_told_as_one() -> None:
+    async def scenario() -> None:
+        world, passed = World(), []
+        world.gpus.read = None  # type: ignore[method-assign,assignment]
+        with pytest.raises(TypeError):
+            await world.keeper.run(0.01, lambda: passed.append(1))
+        assert passed == []
+
+    asyncio.run(scenario())
