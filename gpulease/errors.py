@@ -144,6 +144,12 @@ class BadConfiguration(GpuleaseError):
     exit_code = EXIT_CONFIGURATION
 
 
+class SetupFailed(GpuleaseError):
+    """gpulease cannot be installed on this machine, or removed from it, as it was asked."""
+
+    code = "setup_failed"
+
+
 class StateUnusable(GpuleaseError):
     """The daemon's state directory or database cannot be used as it is."""
 

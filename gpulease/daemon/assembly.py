@@ -135,8 +135,10 @@ def _simulated(text: str) -> tuple[int, ...]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
-def build(settings: Settings) -> Parts:
+def build(settings: Settings, *, confined: bool = False) -> Parts:
     """Build every part; the first look has not been taken yet.
+
+    `confined` is for a daemon in a mount namespace of its own, in which its jobs are not to be.
 
     Raises:
         GpuleaseError: something that the daemon needs is not to be had.
@@ -146,7 +148,7 @@ def build(settings: Settings) -> Parts:
     store = SqlStore(state.path / FILE_NAME)
     # With a database that is new, or an old one put back, a job must not find another's record.
     store.use_no_id_up_to(state.last_job())
-    clock, launcher = SystemClock(), Launcher()
+    clock, launcher = SystemClock(), Launcher(confined=confined)
     lanes = Lane("writer"), LookLane("look")
     installation = store.installation()
     table = ProcessTable()

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         notifier = Notifier.of(environment(), os.getpid())
         # The daemon of one user reads no file; when their session hangs up, it goes.
         again = None if given.personal else lambda: checked(settings_of(given))
-        asyncio.run(serve(settings, notifier, again))
+        asyncio.run(serve(settings, notifier, again, confined=given.confined))
     except GpuleaseError as error:
         sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")
         sys.exit(error.exit_code)
@@ -110,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         "--check",
         action="store_true",
         help="read the settings, say what is wrong with them (exit status 78), and leave",
+    )
+    parser.add_argument(
+        "--confined",
+        action="store_true",
+        help="launch jobs in the mount namespace of process 1, whatever this daemon's own is",
     )
     parser.add_argument(
         "--personal", action="store_true",

@@ -65,7 +65,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    settings: Settings, notifier: Notifier, read_again: Callable[[], Settings] | None = None
+    settings: Settings,
+    notifier: Notifier,
+    read_again: Callable[[], Settings] | None = None,
+    *,
+    confined: bool = False,
 ) -> None:
     """Run the daemon until SIGTERM, SIGINT, or idleness if the settings say so.
 
@@ -77,7 +81,7 @@ async def serve(
     leave = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    parts = build(settings)
+    parts = build(settings, confined=confined)
     try:
         await _run(parts, notifier, leave, read_again)
     finally:

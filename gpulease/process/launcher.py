@@ -93,7 +93,9 @@ class Launch:
 class Launcher:
     """Launch workers; each in the company of a shim that outlives this daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, confined: bool = False) -> None:
+        """`confined`: jobs are not to see the files as this daemon does, but as process 1 does."""
+        self._confined = confined
         self._spawner: _Spawner | None = None
         self._turn = asyncio.Lock()
 
@@ -153,14 +155,14 @@ class Launcher:
                 return
             if self._spawner is not None:
                 await self._spawner.close()
-            self._spawner = _Spawner()
+            self._spawner = _Spawner(self._confined)
             await self._spawner.send(memory, status)
 
 
 class _Spawner:
     """The spawner's process, seen from the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, confined: bool) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         with theirs:
@@ -168,6 +170,7 @@ class _Spawner:
                 [
                     *(sys.executable, "-P", "-S", "-X", "utf8"),
                     *("-m", "gpulease.process.spawner", str(theirs.fileno())),
+                    *(["confined"] if confined else []),
                 ],
                 cwd="/",
                 env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -16,6 +16,7 @@ _SPLICE_F_NONBLOCK = 2
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _CAPABILITY_VERSION_3 = 0x20080522
+_CLONE_NEWNS = 0x00020000
 _ARG_START = 45
 """Where `arg_start` (field 48 of proc_pid_stat(5)) stands after the command's name."""
 
@@ -44,6 +45,18 @@ def drop_capabilities() -> None:
     """Empty the permitted, effective and inheritable sets, whatever they hold."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+
+
+def see_files_as(pid: int) -> None:
+    """Move to the mount namespace of process `pid`, and to its root; see setns(2).
+
+    Only a process with one thread can.
+    """
+    fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(fd, _CLONE_NEWNS))
+    finally:
+        os.close(fd)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -1,6 +1,8 @@
 """The spawner: a small process that forks shims for the daemon, which are never its own image.
 
-`python -P -S -m gpulease.process.spawner FD`, with an empty environment, in `/`. It reads messages
+`python -P -S -m gpulease.process.spawner FD [confined]`, with an empty environment, in `/`. With
+`confined` it leaves the mount namespace to which systemd confines the daemon: jobs see the file
+system as everyone does. It reads messages
 of one byte that carry two descriptors: a request (see `orders`) and the write end of a pipe for
 the answer. What the daemon holds was never here, so no job can find it, and a launch costs a fork
 and not an interpreter. When the daemon has gone it goes too; the shims stay.
@@ -26,6 +28,8 @@ def main() -> None:
     """Fork a shim for every message, until the daemon closes its end."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
+    if sys.argv[2:] == ["confined"]:
+        linux.see_files_as(1)
     title = _settle()
     while (descriptors := _receive(channel)) is not None:
         if len(descriptors) == 2:

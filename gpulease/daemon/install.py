@@ -1,0 +1,220 @@
+"""`gpulease-setup`: puts the units of this environment in their places, and takes all of it away.
+
+What is put where is the table `FILES`; everything else that removing has to know is below it.
+"""
+
+import grp
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gpulease
+from gpulease.config import SYSTEM_CONFIG, SYSTEM_STATE, Settings, read_settings
+from gpulease.errors import GpuleaseError, SetupFailed
+from gpulease.process.record import is_alive
+
+_INSTALLED = Path(__file__).parent / "systemd"
+_IN_A_CHECKOUT = Path(__file__).parents[2] / "systemd"
+SOURCES = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
+
+UNITS = Path("/usr/local/lib/systemd/system")
+"""For what is installed by hand; what the admin changes goes to /etc, and wins over it."""
+FILES = {
+    "gpuleased.service": UNITS / "gpuleased.service",
+    "gpulease.slice": UNITS / "gpulease.slice",
+    "gpulease.sysusers": Path("/usr/local/lib/sysusers.d/gpulease.conf"),
+}
+SERVICE = "gpuleased.service"
+GROUP = "gpulease"
+COMMAND = Path("/usr/local/bin/gpulease")
+_WRITTEN_PLACE = "/opt/gpulease/bin/"
+"""Where the files say that the programs are."""
+_DROP_INS = tuple(Path("/etc/systemd/system") / f"{unit}.d" for unit in (SERVICE, "gpulease.slice"))
+_HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user")))
+"""What ProtectHome=yes hides from the daemon."""
+_SYSTEMD = Path("/run/systemd/system")
+
+Say = Callable[[str], None]
+
+
+def install(say: Say, *, now: bool) -> None:
+    """Install the units, or those of a newer version over them; `now` starts the daemon with them.
+
+    Raises:
+        SetupFailed: this machine or this environment is not fit for it; nothing was changed.
+    """
+    _check_machine()
+    programs = Path(sys.prefix) / "bin"
+    _check_environment(programs)
+    for source, target in FILES.items():
+        text = (SOURCES / source).read_text().replace(_WRITTEN_PLACE, f"{programs}/")
+        say(f"{_write(target, text)} {target}")
+    say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
+    _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
+    _call("systemctl", "daemon-reload")
+    if now:
+        _call("systemctl", "enable", SERVICE)
+        # A restart and no start: after an upgrade the old one still runs. Jobs go on.
+        _call("systemctl", "restart", SERVICE)
+        say(f"{SERVICE} runs; systemctl status {SERVICE} shows how it is")
+    else:
+        say(f"next: systemctl enable --now {SERVICE} (after an upgrade: systemctl restart)")
+
+
+def remove(say: Say, *, purge: bool, force: bool) -> None:
+    """Stop the daemon and take away what `install` put there; `purge` takes the rest as well.
+
+    Raises:
+        SetupFailed: jobs are running, and it is not forced; nothing was changed.
+    """
+    if os.geteuid() != 0:
+        raise SetupFailed("cannot remove gpulease: only root can", "try: sudo gpulease-setup ...")
+    settings = _settings()
+    running = _running_jobs(settings.state)
+    if running and not force:
+        raise SetupFailed(
+            f"cannot remove gpulease: {_jobs(running)} running",
+            "gpulease cancel ends them; with --force they go on, and nobody watches them any more",
+        )
+    if _SYSTEMD.exists() and FILES[SERVICE].exists():
+        _call("systemctl", "disable", "--now", SERVICE)
+    for target in FILES.values():
+        _remove_file(target, say)
+    if COMMAND.is_symlink() and COMMAND.readlink() == Path(sys.prefix) / "bin" / "gpulease":
+        _remove_file(COMMAND, say)
+    if _SYSTEMD.exists():
+        _call("systemctl", "daemon-reload")
+        _call("systemctl", "reset-failed", SERVICE, must=False)
+    if purge:
+        _purge(settings, say)
+    else:
+        say(f"kept: {settings.state}, {SYSTEM_CONFIG.parent}, the group {GROUP}; see --purge")
+    say(f"the programs themselves are in {sys.prefix}; remove that directory at last")
+
+
+def _purge(settings: Settings, say: Say) -> None:
+    for directory in (settings.state / "jobs", *_DROP_INS, SYSTEM_CONFIG.parent):
+        if directory.is_dir():
+            shutil.rmtree(directory)
+            say(f"removed {directory}")
+    # Another directory than our own may hold things of others besides.
+    for file in (*settings.state.glob("gpulease.db*"), settings.state / "lock"):
+        _remove_file(file, say)
+    _remove_if_empty(settings.state)
+    try:
+        grp.getgrnam(GROUP)
+    except KeyError:
+        return
+    _call("groupdel", GROUP)
+    say(f"removed the group {GROUP}")
+
+
+def _settings() -> Settings:
+    """Return the settings of the daemon; those that cannot be read must not keep it installed."""
+    try:
+        return read_settings(SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None, Settings())
+    except GpuleaseError:
+        return Settings(state=SYSTEM_STATE)
+
+
+def _running_jobs(state: Path) -> list[int]:
+    jobs = state / "jobs"
+    if not jobs.is_dir():
+        return []
+    return sorted(int(job.name) for job in jobs.iterdir() if job.name.isdecimal() and is_alive(job))
+
+
+def _jobs(running: list[int]) -> str:
+    if len(running) == 1:
+        return f"job {running[0]} is"
+    shown = ", ".join(map(str, running[:10])) + (", ..." if len(running) > 10 else "")
+    return f"the jobs {shown} are"
+
+
+def _check_machine() -> None:
+    if os.geteuid() != 0:
+        raise SetupFailed("cannot install: only root can", "try: sudo gpulease-setup install")
+    if not _SYSTEMD.exists():
+        raise SetupFailed(
+            "cannot install: this machine was not booted with systemd",
+            "run gpuleased as root under what starts services here; docs/admin.md says how",
+        )
+
+
+def _check_environment(programs: Path) -> None:
+    """Check that root may run what is here: nobody else may change it, and everybody read it."""
+    if not (programs / "gpuleased").exists():
+        raise SetupFailed(
+            f"cannot install: there is no {programs}/gpuleased",
+            "python3 -m venv /opt/gpulease, and install gpulease with the pip of that",
+        )
+    places = {Path(sys.prefix), Path(sys.base_prefix), Path(gpulease.__file__).parent}
+    for place in sorted(place.resolve() for place in places):
+        for wrong in _wrong(place):
+            raise SetupFailed(
+                f"cannot install from {place}: {wrong}",
+                "python3 -m venv /opt/gpulease as root, with the system's python3, and install "
+                "gpulease there",
+            )
+
+
+def _wrong(place: Path) -> Iterator[str]:
+    if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
+        yield "the daemon is kept out of homes, so it cannot be run from one"
+    for part in (place, *place.parents):
+        found = part.stat()
+        if found.st_uid != 0:
+            yield f"{part} belongs to uid {found.st_uid}, who could change what root runs"
+        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != 0):
+            yield f"others than root may write to {part}, and so change what root runs"
+        if not found.st_mode & stat.S_IXOTH or not place.stat().st_mode & stat.S_IROTH:
+            yield f"{part} is closed to users, whose jobs need what is in it"
+
+
+def _write(target: Path, text: str) -> str:
+    """Write a file whole or not at all; return what was done, in a word."""
+    if target.exists() and target.read_text() == text:
+        return "unchanged"
+    there = target.exists()
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fresh = target.with_name(f".{target.name}.new")
+    fresh.write_text(text)
+    fresh.chmod(0o644)
+    fresh.replace(target)
+    return "replaced" if there else "installed"
+
+
+def _link(link: Path, target: Path) -> str:
+    if link.is_symlink() and link.readlink() == target:
+        return "unchanged"
+    if link.exists() or link.is_symlink():
+        return "left as it is, since it is not ours:"
+    link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    link.symlink_to(target)
+    return "installed"
+
+
+def _remove_file(path: Path, say: Say) -> None:
+    if not path.exists() and not path.is_symlink():
+        return
+    path.unlink()
+    say(f"removed {path}")
+    if path.is_relative_to("/usr/local/lib"):
+        for parent in path.parents[:2]:
+            _remove_if_empty(parent)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    if directory.is_dir() and directory != Path("/usr/local/lib") and not any(directory.iterdir()):
+        directory.rmdir()
+
+
+def _call(*command: str, must: bool = True) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if must and done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise SetupFailed(f"cannot go on: {' '.join(command)} failed: {said}")
