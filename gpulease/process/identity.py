@@ -2,7 +2,7 @@
 
 import os
 
-from gpulease.process.linux import drop_capabilities, forbid_tracing
+from gpulease.process.linux import drop_capabilities, forbid_tracing, leave_session_keyring
 from gpulease.process.orders import IdentityOrder
 
 
@@ -27,6 +27,9 @@ def take(identity: IdentityOrder) -> None:
         os.setgroups(identity.groups)
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
+    # The daemon's is inherited by all jobs of all users, and who possesses it may read its keys:
+    # Kerberos tickets, say.
+    leave_session_keyring()
     if identity.uid != 0:
         drop_capabilities()
     forbid_tracing()

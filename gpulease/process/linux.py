@@ -16,6 +16,12 @@ _SPLICE_F_NONBLOCK = 2
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _CAPABILITY_VERSION_3 = 0x20080522
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
+"""The number of keyctl(2), which the C library does not offer, by machine."""
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_KEYCTL_LINK = 8
+_KEY_SPEC_SESSION_KEYRING = -3
+_KEY_SPEC_USER_KEYRING = -4
 _CLONE_NEWNS = 0x00020000
 _ARG_START = 45
 """Where `arg_start` (field 48 of proc_pid_stat(5)) stands after the command's name."""
@@ -57,6 +63,22 @@ def see_files_as(pid: int) -> None:
         _check(_libc.setns(fd, _CLONE_NEWNS))
     finally:
         os.close(fd)
+
+
+def leave_session_keyring() -> None:
+    """Change to a session keyring of this process's own, with the user's in it, as a login does.
+
+    Does nothing where the system has no keyrings, or does not let us at them, as in a container.
+    """
+    number = _KEYCTL.get(os.uname().machine)
+    if number is None or _keyctl(number, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
+        return
+    _keyctl(number, _KEYCTL_LINK, _KEY_SPEC_USER_KEYRING, _KEY_SPEC_SESSION_KEYRING)
+
+
+def _keyctl(number: int, operation: int, first: int, second: int) -> int:
+    arguments = (number, operation, first, second)
+    return int(_libc.syscall(*(ctypes.c_long(argument) for argument in arguments)))
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -1,5 +1,6 @@
 """Jobs of another user: fully theirs, and nothing of ours within their reach. Needs root."""
 
+import ctypes
 import dataclasses
 import os
 import pwd
@@ -92,6 +93,22 @@ def test_without_given_groups_those_of_the_user_database_are_taken(
     finish(as_user(shell(directory, "id -Gn"), user, None))
 
     assert set(output(directory).split()) == {user.pw_name, "video"}
+
+
+def test_no_job_shares_the_keys_of_the_daemons_session(
+    directory: Path, user: pwd.struct_passwd
+) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("keyctl(2) has another number here")
+    # A session keyring for this process, as systemd gives one to each service.
+    ours = ctypes.CDLL(None).syscall(250, 1, None)
+    if ours < 0:
+        pytest.skip("keyrings are not to be had here")
+    program = "import ctypes; print(ctypes.CDLL(None).syscall(250, 0, -3, 0))"
+
+    finish(as_user(shell(directory, f"{PYTHON} -c '{program}'"), user))
+
+    assert int(output(directory)) not in (-1, ours)
 
 
 def test_the_exit_of_a_users_job_is_recorded(directory: Path, user: pwd.struct_passwd) -> None:
