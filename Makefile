@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint types contracts fmt docs docs-check bench check wheel clean
+.PHONY: help demo test test-systemd unit lint types contracts fmt docs docs-check bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ docs: $(VENV)/.dev  ## write the generated pages of docs/ anew
 
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
+
+test-systemd: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
+	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/systemd --quiet --numprocesses 0
 
 bench: $(VENV)/.dev  ## measure what the project makes claims about
 	$(BIN)/python -m benchmarks
