@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
@@ -84,18 +84,29 @@ class Launch:
     log_limit: int
     """Bytes of each log."""
     nice: int = 0
+    gpus: tuple[str, ...] | None = None
+    """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
     terminal: TerminalOrder | None = None
     """The pseudo-terminal to run on; None: three streams of their own."""
     early_signal: EarlySignalOrder | None = None
     """Has a meaning with a time limit alone."""
 
 
+Enclose = Callable[[int, Launch], Awaitable[None]]
+"""Puts the process with this pid where the processes of the launch belong; never fails."""
+
+
 class Launcher:
     """Launch workers; each in the company of a shim that outlives this daemon."""
 
-    def __init__(self, *, confined: bool = False) -> None:
-        """`confined`: jobs are not to see the files as this daemon does, but as process 1 does."""
+    def __init__(self, *, confined: bool = False, enclose: Enclose | None = None) -> None:
+        """Launch through a spawner that is started when it is first needed.
+
+        `confined`: jobs are not to see the files as this daemon does, but as process 1 does.
+        `enclose` puts a shim, by its pid, where its job belongs, before anything else happens.
+        """
         self._confined = confined
+        self._enclose = enclose
         self._spawner: _Spawner | None = None
         self._turn = asyncio.Lock()
 
@@ -111,7 +122,7 @@ class Launcher:
         """
         request = _request(launch)
         for _ in range(2):
-            answer = await self._ask(request)
+            answer = await self._ask(request, launch)
             if answer:
                 return _understood(answer)
             # The spawner or the shim died. Trying again is safe: a record admits one launch only.
@@ -132,31 +143,41 @@ class Launcher:
                 await self._spawner.close()
                 self._spawner = None
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def _ask(self, request: bytes, launch: Launch) -> bytes:
         """Return the answer to a request, or nothing if whoever was to answer died."""
-        answer, theirs = os.pipe()
-        try:
-            memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
-            try:
+        with contextlib.ExitStack() as ours:
+            go: int | None = None
+            with contextlib.ExitStack() as passed:
+                answer, theirs = os.pipe()
+                passed.callback(os.close, theirs)
+                reader = await _reader(answer)
+                ours.callback(reader.close)
+                memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
+                passed.callback(os.close, memory)
                 _write_all(memory, request)
-                await self._pass_on(memory, theirs)
-            finally:
-                os.close(memory)
-        except BaseException:
-            os.close(answer)
-            raise
-        finally:
-            os.close(theirs)
-        return await _read_all(answer)
+                descriptors = [memory, theirs]
+                if self._enclose is not None:
+                    waits, go = os.pipe()
+                    ours.callback(os.close, go)
+                    passed.callback(os.close, waits)
+                    descriptors.append(waits)
+                await self._pass_on(*descriptors)
+            first = await reader.line()
+            if go is None or self._enclose is None or (pid := _waiting(first)) is None:
+                return first + await reader.rest()
+            await self._enclose(pid, launch)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(go, b"g")
+            return await reader.rest()
 
-    async def _pass_on(self, memory: int, status: int) -> None:
+    async def _pass_on(self, *descriptors: int) -> None:
         async with self._turn:
-            if self._spawner is not None and await self._spawner.send(memory, status):
+            if self._spawner is not None and await self._spawner.send(*descriptors):
                 return
             if self._spawner is not None:
                 await self._spawner.close()
             self._spawner = _Spawner(self._confined)
-            await self._spawner.send(memory, status)
+            await self._spawner.send(*descriptors)
 
 
 class _Spawner:
@@ -293,15 +314,43 @@ def _write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-async def _read_all(fd: int) -> bytes:
-    """Read a pipe to its end, and close it."""
+def _waiting(answer: bytes) -> int | None:
+    """Return the pid of a shim that waits for our word; None if this is its whole answer."""
+    pid = json.loads(answer).get("waiting") if answer else None
+    return None if pid is None else int(pid)
+
+
+class _Answers:
+    """The daemon's end of the pipe on which a shim tells how its launch goes, line by line."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
+        self._reader = reader
+        self._transport = transport
+
+    async def line(self) -> bytes:
+        """Return the next line, or nothing if whoever was to write it has died."""
+        with contextlib.suppress(OSError, ValueError):
+            return _whole(await self._reader.readline())
+        return b""
+
+    async def rest(self) -> bytes:
+        """Return what comes until the end, or nothing if that is not a whole line."""
+        with contextlib.suppress(OSError):
+            return _whole(await self._reader.read())
+        return b""
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def _whole(line: bytes) -> bytes:
+    return line if line.endswith(b"\n") else b""
+
+
+async def _reader(fd: int) -> _Answers:
+    """Read a pipe, and close it at the end."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LONGEST_ANSWER)
     pipe = os.fdopen(fd, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    try:
-        with contextlib.suppress(OSError):
-            return await reader.read()
-    finally:
-        transport.close()
-    return b""
+    return _Answers(reader, transport)

@@ -2,10 +2,11 @@
 
 `python -P -S -m gpulease.process.spawner FD [confined]`, with an empty environment, in `/`. With
 `confined` it leaves the mount namespace to which systemd confines the daemon: jobs see the file
-system as everyone does. It reads messages
-of one byte that carry two descriptors: a request (see `orders`) and the write end of a pipe for
-the answer. What the daemon holds was never here, so no job can find it, and a launch costs a fork
-and not an interpreter. When the daemon has gone it goes too; the shims stay.
+system as everyone does. It reads messages of one byte that carry two descriptors: a request (see
+`orders`) and the write end of a pipe for the answer. With a third, the read end of a pipe, the new
+process first tells its pid, and is a shim only when a byte comes: by then the daemon has put it
+where it belongs. What the daemon holds was never here, so no job can find it, and a launch costs a
+fork and not an interpreter. When the daemon has gone it goes too; the shims stay.
 """
 
 import gc
@@ -21,7 +22,7 @@ from gpulease.process import linux, shim
 from gpulease.process.exec import IGNORED
 from gpulease.process.record import Failure
 
-_ROOM = socket.CMSG_SPACE(2 * 4)
+_ROOM = socket.CMSG_SPACE(3 * 4)
 
 
 def main() -> None:
@@ -32,8 +33,9 @@ def main() -> None:
         linux.see_files_as(1)
     title = _settle()
     while (descriptors := _receive(channel)) is not None:
-        if len(descriptors) == 2:
-            _spawn(channel, descriptors[0], descriptors[1], title)
+        if len(descriptors) in (2, 3):
+            request, status, *go = descriptors
+            _spawn(channel, request, status, go[0] if go else None, title)
         for fd in descriptors:
             os.close(fd)
 
@@ -64,7 +66,11 @@ def _receive(channel: socket.socket) -> list[int] | None:
 
 
 def _spawn(
-    channel: socket.socket, request: int, status: int, title: tuple[int, int] | None
+    channel: socket.socket,
+    request: int,
+    status: int,
+    go: int | None,
+    title: tuple[int, int] | None,
 ) -> None:
     try:
         pid = os.fork()
@@ -74,19 +80,35 @@ def _spawn(
         os.write(status, json.dumps({"failed": failed}).encode() + b"\n")
         return
     if pid == 0:
-        _be_shim(channel, request, status, title)
+        _be_shim(channel, request, status, go, title)
 
 
 def _be_shim(
-    channel: socket.socket, request: int, status: int, title: tuple[int, int] | None
+    channel: socket.socket,
+    request: int,
+    status: int,
+    go: int | None,
+    title: tuple[int, int] | None,
 ) -> NoReturn:
     code = 1
     try:
         channel.close()
-        shim.run(request, status, title)
+        if go is None or _may_go(status, go):
+            shim.run(request, status, title)
         code = 0
     finally:
         os._exit(code)
+
+
+def _may_go(status: int, go: int) -> bool:
+    """Wait for the daemon's word; without it nothing was launched, and nothing says that it was."""
+    try:
+        os.write(status, json.dumps({"waiting": os.getpid()}).encode() + b"\n")
+        return bool(os.read(go, 1))
+    except OSError:
+        return False  # the daemon has gone
+    finally:
+        os.close(go)
 
 
 if __name__ == "__main__":

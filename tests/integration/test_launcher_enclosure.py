@@ -1,0 +1,92 @@
+"""A shim waits for the daemon to put it where its job belongs, before anything says it is there."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpulease.errors import LaunchFailed
+from gpulease.process.launcher import Launch, Launcher
+from gpulease.process.record import read_record
+from process_rig import finish, job_directory, run, shell, wait_until
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with job_directory() as made:
+        yield made
+
+
+def test_the_shim_is_enclosed_before_its_record_exists(directory: Path) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    async def enclose(pid: int, launch: Launch) -> None:
+        await asyncio.sleep(0.05)
+        seen.append((pid, read_record(launch.directory) is None))
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=enclose)
+        started = await launcher.launch(shell(directory, "sleep 1000"))
+        await launcher.close()
+        assert seen == [(started.shim_pid, True)]
+
+    run(scenario())
+
+
+def test_a_daemon_that_dies_in_between_leaves_no_record_and_the_launch_can_be_repeated(
+    directory: Path,
+) -> None:
+    shims: list[int] = []
+
+    async def dies(pid: int, _: Launch) -> None:
+        shims.append(pid)
+        raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=dies)
+        with contextlib.suppress(asyncio.CancelledError):
+            await launcher.launch(shell(directory, "true"))
+        await launcher.close()
+
+    run(scenario())
+    wait_until(lambda: not psutil.pid_exists(shims[0]), "the shim has left")
+    assert read_record(directory) is None
+    assert finish(shell(directory, "exit 3")).exit_code == 3
+
+
+def test_a_shim_that_is_killed_while_it_waits_costs_no_more_than_an_attempt(
+    directory: Path,
+) -> None:
+    attempts: list[int] = []
+
+    async def kills_the_first(pid: int, _: Launch) -> None:
+        attempts.append(pid)
+        if len(attempts) == 1:
+            os.kill(pid, signal.SIGKILL)
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=kills_the_first)
+        started = await launcher.launch(shell(directory, "sleep 1000"))
+        await launcher.close()
+        assert attempts == [attempts[0], started.shim_pid]
+
+    run(scenario())
+
+
+def test_a_shim_that_is_killed_again_and_again_is_given_up(directory: Path) -> None:
+    async def kills(pid: int, _: Launch) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=kills)
+        with pytest.raises(LaunchFailed):
+            await launcher.launch(shell(directory, "true"))
+        await launcher.close()
+
+    run(scenario())
+    assert read_record(directory) is None
