@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
+from gpulease.daemon.enclosure import enclose
 from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
@@ -20,6 +21,7 @@ from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
+from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.table import ProcessTable
 from gpulease.server.fields import Defaults
@@ -148,7 +150,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     store = SqlStore(state.path / FILE_NAME)
     # With a database that is new, or an old one put back, a job must not find another's record.
     store.use_no_id_up_to(state.last_job())
-    clock, launcher = SystemClock(), Launcher(confined=confined)
+    clock, launcher = SystemClock(), _launcher(confined)
     lanes = Lane("writer"), LookLane("look")
     installation = store.installation()
     table = ProcessTable()
@@ -179,6 +181,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         desk=_desk(settings, keeper, processes, state, clock, workers, askers),
         lanes=lanes,
     )
+
+
+def _launcher(confined: bool) -> Launcher:
+    """Return the launcher; the jobs of the system's service are in scopes of their own."""
+    in_scopes = confined and scopes.is_to_be_had()
+    return Launcher(confined=confined, enclose=enclose if in_scopes else None)
 
 
 def _policy(settings: Settings) -> Policy:

@@ -123,7 +123,16 @@ class Workers:
             log_limit=self._around.log_limit,
             terminal=_terminal(invocation),
             early_signal=_early_signal(invocation),
+            gpus=self._nodes(job),
         )
+
+    def _nodes(self, job: Job) -> tuple[str, ...] | None:
+        """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
+        readings = self._around.readings()
+        found = [readings.get(lease.gpu) for lease in job.leases]
+        minors = [reading.minor for reading in found if reading is not None]
+        known = [f"/dev/nvidia{minor}" for minor in minors if minor is not None]
+        return tuple(known) if known and len(known) == len(job.leases) else None
 
     def _grace(self, job: Job) -> timedelta:
         return self._around.grace if job.grace is None else job.grace

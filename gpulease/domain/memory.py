@@ -50,6 +50,8 @@ class GpuReading:
     fault: Fault | None = None
     detail: str | None = None
     """What the driver said when the GPU could not be read, for people."""
+    minor: int | None = None
+    """The number in the name of its device node, which is not its index."""
 
 
 @dataclass(frozen=True, slots=True)

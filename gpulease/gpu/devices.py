@@ -25,6 +25,7 @@ class Device:
     handle: Handle | None = None
     fault: Fault | None = None
     detail: str | None = None
+    minor: int | None = None
 
     @property
     def is_identified(self) -> bool:
@@ -51,13 +52,15 @@ def _identify(index: int) -> Device:
         handle = binding.call("nvmlDeviceGetHandleByIndex", index)
         uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", handle)))
         name = binding.ask("nvmlDeviceGetName", handle)
+        told = binding.ask("nvmlDeviceGetMinorNumber", handle)
     except GpuLost as failure:
         return replace(nameless, fault=Fault.LOST, detail=str(failure))
     except DriverGone:
         raise
     except NvmlFailure as failure:
         return replace(nameless, fault=Fault.UNREADABLE, detail=str(failure))
-    return Device(uuid, index, str(name or "unnamed GPU"), handle)
+    minor = None if told is None else int(told)
+    return Device(uuid, index, str(name or "unnamed GPU"), handle, minor=minor)
 
 
 def match(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:

@@ -59,6 +59,7 @@ def _read(device: Device, handle: Handle) -> GpuReading:
         utilization=_read_utilization(handle),
         temperature=_read_temperature(handle),
         detail=detail,
+        minor=device.minor,
     )
 
 

@@ -74,6 +74,9 @@ def cached_root() -> Path:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
             fresh.rename(root)
+            for other in cache.glob("systemd-root-*/"):
+                if other != root:
+                    shutil.rmtree(other)
     return root
 
 

@@ -1,0 +1,161 @@
+"""Scopes: each job's processes in a cgroup that systemd makes, which outlives the daemon.
+
+Device rules are properties of the unit, so that systemd keeps them when it reloads; set behind its
+back they are gone after `systemctl daemon-reload`. The only importer of jeepney.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from jeepney import (
+    DBusAddress,
+    DBusErrorResponse,
+    HeaderFields,
+    MatchRule,
+    Message,
+    message_bus,
+    new_method_call,
+)
+from jeepney.io.asyncio import DBusRouter, Proxy, open_dbus_router
+from jeepney.io.common import RouterClosed
+from jeepney.wrappers import unwrap_msg
+
+SLICE = "gpulease.slice"
+_SYSTEMD = Path("/run/systemd/system")
+_DEVICES = Path("/proc/devices")
+_WITHIN_S = 10.0
+_ONCE_MORE_AFTER_S = 0.2
+_NAME = "org.freedesktop.systemd1"
+_REQUEST = "ssa(sv)a(sa(sv))"
+_UNIT_EXISTS = f"{_NAME}.UnitExists"
+_MANAGER = DBusAddress("/org/freedesktop/systemd1", _NAME, f"{_NAME}.Manager")
+_REMOVED = MatchRule(
+    type="signal",
+    interface=f"{_NAME}.Manager",
+    member="JobRemoved",
+    path="/org/freedesktop/systemd1",
+)
+_OF_GPUS = "nvidia"
+"""How every driver of NVIDIA's devices calls itself in /proc/devices: nvidia (nvidia-frontend in
+older ones), nvidia-uvm, nvidia-caps, nvidia-nvswitch, nvidia-modeset."""
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+"""What CUDA needs beside the GPU itself: nvidiactl for the resource manager, nvidia-uvm for the
+address space, nvidia-uvm-tools for profilers and debuggers. They show no GPU that cannot be opened.
+Left out: nvidia-modeset, which sets displays, and nvidia-caps, which configures MIG."""
+
+
+class NoScope(Exception):
+    """systemd made no scope, or not in time; the process is where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the scope of a job is to be like."""
+
+    job: int
+    user: str
+    grace: timedelta
+    """Between SIGTERM and SIGKILL when it is stopped, as at a shutdown."""
+    gpus: Collection[str] | None = None
+    """The device nodes of the leased GPUs; None: every device may be opened."""
+
+    @property
+    def name(self) -> str:
+        """The name of the unit."""
+        return f"gpulease-job-{self.job}.scope"
+
+
+def is_to_be_had() -> bool:
+    """Tell whether this machine was booted with systemd; sd_booted(3)."""
+    return _SYSTEMD.is_dir()
+
+
+async def enclose(pid: int, scope: Scope) -> None:
+    """Move the process `pid` into a new scope; all that it starts afterwards is in it too.
+
+    Raises:
+        NoScope: it was not to be had.
+    """
+    try:
+        async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus="SYSTEM") as router:
+            await Proxy(message_bus, router).AddMatch(_REMOVED)
+            await _ask(router, "Subscribe")
+            await _start(router, pid, scope)
+    except (DBusErrorResponse, OSError, RouterClosed, TimeoutError, ValueError) as error:
+        raise NoScope(f"{scope.name}: {error!r}") from error
+
+
+async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
+    """Start the unit and wait until systemd says that it runs: then its rules are in force."""
+    nothing_besides: list[Any] = []
+    request = scope.name, "fail", list(_properties(pid, scope)), nothing_besides
+    # Heard from before the request on: the news may come before its answer has been read.
+    with router.filter(_REMOVED, queue=asyncio.Queue()) as removed:
+        try:
+            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
+        except DBusErrorResponse as error:
+            if error.name != _UNIT_EXISTS:
+                raise
+            # That of the launch before, whose shim has just gone: systemd is about to notice.
+            await asyncio.sleep(_ONCE_MORE_AFTER_S)
+            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
+        result = await _result(removed, answer)
+    if result != "done":
+        raise ValueError(f"its start was {result}")
+
+
+async def _result(removed: "asyncio.Queue[Message]", answer: Message) -> str:
+    """Wait for the job that was answered with; only from who answered, as anyone can send news."""
+    systemd = answer.header.fields[HeaderFields.sender]
+    while True:
+        news = await removed.get()
+        _, job, _, result = news.body
+        if news.header.fields.get(HeaderFields.sender) == systemd and job == answer.body[0]:
+            return str(result)
+
+
+async def _ask(
+    router: DBusRouter, method: str, signature: str | None = None, body: Any = ()
+) -> Message:
+    answer = await router.send_and_get_reply(new_method_call(_MANAGER, method, signature, body))
+    unwrap_msg(answer)
+    return answer
+
+
+def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield what the unit is to be, by the names of org.freedesktop.systemd1(5)."""
+    yield "PIDs", ("au", [pid])
+    yield "Description", ("s", f"gpulease job {scope.job} of {scope.user}")
+    yield "Slice", ("s", SLICE)
+    # Also one that failed goes when it is empty; its record is ours.
+    yield "CollectMode", ("s", "inactive-or-failed")
+    stop_us = int(scope.grace.total_seconds() * 1e6)
+    yield "TimeoutStopUSec", ("t", stop_us)
+    if scope.gpus is not None:
+        yield "DevicePolicy", ("s", "closed")
+        yield "DeviceAllow", ("a(ss)", list(_allowed(scope.gpus)))
+
+
+def _allowed(gpus: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield every kind of device but NVIDIA's, and then the nodes that the job may open.
+
+    The kernel's rules only allow, and what a job may open besides GPUs (InfiniBand, /dev/fuse) is
+    what its user may.
+    """
+    yield "block-*", "rwm"
+    for name in sorted(_kinds(_DEVICES.read_text(encoding="utf-8"))):
+        if not name.startswith(_OF_GPUS):
+            yield f"char-{name}", "rwm"
+    for node in (*CONTROL_NODES, *gpus):
+        if Path(node).exists():
+            yield node, "rw"
+
+
+def _kinds(devices: str) -> set[str]:
+    """Read the names of kinds of character devices from the text of /proc/devices."""
+    character = devices.partition("Block devices:")[0].splitlines()
+    return {line.split(maxsplit=1)[1] for line in character if line[:3].strip().isdigit()}
