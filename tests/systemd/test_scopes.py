@@ -118,3 +118,25 @@ def _opened(machine: Machine, name: str) -> str:
     if done.returncode == 0:
         return "opened"
     return done.stderr.splitlines()[-1].partition("] ")[2].partition(":")[0]
+
+
+def test_jobs_run_once_though_the_daemon_is_killed_while_it_starts_them(
+    gpulease: Gpulease,
+) -> None:
+    machine, many = gpulease.machine, 12
+    machine.run("rm", "-f", "ran", user="alice")
+    before = gpulease.pid()
+    one = "gpulease run -d --mem 300M -- sh -c 'echo ran >> ran; sleep 1'"
+    hurry = f"for n in $(seq {many}); do {one} & done; wait"
+    submitting = machine.open("sh", "-c", hurry, user="alice")
+    scopes = ("ls", "/run/systemd/transient")
+    wait_for("some have started", lambda: machine.run(*scopes, check=False).stdout)
+    machine.run("kill", "-KILL", str(before))
+    said = submitting.communicate(timeout=60)[0]
+    submitted = said.split()
+    gpulease.wait_until_back(before)
+    for job in submitted:
+        assert gpulease.wait_until(int(job), "ended")["exit_status"] == 0
+    ran = machine.run("cat", "ran", user="alice").stdout.splitlines()
+    # A submission whose answer was lost with the daemon may have been taken all the same.
+    assert len(submitted) <= len(ran) <= many
