@@ -25,7 +25,9 @@ async def enclose(pid: int, launch: Launch) -> None:
     if gpus is not None and not await asyncio.to_thread(_uvm_is_there):
         _log.warning("job %s may open every GPU: there is no %s to allow it", launch.job, _UVM)
         gpus = None
-    scope = scopes.Scope(launch.job, user, launch.grace + _LONGER_THAN_THE_GRACE, gpus)
+    grace = launch.grace_at_shutdown
+    grace = (launch.grace if grace is None else grace) + _LONGER_THAN_THE_GRACE
+    scope = scopes.Scope(launch.job, user, grace, gpus)
     try:
         await scopes.enclose(pid, scope)
     except scopes.NoScope as error:

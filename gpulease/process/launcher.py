@@ -84,6 +84,8 @@ class Launch:
     log_limit: int
     """Bytes of each log."""
     nice: int = 0
+    grace_at_shutdown: timedelta | None = None
+    """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
     gpus: tuple[str, ...] | None = None
     """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
     terminal: TerminalOrder | None = None
