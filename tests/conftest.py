@@ -1,6 +1,33 @@
-"""What holds for every test: no property fails because the machine is slow."""
+"""What holds for every test: the code is this tree's, and no property fails for a slow machine."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+_PACKAGE = Path(__file__).parents[1] / "gpulease"
+_WHERE = "import importlib.util as u; s = u.find_spec('gpulease'); print(s and s.origin)"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to test a mixture: daemons are started in /, and import what is installed.
+
+    pytest itself imports from the directory it was started in, which may be another checkout.
+    """
+    if hasattr(config, "workerinput"):
+        return  # the first process has looked
+    asked = subprocess.run(
+        [sys.executable, "-c", _WHERE], cwd="/", check=True, capture_output=True, text=True
+    )
+    found = asked.stdout.strip()
+    if Path(found).parent != _PACKAGE:
+        pytest.exit(
+            f"the daemons of these tests would run {found} and not {_PACKAGE}; "
+            f"try: {sys.executable} -m pip install -e {_PACKAGE.parent}",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
