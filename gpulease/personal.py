@@ -24,7 +24,8 @@ LOCK = "lock"
 """Held by the daemon of a state directory, in that directory."""
 IN_USE = "another gpuleased is using it"
 """How a daemon says that it leaves because another one holds that lock."""
-_SERVING = "serving.json"
+SERVING = "serving.json"
+"""Where in that directory its daemon leaves word of itself."""
 _LOOKS_EVERY = 0.05
 _LAST_WORDS = 4000
 """Bytes of the log in which a daemon's reason for leaving is looked for."""
@@ -46,13 +47,13 @@ def note_serving(state: Path, socket: Path, simulate: str | None) -> None:
     text = json.dumps({"pid": os.getpid(), "socket": str(socket), "simulate": simulate})
     # A full disk is no reason not to serve.
     with suppress(OSError):
-        (state / _SERVING).write_text(text, encoding="utf-8")
+        (state / SERVING).write_text(text, encoding="utf-8")
 
 
 def serving(state: Path) -> Serving | None:
     """Return the word that the last daemon of `state` left; it may have gone since."""
     try:
-        told = json.loads((state / _SERVING).read_text(encoding="utf-8"))
+        told = json.loads((state / SERVING).read_text(encoding="utf-8"))
         return Serving(int(told["pid"]), Path(told["socket"]), told["simulate"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

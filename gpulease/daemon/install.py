@@ -14,8 +14,11 @@ from pathlib import Path
 
 import gpulease
 from gpulease.config import SYSTEM_CONFIG, SYSTEM_STATE, Settings, read_settings
+from gpulease.daemon.state import JOBS
 from gpulease.errors import GpuleaseError, SetupFailed
+from gpulease.personal import LOCK, SERVING
 from gpulease.process.record import is_alive
+from gpulease.store.repository import FILE_NAME
 
 _INSTALLED = Path(__file__).parent / "systemd"
 _IN_A_CHECKOUT = Path(__file__).parents[2] / "systemd"
@@ -97,20 +100,23 @@ def remove(say: Say, *, purge: bool, force: bool) -> None:
 
 
 def _purge(settings: Settings, say: Say) -> None:
-    for directory in (settings.state / "jobs", *_DROP_INS, SYSTEM_CONFIG.parent):
-        if directory.is_dir():
-            shutil.rmtree(directory)
-            say(f"removed {directory}")
-    # Another directory than our own may hold things of others besides.
-    for file in (*settings.state.glob("gpulease.db*"), settings.state / "lock"):
-        _remove_file(file, say)
-    _remove_if_empty(settings.state)
+    remove_state(settings.state, say)
+    for directory in (*_DROP_INS, SYSTEM_CONFIG.parent):
+        _remove_directory(directory, say)
     try:
         grp.getgrnam(GROUP)
     except KeyError:
         return
     _call("groupdel", GROUP)
     say(f"removed the group {GROUP}")
+
+
+def remove_state(state: Path, say: Say) -> None:
+    """Remove all that a daemon keeps in its state directory, which may hold others' things too."""
+    _remove_directory(state / JOBS, say)
+    for file in (*state.glob(f"{FILE_NAME}*"), state / LOCK, state / SERVING):
+        _remove_file(file, say)
+    _remove_if_empty(state)
 
 
 def _settings() -> Settings:
@@ -122,7 +128,7 @@ def _settings() -> Settings:
 
 
 def _running_jobs(state: Path) -> list[int]:
-    jobs = state / "jobs"
+    jobs = state / JOBS
     if not jobs.is_dir():
         return []
     return sorted(int(job.name) for job in jobs.iterdir() if job.name.isdecimal() and is_alive(job))
@@ -206,6 +212,12 @@ def _remove_file(path: Path, say: Say) -> None:
     if path.is_relative_to("/usr/local/lib"):
         for parent in path.parents[:2]:
             _remove_if_empty(parent)
+
+
+def _remove_directory(path: Path, say: Say) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+        say(f"removed {path}")
 
 
 def _remove_if_empty(directory: Path) -> None:

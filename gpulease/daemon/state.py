@@ -8,7 +8,8 @@ from pathlib import Path
 from gpulease.errors import StateUnusable
 from gpulease.personal import IN_USE, LOCK
 
-_JOBS = "jobs"
+JOBS = "jobs"
+"""Where in it the directories of the jobs are."""
 
 
 def make_directories(path: Path, mode: int) -> None:
@@ -30,7 +31,7 @@ class StateDirectory:
             StateUnusable: it cannot be made or written, or another daemon holds it.
         """
         self.path = path
-        self.jobs = path / _JOBS
+        self.jobs = path / JOBS
         try:
             make_directories(path.parent, 0o755 if os.geteuid() == 0 else 0o700)
             # Others may pass through to the socket of a job that is theirs, and list nothing.
