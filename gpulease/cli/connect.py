@@ -1,4 +1,4 @@
-"""Which daemon a verb talks to: the one that was named, the system's, or the user's own."""
+"""Which daemon a verb talks to: the one that was named, the machine's, or the user's own."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from gpulease import config, personal
 from gpulease.cli.render import say
-from gpulease.client import Client, answers, no_daemon_on, trusted_users
+from gpulease.client import Client, answers, machine_daemon, no_daemon_on, trusted_users
 
 SocketOption = Annotated[
     Path | None,
@@ -31,7 +31,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     if len(candidates) == 1:
         return Client(candidates[0])
     state = config.personal_settings().state
-    found = _first_answering(candidates, state)
+    found = _first_answering(candidates[-1], state)
     if found is None and state.joinpath("gpulease.db").exists():
         # The user's own has left since it was idle, and has things to tell.
         found, _ = connect_or_start(ctx, socket)
@@ -43,17 +43,18 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
 def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it.
 
-    One is started for the user where none answers and none was named. Where one of theirs answers
-    that simulates other GPUs than GPULEASE_SIMULATE asks for, they are told.
+    One is started for the user where none was named, the machine has none and none of theirs
+    answers. Where one of theirs answers that simulates other GPUs than GPULEASE_SIMULATE asks for,
+    they are told.
 
     Raises:
-        NoDaemon: the one that was named does not answer, or none could be started.
+        NoDaemon: the machine's does not come back, or none could be started.
     """
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
         return Client(candidates[0]), False
     settings = config.personal_settings()
-    if found := _first_answering(candidates, settings.state):
+    if found := _first_answering(settings.socket, settings.state):
         if found.path != config.SYSTEM_SOCKET and (other := _other_gpus(settings.state)):
             say(other)
         return found, False
@@ -75,11 +76,13 @@ def _other_gpus(state: Path) -> str | None:
     )
 
 
-def _first_answering(candidates: tuple[Path, ...], state: Path) -> Client | None:
-    """Return a client of the system's daemon, or of the user's own, wherever it listens."""
-    *system, own = candidates
-    found = next((path for path in system if answers(path)), None)
-    found = found or personal.answering(own, state, answers)
+def _first_answering(own: Path, state: Path) -> Client | None:
+    """Return a client of the machine's daemon, or of the user's own, wherever it listens.
+
+    Raises:
+        NoDaemon: the machine has one, and it does not come back.
+    """
+    found = machine_daemon(say) or personal.answering(own, state, answers)
     return None if found is None else _trusting(found)
 
 

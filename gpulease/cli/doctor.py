@@ -16,10 +16,10 @@ from gpulease.cli.program import python_of
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.cli.text import clean
-from gpulease.client import encode, indent
+from gpulease.client import encode, has_daemon, indent
 from gpulease.config import candidate_sockets
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire import CheckView, DoctorView
+from gpulease.wire import CheckState, CheckView, DoctorView
 
 _ANSWERS_WITHIN = 20.0
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
@@ -78,7 +78,8 @@ def _daemon_checks(ctx: typer.Context, socket: Path | None) -> Iterator[CheckVie
         found = client.doctor().checks
     except NoDaemon as error:
         named = len(candidate_sockets(named_socket(ctx, socket))) == 1
-        yield CheckView("daemon", "failure" if named else "warning", error.message, error.hint)
+        state: CheckState = "failure" if named or has_daemon() else "warning"
+        yield CheckView("daemon", state, error.message, error.hint)
         yield from () if named else [_driver()]
         return
     except GpuleaseError as error:

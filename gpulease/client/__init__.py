@@ -3,6 +3,7 @@
 from gpulease.client.api import Client
 from gpulease.client.dial import answers, dial, peer_uid
 from gpulease.client.find import find, no_daemon_on, trusted_users
+from gpulease.client.machine import has_daemon, machine_daemon
 from gpulease.client.shapes import decode, encode, indent
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "dial",
     "encode",
     "find",
+    "has_daemon",
     "indent",
+    "machine_daemon",
     "no_daemon_on",
     "peer_uid",
     "trusted_users",

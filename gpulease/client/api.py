@@ -44,8 +44,9 @@ class Client:
     ) -> None:
         """Speak to the daemon on the socket `path`.
 
-        Without a path it is found as the command finds it: GPULEASE_SOCKET, the system's, the
-        user's own; and of the latter two root or the user must be listening. No daemon is started.
+        Without a path it is found as the command finds it: GPULEASE_SOCKET, the machine's, which
+        is waited for where there is one, or the user's own; and of the latter two root or the user
+        must be listening. No daemon is started.
 
         Args:
             path: the daemon's socket.

@@ -1,11 +1,15 @@
-"""Finding the daemon: the one that was named, the system's, or the user's own."""
+"""Finding the daemon: the one that was named, the machine's, or the user's own."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpulease.client.dial import answers
+from gpulease.client.machine import machine_daemon
 from gpulease.errors import NoDaemon
+
+_log = logging.getLogger("gpulease")
 
 
 def trusted_users() -> frozenset[int]:
@@ -17,14 +21,15 @@ def find(candidates: Sequence[Path]) -> tuple[Path, frozenset[int] | None]:
     """Return the first of `candidates` that answers, and whom to trust there; None is anyone.
 
     A single candidate was named, and is believed as it is; whether it answers shows when it is
-    asked.
+    asked. Where the machine has a daemon, that one is waited for, and it is that one or none.
 
     Raises:
         NoDaemon: none of several answers.
     """
     if len(candidates) == 1:
         return candidates[0], None
-    found = next((path for path in candidates if answers(path)), None)
+    found = machine_daemon(_log.warning)
+    found = found or next((path for path in candidates if answers(path)), None)
     if found is None:
         raise no_daemon_on(candidates)
     return found, trusted_users()

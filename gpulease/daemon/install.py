@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpulease
-from gpulease.config import SYSTEM_CONFIG, SYSTEM_STATE, Settings, read_settings
+from gpulease.config import SYSTEM_CONFIG, SYSTEM_SOCKET, SYSTEM_STATE, Settings, read_settings
 from gpulease.daemon.state import JOBS
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.personal import LOCK, SERVING
@@ -30,6 +30,7 @@ FILES = {
     "gpuleased.service": UNITS / "gpuleased.service",
     "gpulease.slice": UNITS / "gpulease.slice",
     "gpulease.sysusers": Path("/usr/local/lib/sysusers.d/gpulease.conf"),
+    "gpulease.tmpfiles": Path("/usr/local/lib/tmpfiles.d/gpulease.conf"),
 }
 SERVICE = "gpuleased.service"
 GROUP = "gpulease"
@@ -58,6 +59,7 @@ def install(say: Say, *, now: bool) -> None:
         say(f"{_write(target, text)} {target}")
     say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
     _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
+    _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
     _call("systemctl", "daemon-reload")
     if now:
         _call("systemctl", "enable", SERVICE)
@@ -92,6 +94,8 @@ def remove(say: Say, *, purge: bool, force: bool) -> None:
     if _SYSTEMD.exists():
         _call("systemctl", "daemon-reload")
         _call("systemctl", "reset-failed", SERVICE, must=False)
+    # From here on the users may have daemons of their own.
+    _remove_directory(SYSTEM_SOCKET.parent, say)
     if purge:
         _purge(settings, say)
     else:

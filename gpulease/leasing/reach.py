@@ -1,10 +1,9 @@
 """Find the daemon as the command does, and start one for this user where there is none."""
 
 import logging
-import os
 
 from gpulease import config, personal
-from gpulease.client import Client, answers
+from gpulease.client import Client, answers, machine_daemon, trusted_users
 
 _log = logging.getLogger("gpulease")
 
@@ -13,20 +12,18 @@ def reach() -> Client:
     """Return a client of the first daemon that answers, if need be one that is started now.
 
     Raises:
-        NoDaemon: none could be started. One that GPULEASE_SOCKET names is not looked for here:
-            the client's methods say that it does not answer.
+        NoDaemon: the machine's does not come back, or none could be started. One that
+            GPULEASE_SOCKET names is not looked for here: the client's methods say that it does
+            not answer.
     """
     *system, own = config.candidate_sockets(None)
     if not system:
         return Client(own)
-    # A socket that nobody named is believed only if root or the user laid it.
-    trusted = frozenset({0, os.geteuid()})
     state = config.personal_settings().state
-    found = next((path for path in system if answers(path)), None)
-    if found is None:
-        found = personal.answering(own, state, answers)
+    found = machine_daemon(_log.warning) or personal.answering(own, state, answers)
     if found is None:
         found, started = personal.ensure(own, state, answers, personal.daemon_command())
         if started:
             _log.warning("gpulease: no daemon was running; started one for you (socket %s)", found)
-    return Client(found, trusted=trusted)
+    # A socket that nobody named is believed only if root or the user laid it.
+    return Client(found, trusted=trusted_users())

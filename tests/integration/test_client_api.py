@@ -158,7 +158,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without daemons; return where the user's own would listen."""
     monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "machine" / "gpuleased.sock")
     (tmp_path / "gpulease").mkdir()
     return config.personal_socket()
 
@@ -180,9 +180,11 @@ def test_without_a_path_the_one_that_the_environment_names_is_asked(
 def test_without_a_path_the_systems_daemon_goes_before_the_users_own(nowhere: Path) -> None:
     own = listening(nowhere)
     assert Client().path == nowhere
+    config.SYSTEM_SOCKET.parent.mkdir()
     system = listening(config.SYSTEM_SOCKET)
     assert Client().path == config.SYSTEM_SOCKET
     system.close()
+    config.SYSTEM_SOCKET.parent.rmdir()
     assert Client().status() == own.status
     own.close()
 

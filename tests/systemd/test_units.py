@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from .conftest import CONFIG, SERVICE, SETUP, Gpulease
-from .machine import Machine
+from .machine import Machine, wait_for
+from .root import ENVIRONMENT, USERS
 
 UNITS = "/usr/local/lib/systemd/system"
 MOST_EXPOSED = 76
@@ -56,7 +57,7 @@ def _words(exposure: str) -> list[str]:
 def test_installing_again_changes_nothing(installed: Gpulease) -> None:
     before = installed.pid()
     said = installed.machine.run(SETUP, "install").stdout
-    assert said.count("unchanged /") == 4
+    assert said.count("unchanged /") == 5
     assert installed.pid() == before
 
 
@@ -78,7 +79,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     gpulease.configure(CONFIG)
     gpulease.drop_in("[Service]\nWatchdogSec=50s\n")
     said = other_machine.run(SETUP, "install", "--now").stdout
-    assert said.count("installed /") == 4
+    assert said.count("installed /") == 5
     assert "gpulease" in other_machine.run("getent", "group", "gpulease").stdout
     job = gpulease.submit("--mem", "1G", "--", "sleep", "600")
     gpulease.wait_until(job, "active")
@@ -90,6 +91,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     other_machine.run(SETUP, "remove")
     left = {path for path in _files(other_machine) - before if path.count("/") < 4}
     assert left == {"/etc/gpulease", "/etc/gpulease/config.toml", "/var/lib/gpulease"}
+    assert _has_a_daemon_of_their_own(other_machine)
     other_machine.run(SETUP, "install", "--now")
     assert gpulease.job(job)["state"] == "ended", "the record was kept"
 
@@ -98,6 +100,16 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     assert other_machine.run("getent", "group").stdout == groups
     assert other_machine.unit(SERVICE, "LoadState") == {"LoadState": "not-found"}
     assert other_machine.run("pgrep", "--full", "^/opt/gpulease", check=False).stdout == ""
+
+
+def _has_a_daemon_of_their_own(machine: Machine) -> bool:
+    """Tell whether bob gets one that is started for him; all of it is gone afterwards."""
+    command = (f"{ENVIRONMENT}/bin/gpulease", "run", "--mem", "1G", "--", "echo", "ran")
+    done = machine.run(*command, user="bob", environment={"GPULEASE_SIMULATE": "1x2G"})
+    machine.run("pkill", "--uid", "bob")
+    wait_for("it has left", lambda: not machine.run("pgrep", "-u", "bob", check=False).stdout)
+    machine.run("rm", "-r", f"/tmp/gpulease-{USERS['bob']}", "/home/bob/.local")
+    return done.stdout == "ran\n" and "started one for you" in done.stderr
 
 
 def _files(machine: Machine) -> set[str]:
