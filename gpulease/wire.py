@@ -122,6 +122,9 @@ class SubmitRequest:
     early_signal: EarlySignalRequest | None = None
     grace: float | None = None
     """Seconds between SIGTERM and SIGKILL; null: as the daemon is configured."""
+    key: str | None = None
+    """Names this submission among all of its user: sent again, it is answered with the job that it
+    made the first time, and makes no other. So it can be repeated when an answer was lost."""
 
 
 @dataclass(slots=True)
@@ -138,6 +141,8 @@ class HoldRequest:
     options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
     name: str | None = None
     wait: float | None = None
+    key: str | None = None
+    """As of a job, see `SubmitRequest`."""
 
 
 @dataclass(slots=True)

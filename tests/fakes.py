@@ -101,6 +101,7 @@ class MemoryStore:
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
         self.drains: dict[GpuUuid, str] = {}
+        self._ordered: dict[tuple[int, str], JobId] = {}
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -132,8 +133,14 @@ class MemoryStore:
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         pass
 
+    def ordered(self, uid: int, key: str) -> Job | None:
+        number = self._ordered.get((uid, key))
+        return None if number is None else self._jobs[number]
+
     def add(self, order: Order, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)
+        if order.key is not None:
+            self._ordered[order.owner.uid, order.key] = job.id
         self._jobs[job.id] = job
         self._invocations[job.id] = order.invocation
         return job
