@@ -11,8 +11,7 @@ from pathlib import Path
 from signal import Signals as Signum
 
 from gpulease.cli import sentences
-from gpulease.cli.attachment import Detached, Hooks, Left, TurnedAway, attach
-from gpulease.cli.manner import Manner
+from gpulease.cli.attaching import Detached, Hooks, Left, Manner, TurnedAway, attach
 from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.render import pass_on
 from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
