@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -30,7 +30,7 @@ from gpulease.cli.text import (
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
-from gpulease.wire import JobView
+from gpulease.wire import EventView, JobView, Outcome, spoken
 
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
@@ -200,8 +200,13 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
     )
     rows = (
-        (line(clock(event.at, now)), line(clean(event.kind)), line(clean(event.detail or "")))
+        (line(clock(event.at, now)), line(clean(spoken(event.kind))), line(_detail(event)))
         for event in job.events
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _detail(event: EventView) -> str:
+    detail = event.detail or ""
+    return clean(spoken(detail) if detail in get_args(Outcome) else detail)

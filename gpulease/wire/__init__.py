@@ -17,7 +17,7 @@ from gpulease.wire.requests import (
     TerminalRequest,
     WorkerOptionsRequest,
 )
-from gpulease.wire.text import from_wire, to_wire
+from gpulease.wire.text import from_wire, spoken, to_wire
 from gpulease.wire.views import (
     CheckState,
     CheckView,
@@ -72,5 +72,6 @@ __all__ = [
     "TerminalRequest",
     "WorkerOptionsRequest",
     "from_wire",
+    "spoken",
     "to_wire",
 ]

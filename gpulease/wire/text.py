@@ -1,4 +1,4 @@
-"""Strings of the operating system as JSON can hold them: one character per byte."""
+"""How text travels, and what people read in place of a name of the wire."""
 
 import os
 
@@ -15,3 +15,8 @@ def from_wire(text: str) -> str:
         UnicodeEncodeError: `text` holds a character that is not a byte.
     """
     return os.fsdecode(text.encode("latin-1"))
+
+
+def spoken(name: str) -> str:
+    """Return a name of the wire, such as time_limit, as people see and type it: time-limit."""
+    return name.replace("_", "-")

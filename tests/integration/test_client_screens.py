@@ -124,7 +124,7 @@ def test_every_state_that_is_shown_is_one_that_can_be_asked_for(daemon: StandIn)
     rows = run(daemon, "list", "--all").stdout.splitlines()
     column = rows[0].index("STATE")
     shown = {re.split(" {2,}", row[column:])[0] for row in rows[1:]}
-    assert {"time limit", "released", "cancelled", "queued"} <= shown
+    assert {"time-limit", "released", "cancelled", "queued"} <= shown
     for word in shown:
         assert run(daemon, "list", "--state", word).returncode == 0, word
 

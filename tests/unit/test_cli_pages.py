@@ -69,6 +69,7 @@ def pages(width: int | None) -> dict[str, Page]:
         EventView("2026-03-02T13:29:00Z", "submitted", "6G"),
         EventView("2026-03-02T13:30:00Z", "grant", None),
     ]
+    end = [EventView("2026-03-02T14:00:00Z", "worker_exited", "time_limit")]
     return {
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
@@ -83,6 +84,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-active": show.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
+        "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
