@@ -30,11 +30,13 @@ from gpulease.cli.text import (
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
-from gpulease.wire import EventView, JobView, Outcome, spoken
+from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
+_LIMITS = {"framework": "its framework (TensorFlow, JAX, CuPy)"}
+"""What may hold a job to its lease, as people would say it."""
 
 
 def show(
@@ -162,7 +164,7 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
         Column("MEMORY", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
-        Column("LIMITS", leaves=1, wraps=True, below="limits: "),
+        Column("LIMITED BY", leaves=1, wraps=True, below="limited by: "),
     )
     rows = (
         (
@@ -170,12 +172,18 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
             line(size(lease.memory)),
             line(size(lease.used)),
             line(size(lease.peak)),
-            line(", ".join(lease.enforced_by) or "nothing"),
+            line(_limits(lease)),
         )
         for lease in job.leases
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _limits(lease: LeaseView) -> str:
+    """Say what holds the job to its lease; what a later daemon may name stays as it is."""
+    named = (_LIMITS.get(each, clean(each)) for each in lease.enforced_by)
+    return ", ".join(named) or "nothing, it is placed and counted only"
 
 
 def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:

@@ -58,7 +58,7 @@ def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
         LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, []),
-        LeaseView(views.SECOND, 6 * GIB, None, None, ["driver"]),
+        LeaseView(views.SECOND, 6 * GIB, None, None, ["framework", "driver"]),
     ]
     checks = [
         CheckView("driver", "ok", "580.65.06 reads 2 GPUs"),
