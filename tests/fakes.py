@@ -183,6 +183,9 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str) -> None:
         self.stopped.append(job.id)
 
+    def grace(self, job: Job) -> timedelta | None:
+        return job.grace
+
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         self.told.append((job.id, limit))
 

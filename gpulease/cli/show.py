@@ -93,6 +93,7 @@ def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "why", _what_goes_on(job, now) or _why(job)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
+    yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "asked for", _asked(job)
@@ -133,6 +134,11 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
             return f"{ended}; 1 process goes on and keeps the lease"
         case count:
             return f"{ended}; {count} processes go on and keep the lease"
+
+
+def _gives_up(job: JobView, now: datetime) -> str | None:
+    at = job.gives_up_at
+    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
 
 
 def _exit_status(job: JobView) -> str | None:

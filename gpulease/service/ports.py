@@ -205,6 +205,9 @@ class Launcher(Protocol):
     async def stop(self, job: Job, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
 
+    def grace(self, job: Job) -> timedelta | None:
+        """Return how long the worker has between the two; None: nothing is there to be ended."""
+
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
 

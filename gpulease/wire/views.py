@@ -115,6 +115,10 @@ class JobView:
     """When the main process ended, while others of the job keep its leases."""
     processes: int | None = None
     """How many processes it has; null where nobody counted."""
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
+    gives_up_at: str | None = None
+    """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)
