@@ -53,6 +53,7 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
 
     Raises:
         EndedByInterrupt: SIGINT ended the job.
+        Killed: a signal is to end this command; the job goes on.
         NotAllowed: the job is someone else's.
     """
     try:

@@ -21,7 +21,7 @@ from gpulease.cli.attaching.manner import Manner
 from gpulease.cli.attaching.news import News
 from gpulease.cli.attaching.suspension import Suspension
 from gpulease.cli.outcome import Ending
-from gpulease.cli.signals import WHILE_ATTACHED, Signals
+from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, Signals
 from gpulease.client import dial
 from gpulease.frames import FrameKind
 
@@ -50,10 +50,11 @@ def attach(
     Raises:
         OSError: nothing listens there.
         Left: SIGHUP came, or what else ends an attachment.
+        Killed: a signal came that ends the whole command; the terminal is given back.
         Detached: the detach keys were typed.
         TurnedAway: the shim does not let this caller attach.
     """
-    with dial(directory / _SOCKET) as link, signals.also(*WHILE_ATTACHED):
+    with dial(directory / _SOCKET) as link, signals.also(*WHILE_ATTACHED, *DEADLY):
         return _Attachment(link, signals, hooks, manner, handles).run()
 
 
@@ -144,11 +145,17 @@ class _Attachment:
                 self._suspension.go_on()
             case signal.SIGTSTP:
                 self._suspension.obey()
-            case _ if self._manner.watches:
-                raise Left(signum)
-            case signal.SIGTERM if not self._manner.started:
+            case _ if signum in DEADLY:
+                self._console.tidy()
+                self._console.settle()
+                raise Killed(signum)
+            case _ if self._is_not_for_the_job(signum):
                 raise Left(signum)
             case signal.SIGINT:
                 self._input.interrupt()
             case _:
                 self._link.signal(signum)
+
+    def _is_not_for_the_job(self, signum: signal.Signals) -> bool:
+        joined = not self._manner.started
+        return self._manner.watches or (joined and signum is signal.SIGTERM)
