@@ -159,6 +159,11 @@ class FakeLauncher:
         self.told: list[tuple[JobId, timedelta]] = []
         """The time limits that workers were told."""
         self.refuse: dict[JobId, GpuleaseError] = {}
+        self.may_launch = asyncio.Event()
+        """Cleared, a launch takes until it is set."""
+        self.may_launch.set()
+        self.may_tell: dict[timedelta, asyncio.Event] = {}
+        """Telling a worker one of these limits takes until its event is set."""
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -168,6 +173,7 @@ class FakeLauncher:
         return job.id in self.launched
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
+        await self.may_launch.wait()
         if job.id in self.refuse:
             raise self.refuse[job.id]
         self.launched.append(job.id)
@@ -187,6 +193,8 @@ class FakeLauncher:
         return job.grace
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        if limit in self.may_tell:
+            await self.may_tell[limit].wait()
         self.told.append((job.id, limit))
 
     def hears(self, job: int, news: WorkerNews) -> None:
