@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,22 +20,6 @@ from gpulease.frames import FrameKind
 from gpulease.wire import JobView
 
 Sit = Callable[..., Terminal]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
-    directory = tmp_path / "job"
-    directory.mkdir()
-    with ShimStandIn(directory) as stand_in:
-        yield stand_in
 
 
 @pytest.fixture
