@@ -152,6 +152,7 @@ class FakeLauncher:
         self.told: list[tuple[JobId, timedelta]] = []
         """The time limits that workers were told."""
         self.refuse: dict[JobId, GpuleaseError] = {}
+        self.forbidden: list[JobId] = []
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -159,6 +160,12 @@ class FakeLauncher:
 
     def was_launched(self, job: Job) -> bool:
         return job.id in self.launched
+
+    async def forbid(self, job: Job) -> bool:
+        if job.id in self.launched:
+            return False
+        self.forbidden.append(job.id)
+        return True
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
         if job.id in self.refuse:
