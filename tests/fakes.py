@@ -164,6 +164,7 @@ class FakeLauncher:
         self.may_launch.set()
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
+        self.forbidden: list[JobId] = []
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -171,6 +172,12 @@ class FakeLauncher:
 
     def was_launched(self, job: Job) -> bool:
         return job.id in self.launched
+
+    async def forbid(self, job: Job) -> bool:
+        if job.id in self.launched:
+            return False
+        self.forbidden.append(job.id)
+        return True
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
         await self.may_launch.wait()

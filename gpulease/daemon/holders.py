@@ -29,6 +29,10 @@ class Holders:
     async def launch(self, job: Job, invocation: Invocation) -> None:
         """Start nothing: whoever holds the lease is there already."""
 
+    async def forbid(self, job: Job) -> bool:
+        """See that nobody gets the lease; False if somebody has it."""
+        return not self.was_launched(job)
+
     def was_launched(self, job: Job) -> bool:
         """Tell whether the holder has the lease."""
         return job.started_at is not None

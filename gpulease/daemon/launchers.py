@@ -21,6 +21,10 @@ class Launchers:
         """Start the worker of `job`, at most once in its life. Raises as the port says."""
         await self._of(job).launch(job, invocation)
 
+    async def forbid(self, job: Job) -> bool:
+        """See that no launch of `job` can begin any more; False if one has begun."""
+        return await self._of(job).forbid(job)
+
     def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
         return self._of(job).was_launched(job)

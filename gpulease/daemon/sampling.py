@@ -7,9 +7,9 @@ from collections.abc import Callable
 from gpulease.domain.lease import State
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
-from gpulease.service.keeper import InThread, Keeper
+from gpulease.service.keeper import Keeper
 from gpulease.service.look import snapshot
-from gpulease.service.ports import Clock
+from gpulease.service.ports import Clock, InThread
 from gpulease.store.occupancy import Occupancy, Sample
 
 _log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from gpulease.daemon.shims import living_shim, session_of
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
@@ -19,8 +20,8 @@ from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
 from gpulease.process.orders import EarlySignalOrder, TerminalOrder
-from gpulease.process.proc import Entry, deliver, entry
-from gpulease.process.record import is_alive, read_record
+from gpulease.process.proc import deliver
+from gpulease.process.record import forbid, read_record
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import (
     Clock,
@@ -79,6 +80,19 @@ class Workers:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
         return read_record(self._state.job(job.id)) is not None
 
+    async def forbid(self, job: Job) -> bool:
+        """See that no launch of `job` can begin any more; False if one has begun.
+
+        Raises:
+            RecordUnwritable: that cannot be had at this moment.
+        """
+        directory = self._state.job(job.id)
+        self._make(job, directory)
+        try:
+            return await asyncio.to_thread(forbid, directory)
+        except OSError as error:
+            raise _unwritable(job, error) from error
+
     async def launch(self, job: Job, invocation: Invocation) -> None:
         """Start the worker of `job`, at most once in its life.
 
@@ -87,14 +101,7 @@ class Workers:
             GpuleaseError: it could not be started, and never will be.
         """
         directory = self._state.job(job.id)
-        try:
-            directory.mkdir(mode=0o711, exist_ok=True)
-            directory.chmod(0o711)
-        except OSError as error:
-            raise RecordUnwritable(
-                f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
-                "an admin should see that the state directory can be written",
-            ) from error
+        self._make(job, directory)
         try:
             await self._launcher.launch(self._launch(job, invocation, directory))
         except AlreadyLaunched:
@@ -102,6 +109,13 @@ class Workers:
             return
         except ValueError as error:
             raise LaunchFailed(f"cannot start job {job.id}: {error}") from error
+
+    def _make(self, job: Job, directory: Path) -> None:
+        try:
+            directory.mkdir(mode=0o711, exist_ok=True)
+            directory.chmod(0o711)
+        except OSError as error:
+            raise _unwritable(job, error) from error
 
     def _launch(self, job: Job, invocation: Invocation, directory: Path) -> Launch:
         owner = job.owner
@@ -167,7 +181,8 @@ class Workers:
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
-        await self._processes.end_survivors(marker, self.grace(job), owner)
+        session = session_of(self._state.job(job.id))
+        await self._processes.end_survivors(marker, self.grace(job), owner, session)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )
@@ -202,7 +217,7 @@ class Workers:
         return self._around.grace if job.grace is None else job.grace
 
     def _wake(self, directory: Path) -> None:
-        if (shim := _living_shim(directory)) is not None:
+        if (shim := living_shim(directory)) is not None:
             deliver(shim, signal.SIGCONT)
 
     async def _see_it_gone(self, directory: Path, grace: timedelta) -> None:
@@ -210,26 +225,23 @@ class Workers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace.total_seconds() + _SHIM_OBEYS_WITHIN_S
         while loop.time() < deadline:
-            if _living_shim(directory) is None:
+            if living_shim(directory) is None:
                 return
             await asyncio.sleep(1)
         await asyncio.to_thread(self._kill, directory)
 
     def _kill(self, directory: Path) -> None:
-        shim = _living_shim(directory)
+        shim = living_shim(directory)
         if shim is not None:
             tree.kill(shim.pid)
             deliver(shim, signal.SIGKILL)
 
 
-def _living_shim(directory: Path) -> Entry | None:
-    """Return the shim of a job that has not ended, or None."""
-    record = read_record(directory)
-    if record is None or record.exited is not None or not is_alive(directory):
-        return None
-    # Before its worker has started the record does not say who it is.
-    pid = record.started.shim_pid if record.started else control.shim_pid(directory)
-    return None if pid is None else entry(pid)
+def _unwritable(job: Job, error: OSError) -> RecordUnwritable:
+    return RecordUnwritable(
+        f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
+        "an admin should see that the state directory can be written",
+    )
 
 
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:

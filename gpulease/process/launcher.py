@@ -132,7 +132,8 @@ class Launcher:
             if record is not None and record.started is not None:
                 return record.started
             if record is not None:
-                break
+                # Its shim has died. The job may have begun, and left something behind.
+                raise AlreadyLaunched
         raise LaunchFailed(
             "cannot start the job: the process that was to start it was killed",
             "the system's log may say why; memory may have run out",

@@ -14,6 +14,7 @@ class Entry(NamedTuple):
     group: int
     started: int
     zombie: bool
+    session: int
 
 
 def entry(pid: int) -> Entry | None:
@@ -25,7 +26,8 @@ def entry(pid: int) -> Entry | None:
     if (fields := _fields(pid)) is None:
         return None
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
-    return Entry(pid, parent, group, int(fields[19]), state in (b"Z", b"X"))
+    zombie = state in (b"Z", b"X")
+    return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
 
 
 def is_stopped(target: Entry) -> bool:

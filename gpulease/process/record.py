@@ -185,6 +185,10 @@ class RecordWriter:
         self._end += len(text)
         os.fdatasync(self._fd)
 
+    def close(self) -> None:
+        """Let go of the record: whoever looks takes its maker for dead."""
+        os.close(self._fd)
+
 
 def claim(directory: int) -> RecordWriter | None:
     """Make the record in the directory that is open as `directory`; None if there is one already.
@@ -208,6 +212,29 @@ def claim(directory: int) -> RecordWriter | None:
     finally:
         os.unlink(private, dir_fd=directory)
     return RecordWriter(fd)
+
+
+def forbid(directory: str | os.PathLike[str]) -> bool:
+    """Make a record of a launch that never was, so that none can come; False if there is one.
+
+    A shim may be on its way that a daemon before this one has sent.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        record = claim(fd)
+    finally:
+        os.close(fd)
+    if record is None:
+        return False
+    try:
+        now = stamp(datetime.now(UTC))
+        record.append({"event": "exited", "reason": "cancelled", "ended_at": now})
+    finally:
+        record.close()
+    return True
 
 
 def _take_space(fd: int) -> None:

@@ -104,29 +104,45 @@ class ProcessTable:
             return None
         return job
 
-    def survivors(self, marker: str, owner: int | None = None) -> list[int]:
-        """Return the processes that carry `marker` (`<instance>/<job>`), of `owner` if given."""
-        return [found.pid for found in self._survivors(marker, owner)]
+    def survivors(
+        self, marker: str, owner: int | None = None, session: int | None = None
+    ) -> list[int]:
+        """Return the processes that a shim has left behind.
 
-    async def end_survivors(self, marker: str, grace: timedelta, owner: int | None = None) -> None:
-        """Ask those who carry `marker` to go, and kill them after `grace`, until none is left."""
+        They carry `marker` (`<instance>/<job>`), or are in the session that it led, whose number
+        nobody else gets as long as it has members; and they are of `owner`, if given.
+        """
+        return [found.pid for found in self._survivors(marker, owner, session)]
+
+    async def end_survivors(
+        self,
+        marker: str,
+        grace: timedelta,
+        owner: int | None = None,
+        session: int | None = None,
+    ) -> None:
+        """Ask the survivors of a shim to go, and kill them after `grace`, until none is left."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace.total_seconds()
         asked: set[Entry] = set()
-        while left := await asyncio.to_thread(self._survivors, marker, owner):
+        while left := await asyncio.to_thread(self._survivors, marker, owner, session):
             killing = loop.time() >= deadline
             for found in left if killing else left - asked:
                 deliver(found, *((signal.SIGKILL,) if killing else _PLEASE))
             asked |= left
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    def _survivors(self, marker: str, owner: int | None) -> set[Entry]:
+    def _survivors(self, marker: str, owner: int | None, session: int | None) -> set[Entry]:
+        there = list(processes())
+        if any(found.pid == session and not found.zombie for found in there):
+            # The shim is dead: this is somebody else's session, of the same number.
+            session = None
         return {
             found
-            for found in processes()
+            for found in there
             if not found.zombie
             and found.pid != os.getpid()
-            and self._marker(found) == marker
+            and (found.session == session or self._marker(found) == marker)
             and owner in (None, _uid(found.pid))
         }
 

@@ -8,9 +8,9 @@ no second path.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
@@ -23,6 +23,7 @@ from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
     Clock,
     GpuProbe,
+    InThread,
     Launcher,
     MainExited,
     Order,
@@ -39,15 +40,8 @@ _log = logging.getLogger(__name__)
 
 _TRY_AGAIN_AFTER_S = 5.0
 """A fault that stopped the following of a job (a full disk, say) may pass."""
-
-T = TypeVar("T")
-
-
-class InThread(Protocol):
-    """Runs a blocking call away from the event loop."""
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
-        """Return the result of `call`, awaited."""
+_TOLD_WITHIN_S = 15.0
+"""A shim that does not listen, or a launch that hangs, keeps no answer back for longer."""
 
 
 class Keeper:
@@ -120,7 +114,9 @@ class Keeper:
         job = await self._writing(lambda: extend(self.store, job_id, by, who, self._clock))
         self._tell()
         if job.holds_memory:
-            self._background(self._tell_time_limit(job_id))
+            # Before the answer: who was promised more time has it, also if this daemon ends now.
+            telling = self._background(self._tell_time_limit(job_id))
+            await asyncio.wait({telling}, timeout=_TOLD_WITHIN_S)
         # Others in the line may expect to start at another time.
         self.wake()
         return job
@@ -182,11 +178,12 @@ class Keeper:
             return await self.look()
         return seen
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the caller's request; a failure of it is told in the log."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done_beside)
+        return task
 
     def _done_beside(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -244,6 +241,8 @@ class Keeper:
         """Start the worker; return whether there is one to follow."""
         try:
             if job.state is State.RELEASING:
+                if not await self._launcher.forbid(job):
+                    return True
                 raise GpuleaseError("cancelled before its worker was started")
             await self._launcher.launch(job, self.store.invocation(job.id))
         except RecordUnwritable:
@@ -278,12 +277,20 @@ class Keeper:
         Two extensions may be told at once and overtake each other: whoever is through looks again.
         """
         told: timedelta | None = None
+        await self._launched(job_id)
         while (job := self.store.job(job_id)) is not None and job.state is State.ACTIVE:
             limit = job.claim.time_limit
             if limit is None or limit == told:
                 return
             await self._launcher.set_time_limit(job, limit)
             told = limit
+
+    async def _launched(self, job_id: JobId) -> None:
+        """Wait until a job is no longer about to be launched, with what it claimed before."""
+        changed = self.next_change
+        while (job := self.store.job(job_id)) is not None and job.state is State.GRANTED:
+            await changed.wait()
+            changed = self.next_change
 
     def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
         match news:

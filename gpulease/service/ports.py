@@ -1,15 +1,17 @@
 """What the use cases need from outside, as Protocols; adapters and fakes mirror their names."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,15 @@ class Launcher(Protocol):
             GpuleaseError: it could not be started, and never will be.
         """
 
+    async def forbid(self, job: Job) -> bool:
+        """See that no launch of `job` can begin any more; False if one has begun.
+
+        Not even one that a daemon before this one has asked for.
+
+        Raises:
+            RecordUnwritable: that cannot be had at this moment.
+        """
+
     def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
 
@@ -210,6 +221,13 @@ class Launcher(Protocol):
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
+
+
+class InThread(Protocol):
+    """Runs a blocking call away from the event loop."""
+
+    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
+        """Return the result of `call`, awaited."""
 
 
 class Clock(Protocol):

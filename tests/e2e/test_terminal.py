@@ -138,8 +138,8 @@ def test_ctrl_c_twice_cancels_a_job_that_does_not_answer(sit: Open, daemon: Daem
 
 def test_ctrl_c_twice_is_left_to_a_job_that_answers(sit: Open, daemon: Daemon) -> None:
     patient = (
-        "import signal, sys, time\n"
-        "signal.signal(2, lambda *_: print('saving', flush=True))\n"
+        "import os, signal, sys\n"
+        "signal.signal(2, lambda *_: os.write(1, b'saving\\n'))\n"
         "print('ready', flush=True)\n"
         "for line in sys.stdin: break"
     )

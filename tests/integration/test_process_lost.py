@@ -121,6 +121,24 @@ def test_survivors_are_asked_to_go(directory: Path, marker: str) -> None:
     assert not is_running(fled)
 
 
+def test_survivors_that_dropped_their_environment_are_found_by_their_session(
+    directory: Path, marker: str
+) -> None:
+    script = "env -i sh -c 'echo $$; while :; do sleep 0.1; done' & wait"
+    started = start(shell(directory, script, environment={**PATH, MARKER: marker}))
+    fled = int(wait_until(lambda: output(directory)))
+    table, session = ProcessTable(), started.shim_pid
+    assert table.survivors(marker, os.getuid() + 1, session) == []
+    assert fled not in table.survivors(f"{marker}0", session=session), "its leader lives"
+    kill(started.shim_pid)
+    wait_until(lambda: not is_running(started.pid), "the end of the main process")
+    assert fled not in table.survivors(marker)
+
+    run(table.end_survivors(marker, timedelta(minutes=10), os.getuid(), session))
+
+    assert not is_running(fled)
+
+
 def test_stubborn_survivors_are_killed(directory: Path, marker: str) -> None:
     fled = survivor_of_a_lost_shim(
         directory, marker, "signal.signal(signal.SIGTERM, signal.SIG_IGN)"

@@ -24,7 +24,7 @@ from gpulease.domain.memory import JobId
 from gpulease.errors import CommandNotFound, NoRoomNow
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
-from gpulease.service.ports import MainExited, WorkerExited
+from gpulease.service.ports import MainExited, WorkerExited, WorkerStarted
 
 T = TypeVar("T")
 _TURNS = 200
@@ -187,6 +187,52 @@ def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_runs() -
     run(scenario)
 
 
+async def cancelled_before_its_launch(world: World) -> JobId:
+    """Return a job that was granted and then cancelled by a daemon that never launched it."""
+
+    async def never(job: object, invocation: object) -> None:
+        await asyncio.Event().wait()
+
+    world.launcher.launch = never  # type: ignore[method-assign]
+    job = await world.submit()
+    await world.settle()
+    await world.keeper.cancel(job, "alice")
+    await world.keeper.stop_following()
+    assert world.state(job) is State.RELEASING
+    world.keeper = world.new_keeper()
+    return job
+
+
+def test_a_job_cancelled_before_its_launch_ends_when_no_launch_can_come_any_more() -> None:
+    async def scenario(world: World) -> None:
+        job = await cancelled_before_its_launch(world)
+        world.keeper.recover()
+        await world.settle()
+        assert world.launcher.forbidden == [job]
+        ended = world.store.job(job)
+        assert ended is not None
+        assert (ended.state, ended.outcome) == (State.ENDED, Outcome.CANCELLED)
+
+    run(scenario)
+
+
+def test_a_launch_that_the_daemon_before_had_asked_for_is_followed_and_stopped() -> None:
+    async def scenario(world: World) -> None:
+        job = await cancelled_before_its_launch(world)
+
+        async def too_late(_: object) -> bool:
+            world.launcher.hears(job, WorkerStarted(100, 200, NOON))
+            return False
+
+        world.launcher.forbid = too_late  # type: ignore[method-assign,assignment]
+        world.keeper.recover()
+        await world.settle()
+        assert world.launcher.stopped == [job]
+        assert world.state(job) is State.RELEASING, "its memory is not free before it has gone"
+
+    run(scenario)
+
+
 def test_a_stranger_on_the_gpu_keeps_the_job_queued_until_they_leave() -> None:
     async def scenario(world: World) -> None:
         world.gpus.unmanaged["GPU-a"] = 6 * G
@@ -259,9 +305,12 @@ def test_a_job_extended_while_it_was_being_launched_is_told_when_it_runs() -> No
         world.launcher.may_launch.clear()
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
-        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        extending = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
+        await world.settle()
         assert world.launcher.told == []
+        assert not extending.done(), "the promise is kept before it is given"
         world.launcher.may_launch.set()
+        assert (await extending).claim.time_limit == timedelta(hours=2)
         await world.settle()
         assert world.launcher.told[-1] == (job, timedelta(hours=2))
 
@@ -273,11 +322,12 @@ def test_of_two_extensions_that_overtake_each_other_the_worker_keeps_the_latest(
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
         first = world.launcher.may_tell[timedelta(hours=2)] = asyncio.Event()
-        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        one = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
         await world.settle()
         await world.keeper.extend(job, timedelta(hours=1), "alice")
-        await world.settle()
+        assert not one.done(), "its worker has not been told yet"
         first.set()
+        await one
         await world.settle()
         assert world.launcher.told[-1] == (job, timedelta(hours=3))
 

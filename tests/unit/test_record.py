@@ -20,6 +20,7 @@ from gpulease.process.record import (
     Record,
     Started,
     claim,
+    forbid,
     is_alive,
     parse,
     read_record,
@@ -146,6 +147,23 @@ def test_a_record_is_locked_while_its_maker_lives(directory: int, tmp_path: Path
     os.waitpid(child, 0)
 
     assert is_alive(tmp_path)
+
+
+def test_after_a_launch_was_forbidden_none_can_come(directory: int, tmp_path: Path) -> None:
+    assert forbid(tmp_path)
+
+    assert claim(directory) is None
+    assert not is_alive(tmp_path)
+    record = read_record(tmp_path)
+    assert record is not None and record.started is None
+    assert record.exited is not None and record.exited.reason == "cancelled"
+
+
+def test_a_launch_that_has_begun_cannot_be_forbidden(directory: int, tmp_path: Path) -> None:
+    assert claim(directory) is not None
+
+    assert not forbid(tmp_path)
+    assert read_record(tmp_path) == Record()
 
 
 def test_what_is_appended_is_read(directory: int, tmp_path: Path) -> None:

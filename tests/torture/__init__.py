@@ -1,0 +1,1 @@
+"""Kill the daemon, the shims, and each of them at every step; then count what was promised."""

@@ -1,0 +1,69 @@
+"""A kill at each moment in which the daemon makes its database new, from every released schema."""
+
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from gpulease.store.schema import HEAD
+from torture import points
+from torture.machine import TESTS, Machine, Tortured, Zygote
+from torture.points import HERE
+from torture.verdict import LOST, WRONG, Tally
+
+MIGRATION_POINTS = (
+    "migration: before the copy",
+    "migration: after the copy",
+    "migration: in its middle",
+    "migration: before its commit",
+    "migration: after its commit",
+)
+
+
+def kill_while_it_migrates(folder: Path, zygote: Zygote) -> Tally:
+    """Kill the daemon in the middle of making its database new, from every released schema."""
+    tally = Tally("migrations")
+    released = [it for it in sorted((TESTS / "data").glob("*.sql")) if it.stem != HEAD]
+    for schema in (None, *released):
+        for point in MIGRATION_POINTS if schema is not None else MIGRATION_POINTS[2:]:
+            place = folder / f"{schema.stem if schema else 'new'}-{len(list(folder.iterdir()))}"
+            place.mkdir()
+            try:
+                _migrate(tally, place, zygote, schema, point)
+            except Tortured as error:
+                tally.fault(LOST, f"{schema}, {point}: {error}")
+            tally.kills += 1
+    return tally
+
+
+def _migrate(tally: Tally, place: Path, zygote: Zygote, schema: Path | None, point: str) -> None:
+    machine = Machine(place, zygote)
+    machine.state.mkdir()
+    database = machine.state / "gpulease.db"
+    if schema is not None:
+        with closing(sqlite3.connect(database)) as connection:
+            connection.executescript(schema.read_text())
+    before = _ended(database)
+    points.arm(place, point, HERE)
+    machine.start()
+    machine.gone()
+    if points.struck(place) is None:
+        raise Tortured(f"it ended by itself:\n{machine.said()}")
+    machine.start()
+    machine.ready()
+    machine.kill(signal.SIGTERM)
+    after = _ended(database)
+    for number, ending in before.items():
+        if number not in after:
+            tally.fault(LOST, f"{schema}, {point}: job {number} is gone")
+        elif ending is not None and ending != after[number]:
+            tally.fault(WRONG, f"{schema}, {point}: job {number}: {ending}, then {after[number]}")
+
+
+def _ended(database: Path) -> dict[int, tuple[object, ...] | None]:
+    """Return every job, and how it ended if it has."""
+    if not database.exists():
+        return {}
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT id, state, outcome, exit_code, exit_signal FROM jobs")
+        return {number: tuple(rest) if rest[0] == "ended" else None for number, *rest in rows}
