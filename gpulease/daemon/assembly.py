@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -18,7 +19,7 @@ from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
-from gpulease.errors import BadConfiguration, BadValue
+from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process import scopes
@@ -137,6 +138,29 @@ def _simulated(text: str) -> tuple[int, ...]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
+def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
+    """Take the state directory and open the record in it, with the name of this installation.
+
+    Raises:
+        StateUnusable: it cannot be used as it is.
+        StateUnwritable: it cannot be used now; nothing is held, and it can be tried again.
+    """
+    with ExitStack() as stack:
+        state = StateDirectory(settings.state)
+        stack.callback(state.close)
+        store = SqlStore(state.path / FILE_NAME)
+        stack.callback(store.close)
+        try:
+            # With a database that is new, or an old one put back, a job must not find another's
+            # record.
+            store.use_no_id_up_to(state.last_job())
+            installation = store.installation()
+        except RecordUnwritable as error:
+            raise StateUnwritable(error.message, error.hint) from error
+        stack.pop_all()
+    return state, store, installation
+
+
 def build(settings: Settings, *, confined: bool = False) -> Parts:
     """Build every part; the first look has not been taken yet.
 
@@ -145,14 +169,10 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     Raises:
         GpuleaseError: something that the daemon needs is not to be had.
     """
+    state, store, installation = open_record(settings)
     probe = open_probe(settings)
-    state = StateDirectory(settings.state)
-    store = SqlStore(state.path / FILE_NAME)
-    # With a database that is new, or an old one put back, a job must not find another's record.
-    store.use_no_id_up_to(state.last_job())
     clock, launcher = SystemClock(), _launcher(confined)
     lanes = Lane("writer"), LookLane("look")
-    installation = store.installation()
     table = ProcessTable()
     processes = Finder(table, installation)
     around = _surroundings(settings, probe, lambda: keeper, installation)
