@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
+from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.enclosure import enclose
 from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
@@ -36,14 +36,6 @@ from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
 T = TypeVar("T")
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    def now(self) -> datetime:
-        """Return the present moment, in UTC."""
-        return datetime.now(UTC)
 
 
 class Lane:

@@ -6,7 +6,6 @@ record that is in order it changes nothing but to take in running jobs that the 
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -79,10 +78,7 @@ def _restore(path: Path, state: StateDirectory, report: Report) -> None:
         _refuse_what_is_not_ours(path, damaged, read)
         aside = _keep_aside(path)
         target = scratch / FILE_NAME
-        try:
-            tally = rebuild(target, damaged, read)
-        except sqlite3.DatabaseError as error:
-            raise OSError(f"the new database cannot be written: {error}") from error
+        tally = rebuild(target, damaged, read)
         _tell(report, path, aside, model, tally)
         _learn(target, state, report, restored=True)
         if not is_sound(target):

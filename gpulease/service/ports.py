@@ -205,7 +205,16 @@ class Launcher(Protocol):
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Tells the time; when the machine's clock is set, it follows only when it is told to."""
 
     def now(self) -> datetime:
         """Return the present moment, in UTC."""
+
+    def steady(self) -> timedelta:
+        """Return the time since some moment that nobody can move."""
+
+    def set_by(self) -> timedelta:
+        """Return how far the machine's clock is ahead of `now`."""
+
+    def follow(self) -> None:
+        """Tell the machine's time from now on."""

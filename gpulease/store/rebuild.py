@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import Engine, delete, select
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
 from gpulease.store.engine import WRITES, open_engine
+from gpulease.store.faults import at_start
 from gpulease.store.rows import job_of, unpack
 from gpulease.store.salvage import Salvage
 from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
@@ -50,8 +52,17 @@ def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage]) -> Tally:
     """Write a new database at `target`; rows of `copies` only fill what `damaged` lost.
 
     Raises:
-        StateUnusable, sqlite3.DatabaseError, OSError: it cannot be written.
+        StateUnusable, StateUnwritable: it cannot be written.
     """
+    try:
+        return _rebuild(target, damaged, copies)
+    except DatabaseError as error:
+        raise at_start(target, error.orig) from error
+    except sqlite3.DatabaseError as error:
+        raise at_start(target, error) from error
+
+
+def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage]) -> Tally:
     tally = Tally()
     revision = next((it.revision for it in (damaged, *copies) if it.revision), None)
     engine = open_engine(target)
