@@ -143,6 +143,9 @@ class MemoryStore:
     def drained(self) -> Mapping[GpuUuid, str]:
         return self.drains
 
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        return GpuReading(uuid, 0, "Fake")
+
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         pass
 

@@ -24,6 +24,7 @@ from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
+from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
@@ -166,7 +167,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     clock, launcher = SystemClock(), _launcher(confined)
     lanes = Lane("writer"), LookLane("look")
     table = ProcessTable()
-    processes = Finder(table, installation)
+    processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
     around = _surroundings(settings, probe, lambda: keeper, installation)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(

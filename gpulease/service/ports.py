@@ -97,6 +97,9 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        """Return the identity of a GPU that was seen once, and nothing else of it."""
+
 
 class GpuProbe(Protocol):
     """Reads the GPUs."""

@@ -161,6 +161,13 @@ class SqlStore:
             self._drained = _drained(connection)
         return self._drained
 
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        """Return the identity of a GPU that was seen once, and nothing else of it."""
+        with suppress(RecordUnwritable), self._reading() as session:
+            if (row := session.get(GpuRow, uuid)) is not None:
+                return GpuReading(uuid, row.gpu_index, row.name)
+        return GpuReading(uuid, 0, "unknown GPU")
+
     def use_no_id_up_to(self, last: int) -> None:
         """See that new jobs get ids above `last`: up to there, ids are taken already."""
         with self.alone() as connection, connection.begin():
