@@ -32,6 +32,7 @@ _THIN_EVERY = timedelta(minutes=5)
 _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
+_SAY_AGAIN_AFTER_S = 60
 _TIDY_EVERY = timedelta(hours=1)
 _LOOK_FOR_COPIES_EVERY = timedelta(hours=1)
 _LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
@@ -157,11 +158,15 @@ async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
     What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
     What has none is a bug, and if it lasts then starting anew is the mend to try.
     """
+    complaint, said_at_s, loop = "", 0.0, asyncio.get_running_loop()
     while True:
         try:
             await parts.keeper.run(notifier.rest_s, lambda: notifier.alive(standing(parts)))
         except GpuleaseError as error:
-            _log.warning("%s; trying again", error.message)
+            # A disk may be full for a night: once a minute is often enough to be found.
+            if error.message != complaint or loop.time() - said_at_s > _SAY_AGAIN_AFTER_S:
+                _log.warning("%s; trying again", error.message)
+                complaint, said_at_s = error.message, loop.time()
             notifier.alive(f"{error.message}; trying again")
         except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
             _log.exception("cannot grant at this moment; trying again")

@@ -133,6 +133,25 @@ def test_recover_refuses_while_a_daemon_runs_and_where_there_is_none(
     assert not other.state.exists()
 
 
+def test_a_lost_database_is_made_anew_from_what_runs(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    running = submit(daemon, "sleep", "600", memory=3 * G)
+    when_in(daemon, running, "active")
+    pid = pid_of(daemon, running)
+    daemon.kill()
+    for file in daemon.state.glob("gpulease.db*"):
+        file.unlink()
+    assert f"job {running} of " in recover(daemon)
+    daemon.start()
+    shown = client(daemon).job(running)
+    assert (shown.state, shown.pid, shown.command) == ("active", pid, "sleep 600")
+    assert leased(daemon) == 3 * G
+    assert submit(daemon, "true") > running
+    client(daemon).cancel(running)
+    assert when_in(daemon, running, "ended").outcome == "cancelled"
+    assert alive([pid]) == []
+
+
 def test_what_waited_is_saved_where_its_page_is_whole(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(settings={"grace": "1s"}).start()
     holder = submit(daemon, "sleep", "600", memory=8 * G)
