@@ -6,6 +6,7 @@ command. Two places catch `GpuleaseError`: the command's edge and the server's e
 is a bug and keeps its traceback.
 """
 
+from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
 from typing import ClassVar
 
 EXIT_OWN_FAILURE = 125
@@ -18,6 +19,8 @@ EXIT_TIME_LIMIT = 124
 EXIT_USAGE = 2
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits(3): a restart would fail in the same way."""
+EXIT_TRY_AGAIN = EXIT_GAVE_UP
+"""Of the daemon: it cannot start at this moment, and a restart may find things mended."""
 
 
 class GpuleaseError(Exception):
@@ -157,6 +160,13 @@ class StateUnusable(GpuleaseError):
     exit_code = EXIT_CONFIGURATION
 
 
+class StateUnwritable(GpuleaseError):
+    """The daemon cannot start at this moment, as on a full disk; it is worth trying again."""
+
+    code = "state_unwritable"
+    exit_code = EXIT_TRY_AGAIN
+
+
 class RecordUnwritable(GpuleaseError):
     """The daemon's record cannot be written at this moment, as on a full disk."""
 
@@ -164,10 +174,27 @@ class RecordUnwritable(GpuleaseError):
     http_status = 503
 
 
+class RecordDamaged(RecordUnwritable):
+    """The daemon's record was damaged while it ran; nothing new can be granted."""
+
+    code = "record_damaged"
+
+
 class LeaseKept(UserWarning):
     """A lease could not be given back, and lasts until its process ends."""
 
 
-_KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__()]
+_PASSING = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
+
+
+def state_fault(what: str, error: OSError) -> GpuleaseError:
+    """Return why a daemon cannot start with its state: StateUnwritable where that may pass."""
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in _PASSING:
+        return StateUnwritable(why, "see that the disk has room and is in order")
+    return StateUnusable(why, "give a directory that this user can write with --state")
+
+
+_KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__(), RecordDamaged]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
 """How the client finds the class again from the code in a response."""

@@ -33,9 +33,23 @@ class FakeClock:
     """A clock that stands still until it is moved."""
 
     at: datetime = NOON
+    ahead: timedelta = timedelta(0)
+    """How far the machine's clock was set ahead of it."""
+    moved: timedelta = timedelta(0)
 
     def now(self) -> datetime:
         return self.at
+
+    def steady(self) -> timedelta:
+        return self.at - NOON - self.moved
+
+    def set_by(self) -> timedelta:
+        return self.ahead
+
+    def follow(self) -> None:
+        self.at += self.ahead
+        self.moved += self.ahead
+        self.ahead = timedelta(0)
 
     def forward(self, **span: float) -> None:
         self.at += timedelta(**span)
@@ -129,6 +143,9 @@ class MemoryStore:
 
     def drained(self) -> Mapping[GpuUuid, str]:
         return self.drains
+
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        return GpuReading(uuid, 0, "Fake")
 
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         pass

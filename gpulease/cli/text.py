@@ -98,19 +98,19 @@ def clock(written: str | None, now: datetime) -> str:
 
 def until(written: str | None, now: datetime) -> str:
     """Write how long it is from `now` to an instant."""
-    return UNKNOWN if written is None else format_span(instant(written) - now)
+    return UNKNOWN if written is None else _span(instant(written) - now)
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
     """Write how long something took, or has taken up to `now`."""
     if start is None:
         return UNKNOWN
-    return format_span((instant(end) if end else now) - instant(start))
+    return _span((instant(end) if end else now) - instant(start))
 
 
 def since(written: str, now: datetime) -> str:
     """Write how long ago an instant was."""
-    return format_span(now - instant(written))
+    return _span(now - instant(written))
 
 
 def ordinal(number: int) -> str:
@@ -139,3 +139,8 @@ def named(job: JobView) -> str:
 def label(job: JobView) -> str:
     """Write a job's state, or how it ended."""
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def _span(span: timedelta) -> str:
+    """Write a span; none is below zero, whatever a clock that was set makes of it."""
+    return format_span(max(span, timedelta(0)))

@@ -4,12 +4,13 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
+from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.enclosure import enclose
 from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
@@ -18,11 +19,12 @@ from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
-from gpulease.errors import BadConfiguration, BadValue
+from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
+from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
@@ -36,14 +38,6 @@ from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
 T = TypeVar("T")
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    def now(self) -> datetime:
-        """Return the present moment, in UTC."""
-        return datetime.now(UTC)
 
 
 class Lane:
@@ -139,6 +133,29 @@ def _simulated(text: str) -> tuple[int, ...]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
+def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
+    """Take the state directory and open the record in it, with the name of this installation.
+
+    Raises:
+        StateUnusable: it cannot be used as it is.
+        StateUnwritable: it cannot be used now; nothing is held, and it can be tried again.
+    """
+    with ExitStack() as stack:
+        state = StateDirectory(settings.state)
+        stack.callback(state.close)
+        store = SqlStore(state.path / FILE_NAME)
+        stack.callback(store.close)
+        try:
+            # With a database that is new, or an old one put back, a job must not find another's
+            # record.
+            store.use_no_id_up_to(state.last_job())
+            installation = store.installation()
+        except RecordUnwritable as error:
+            raise StateUnwritable(error.message, error.hint) from error
+        stack.pop_all()
+    return state, store, installation
+
+
 def build(settings: Settings, *, confined: bool = False) -> Parts:
     """Build every part; the first look has not been taken yet.
 
@@ -147,16 +164,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     Raises:
         GpuleaseError: something that the daemon needs is not to be had.
     """
+    state, store, installation = open_record(settings)
     probe = open_probe(settings)
-    state = StateDirectory(settings.state)
-    store = SqlStore(state.path / FILE_NAME)
-    # With a database that is new, or an old one put back, a job must not find another's record.
-    store.use_no_id_up_to(state.last_job())
     clock, launcher = SystemClock(), _launcher(confined)
     lanes = Lane("writer"), LookLane("look")
-    installation = store.installation()
     table = ProcessTable()
-    processes = Finder(table, installation)
+    processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
     around = _surroundings(settings, probe, lambda: keeper, installation)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(

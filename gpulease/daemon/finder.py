@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpulease.daemon.living import has_ended, living
@@ -32,8 +32,15 @@ def _readable(text: str) -> str:
 class Finder:
     """Looks processes up in the table, by the shims and the markers of our own jobs."""
 
-    def __init__(self, table: ProcessTable, installation: str) -> None:
+    def __init__(
+        self,
+        table: ProcessTable,
+        installation: str,
+        has_shim: Callable[[JobId], bool] = lambda _: True,
+    ) -> None:
+        """`has_shim` tells whether the shim of a job lives: else its pid may be anybody's."""
         self._table = table
+        self._has_shim = has_shim
         self._marker_prefix = f"{installation}/"
 
     def identify(self, pid: int) -> Identity | None:
@@ -51,7 +58,9 @@ class Finder:
 
     def count(self, job: Job) -> int | None:
         """Return how many processes live below the shim of a job; reads all of /proc."""
-        return len(tree.descendants(job.shim_pid)) if job.shim_pid is not None else None
+        if job.shim_pid is None or not self._has_shim(job.id):
+            return None
+        return len(tree.descendants(job.shim_pid))
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`: by what it descends from first.
@@ -59,7 +68,11 @@ class Finder:
         A process below the holder of a lease belongs to that lease, and among several leases of
         one holder to the one in whose environment it was started, or else to the latest.
         """
-        shims = {job.shim_pid: job.id for job in jobs if job.shim_pid is not None}
+        shims = {
+            job.shim_pid: job.id
+            for job in jobs
+            if job.shim_pid is not None and self._has_shim(job.id)
+        }
         holders = _holders(jobs)
         owners = {job.id: job.owner.uid for job in jobs}
         found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)

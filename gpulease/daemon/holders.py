@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from gpulease.daemon.living import end_of
 from gpulease.domain.hold import Process
-from gpulease.domain.job import Invocation, Job, Outcome, until
+from gpulease.domain.job import Invocation, Job, Outcome
 from gpulease.domain.memory import JobId
 from gpulease.service.ports import Clock, WorkerExited, WorkerExpired, WorkerNews, WorkerStarted
 
@@ -71,7 +71,9 @@ class _Hold:
     """The ways in which one lease can end."""
 
     def __init__(self, started_at: datetime, clock: Clock, limit: timedelta | None) -> None:
-        self._started_at = started_at
+        # Counted by a clock that nobody can set; how long it was held before comes from the record.
+        held_for = max(clock.now() - started_at, timedelta(0))
+        self._began = clock.steady() - held_for
         self._clock = clock
         self._limit = limit
         self._changed = asyncio.Event()
@@ -99,13 +101,14 @@ class _Hold:
                 if left_s is not None and left_s <= 0:
                     return self._ended(Outcome.TIME_LIMIT, "its time limit is over")
                 self._changed.clear()
-                # The clock may be set meanwhile, so it is looked at now and then.
+                # A machine that was suspended has slept through its timers.
                 within_s = None if left_s is None else min(left_s, _LOOK_AGAIN_S)
                 await _first_of(self._changed, gone, within_s)
 
     def _left_s(self) -> float | None:
-        expires_at = until(self._started_at, self._limit)
-        return None if expires_at is None else (expires_at - self._clock.now()).total_seconds()
+        if self._limit is None:
+            return None
+        return (self._began + self._limit - self._clock.steady()).total_seconds()
 
     def _ended(self, outcome: Outcome, why: str) -> WorkerExited:
         return WorkerExited(outcome, None, self._clock.now(), why)

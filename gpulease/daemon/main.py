@@ -8,7 +8,8 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -24,8 +25,14 @@ from gpulease.config import (
 from gpulease.daemon.assembly import checked
 from gpulease.daemon.journal import goes_to_journal, levelled, set_up
 from gpulease.daemon.notify import Notifier
+from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, StateUnwritable
+
+_log = logging.getLogger("gpuleased")
+
+_PATIENCE_S, _PAUSE_S = 30.0, 5.0
+"""More than the unit's StartLimitIntervalSec, divided by its StartLimitBurst."""
 
 _EXAMPLES = """\
 examples:
@@ -33,11 +40,12 @@ examples:
   gpuleased --simulate 2x24G      serve two GPUs that are not there, to try gpulease out
   gpuleased --socket /tmp/g.sock --state /tmp/g --simulate 2x8G
                                   a second one beside the system's, for a test
+  gpuleased recover               save what can be saved of a damaged database
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the daemon; exits 0 at its end, 78 if it cannot be run as it was told."""
+    """Run the daemon; exits 0 at its end, 78 if it cannot be run as it was told, 75 if not now."""
     journal = goes_to_journal(environment())
     set_up(journal=journal)
     # A watchdog kills with SIGABRT: then the log says where each thread was.
@@ -54,19 +62,44 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if given.check:
             checked(settings)
             sys.exit(0)
+        if given.command == "recover":
+            sys.stdout.write("\n".join(recover(settings)) + "\n")
+            sys.exit(0)
         # What was imported lives as long as the process: no need to look at it again and again.
         gc.collect()
         gc.freeze()
         notifier = Notifier.of(environment(), os.getpid())
         # The daemon of one user reads no file; when their session hangs up, it goes.
         again = None if given.personal else lambda: checked(settings_of(given))
-        asyncio.run(serve(settings, notifier, again, confined=given.confined))
+        _serve_in_the_end(
+            notifier, lambda: asyncio.run(serve(settings, notifier, again, confined=given.confined))
+        )
     except GpuleaseError as error:
         sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
+    """Run the daemon; where a disk is full, say, try again for a while before it is given up.
+
+    Only under a service manager, which would restart it some times within seconds and then never
+    again: like this it goes on for ever.
+    """
+    until = time.monotonic() + (_PATIENCE_S if notifier.is_heard else 0.0)
+    while True:
+        try:
+            serve_()
+        except StateUnwritable as error:
+            if time.monotonic() >= until:
+                raise
+            _log.warning("%s; trying again", error.message)
+            notifier.waiting(f"{error.message}; trying again")
+            time.sleep(_PAUSE_S)
+        else:
+            return
 
 
 def _allow_many_descriptors() -> None:
@@ -98,6 +131,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "command", nargs="?", choices=["recover"],
+        help="make a sound record out of a damaged one; without it, serve",
+    )  # fmt: skip
     parser.add_argument(
         "--simulate", metavar="GPUS",
         help="serve simulated GPUs, such as 2x24G or 1x80G,2x24G; "

@@ -32,6 +32,15 @@ class Notifier:
         watchdog_s = int(span) / 1e6 if ours and span.isdecimal() and int(span) else None
         return cls(environment.get("NOTIFY_SOCKET"), watchdog_s)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is a service manager."""
+        return bool(self._address)
+
+    def waiting(self, status: str) -> None:
+        """Tell why it is not ready yet."""
+        self._send(f"STATUS={status}")
+
     def ready(self, status: str) -> None:
         """Tell that callers are served, for the first time or again."""
         self._status = status

@@ -67,10 +67,10 @@ class IdleWatch:
         self._keeper = keeper
         self._clock = clock
         self._connections = connections
-        self._busy_at = clock.now()
+        self._busy_at = clock.steady()
 
     def idle_s(self) -> float:
         """Return for how many seconds there has been neither a live job nor a caller."""
         if self._keeper.store.live() or self._connections():
-            self._busy_at = self._clock.now()
-        return (self._clock.now() - self._busy_at).total_seconds()
+            self._busy_at = self._clock.steady()
+        return (self._clock.steady() - self._busy_at).total_seconds()

@@ -13,13 +13,14 @@ import uvicorn
 from gpulease import personal
 from gpulease.config import Settings
 from gpulease.daemon.assembly import Parts, build
+from gpulease.daemon.copies import Copies
 from gpulease.daemon.door import Door
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.reload import Reload
 from gpulease.daemon.sampling import IdleWatch
 from gpulease.daemon.standing import standing
 from gpulease.daemon.tidy import tidy
-from gpulease.errors import GpuleaseError
+from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
 from gpulease.timers import Timer, Timers
@@ -31,7 +32,9 @@ _THIN_EVERY = timedelta(minutes=5)
 _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
+_SAY_AGAIN_AFTER_S = 60
 _TIDY_EVERY = timedelta(hours=1)
+_LOOK_FOR_COPIES_EVERY = timedelta(hours=1)
 _LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
 _LATECOMERS_WITHIN_S = 0.2
 """For those who had connected before the socket was taken away to be heard."""
@@ -84,9 +87,16 @@ async def serve(
     parts = build(settings, confined=confined)
     try:
         await _run(parts, notifier, leave, read_again)
-    finally:
+    except StateUnwritable:
+        # On its way to another try, which a service manager is not to take for the end.
+        await parts.close()
+        raise
+    except BaseException:
         notifier.stopping()
         await parts.close()
+        raise
+    notifier.stopping()
+    await parts.close()
     _log.info("left; running jobs go on")
 
 
@@ -96,18 +106,17 @@ async def _run(
     leave: asyncio.Event,
     read_again: Callable[[], Settings] | None,
 ) -> None:
-    keeper, settings = parts.keeper, parts.settings
-    await keeper.look()
-    recovered = keeper.recover()
-    await parts.askers.recover()
-    # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
-    await keeper.one_pass()
+    settings = parts.settings
+    recovered = await _recover(parts)
     server = _Server(_uvicorn(parts), leave)
     door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
     listening = door.open()
     personal.note_serving(settings.state, settings.socket, settings.simulate)
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
     timers, sampling = _timers(parts, server, door, leave)
+    copies = Copies(parts.store.path, parts.desk.clock)
+    timers.every(_LOOK_FOR_COPIES_EVERY, copies.daily)
+    copying = asyncio.create_task(copies.at_start(), name="copy")
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
@@ -121,9 +130,26 @@ async def _run(
     finally:
         granting.cancel()
         timers.stop()
-        await asyncio.gather(granting, return_exceptions=True)
+        await asyncio.gather(granting, copying, return_exceptions=True)
         listening.close()
         door.close()
+
+
+async def _recover(parts: Parts) -> int:
+    """Find the jobs on record again; return how many hold memory.
+
+    Raises:
+        StateUnwritable: the record cannot be written now.
+    """
+    try:
+        await parts.keeper.look()
+        recovered = parts.keeper.recover()
+        await parts.askers.recover()
+        # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
+        await parts.keeper.one_pass()
+    except RecordUnwritable as error:
+        raise StateUnwritable(error.message, error.hint) from error
+    return recovered
 
 
 async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
@@ -132,11 +158,15 @@ async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
     What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
     What has none is a bug, and if it lasts then starting anew is the mend to try.
     """
+    complaint, said_at_s, loop = "", 0.0, asyncio.get_running_loop()
     while True:
         try:
             await parts.keeper.run(notifier.rest_s, lambda: notifier.alive(standing(parts)))
         except GpuleaseError as error:
-            _log.warning("%s; trying again", error.message)
+            # A disk may be full for a night: once a minute is often enough to be found.
+            if error.message != complaint or loop.time() - said_at_s > _SAY_AGAIN_AFTER_S:
+                _log.warning("%s; trying again", error.message)
+                complaint, said_at_s = error.message, loop.time()
             notifier.alive(f"{error.message}; trying again")
         except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
             _log.exception("cannot grant at this moment; trying again")

@@ -5,7 +5,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from gpulease.errors import StateUnusable
+from gpulease.errors import StateUnusable, state_fault
 from gpulease.personal import IN_USE, LOCK
 
 JOBS = "jobs"
@@ -29,6 +29,7 @@ class StateDirectory:
 
         Raises:
             StateUnusable: it cannot be made or written, or another daemon holds it.
+            StateUnwritable: it cannot be written at this moment.
         """
         self.path = path
         self.jobs = path / JOBS
@@ -40,10 +41,7 @@ class StateDirectory:
                 directory.chmod(0o711)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StateUnusable(
-                f"cannot use the state directory {path}: {error.strerror or error}",
-                "give a directory that this user can write with --state",
-            ) from error
+            raise state_fault(f"cannot use the state directory {path}", error) from error
         self._take()
 
     def _take(self) -> None:

@@ -178,6 +178,22 @@ def with_time_limit(job: Job, limit: timedelta) -> Job:
     return replace(job, claim=replace(job.claim, time_limit=limit))
 
 
+def moved(job: Job, by: timedelta) -> Job:
+    """Return `job` as it stands after the clock was set by so much: all spans are as they were."""
+
+    def at(instant: datetime | None) -> datetime | None:
+        return None if instant is None else instant + by
+
+    return replace(
+        job,
+        submitted_at=job.submitted_at + by,
+        gives_up_at=at(job.gives_up_at),
+        granted_at=at(job.granted_at),
+        started_at=at(job.started_at),
+        main_exited_at=at(job.main_exited_at),
+    )
+
+
 def asked_to_go(
     job: Job, trigger: Trigger, outcome: Outcome, detail: str, at: datetime
 ) -> Job | None:

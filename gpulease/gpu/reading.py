@@ -15,6 +15,8 @@ from gpulease.gpu.devices import Device
 
 _MIG = "MIG is enabled; its instances cannot be leased yet"
 _NO_TOTAL = "the driver tells no memory size for this GPU (unified memory?), so it cannot be leased"
+_LARGEST_GPU = 2**44
+"""Bytes; what is larger than 16 TiB is no size of this decade, and would be leased."""
 _LARGEST_PID = 2**22
 """The kernel's own bound on kernel.pid_max."""
 
@@ -79,7 +81,7 @@ def _read_memory(handle: Handle) -> _Memory:
 
 def _memory(answer: Any, reserved: int | None) -> _Memory:
     """Take over the sizes that can be true."""
-    total = _size(int(answer.total), at_most=None)
+    total = _size(int(answer.total), at_most=_LARGEST_GPU)
     if not total:
         return _Memory()
     used = _size(int(answer.used), at_most=total)

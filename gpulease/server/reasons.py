@@ -12,14 +12,19 @@ from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.wire import spoken
 
 
-def reason(job: Job, waiting: Waiting | None) -> str | None:
-    """Return why a job waits or why it ended, as a sentence without a full stop."""
+def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | None:
+    """Return why a job waits or why it ended, as a sentence without a full stop.
+
+    `gpus` is how many there are now, which may be fewer than when the job came.
+    """
     match job.state:
         case State.ENDED:
             return job.detail or _ending(job)
         case State.RELEASING:
             left = "" if job.holder is not None else "; its processes are still there"
             return f"{job.detail or 'asked to go'}{left}"
+        case State.QUEUED if gpus is not None and gpus < job.claim.gpus:
+            return f"it asks for {job.claim.gpus} GPUs, and the driver shows {gpus} now"
         case State.QUEUED:
             return None if waiting is None else _why_it_waits(job.claim, waiting)
         case State.GRANTED | State.ACTIVE:

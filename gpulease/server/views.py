@@ -78,7 +78,9 @@ class Views:
     def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
         """Return a job as anyone may see it, or with what only its owner may."""
         waiting = self._waiting(job)
-        why, _, hint = (reason(job, waiting) or "").partition("\n\nhint: ")
+        plan = self._keeper.plan
+        gpus = len(plan.gpus) if plan is not None else None
+        why, _, hint = (reason(job, waiting, gpus) or "").partition("\n\nhint: ")
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,

@@ -18,6 +18,7 @@ from gpulease.domain.memory import JobId
 from gpulease.domain.plan import Plan
 from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
+from gpulease.service.clock_set import follow_clock
 from gpulease.service.extend import extend
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
@@ -163,6 +164,7 @@ class Keeper:
 
     async def one_pass(self) -> Plan:
         """Look, decide, commit, and set going what was granted."""
+        await self._follow_clock()
         seen = await self._look_not_older_than_what_ended()
         decided = await self._writing(lambda: reconcile(self.store, seen, self.policy, self._clock))
         self.plan = decided
@@ -170,6 +172,14 @@ class Keeper:
             self.attend(job_id)
         self._tell()
         return decided
+
+    async def _follow_clock(self) -> None:
+        by = await self._writing(lambda: follow_clock(self.store, self._clock))
+        if by is not None:
+            _log.warning("the clock was set by %d seconds; time limits stay", by.total_seconds())
+            # What was seen before stands under another time than what comes.
+            self._freed_at = None
+            await self.look()
 
     async def _look_not_older_than_what_ended(self) -> Look:
         """Return a look in which memory that came free is seen to be free."""

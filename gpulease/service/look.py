@@ -1,11 +1,11 @@
 """One look at the machine: the GPUs, and whose the processes on them are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpulease.domain.job import Job
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.memory import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Snapshot
 from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
 
@@ -44,9 +44,23 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     """Read every GPU and find out whose its processes are."""
     at = clock.now()
     readings = probe.read()
+    readings += _leased_and_not_there(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
     return Look(readings, processes.jobs_of(pids, holders), at)
+
+
+def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
+    """Return the GPUs that jobs hold and the driver does not show, as after a start without one.
+
+    Their leases are kept and shown for as long as the jobs last.
+    """
+    shown = {reading.uuid for reading in readings}
+    leased = {lease.gpu for job in store.live() if job.holds_memory for lease in job.leases}
+    return tuple(
+        replace(store.gpu(uuid), fault=Fault.LOST, detail="the driver does not show this GPU")
+        for uuid in sorted(leased - shown)
+    )
 
 
 def snapshot(

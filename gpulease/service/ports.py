@@ -104,6 +104,9 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        """Return the identity of a GPU that was seen once, and nothing else of it."""
+
 
 class GpuProbe(Protocol):
     """Reads the GPUs."""
@@ -231,7 +234,16 @@ class InThread(Protocol):
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Tells the time; when the machine's clock is set, it follows only when it is told to."""
 
     def now(self) -> datetime:
         """Return the present moment, in UTC."""
+
+    def steady(self) -> timedelta:
+        """Return the time since some moment that nobody can move."""
+
+    def set_by(self) -> timedelta:
+        """Return how far the machine's clock is ahead of `now`."""
+
+    def follow(self) -> None:
+        """Tell the machine's time from now on."""

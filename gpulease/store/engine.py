@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 
 _BUSY_TIMEOUT_S = 10.0
+_IMPATIENT_S = 0.1
 WRITES = {"gpulease_writes": True}
 """Execution option of a connection that is going to write."""
 
@@ -38,3 +39,11 @@ def _prepare(connection: Any, _record: object) -> None:
 def _begin(connection: Connection) -> None:
     writes = connection.get_execution_options().get("gpulease_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def be_patient(connection: Connection, patient: bool) -> None:
+    """Have `connection` wait for another process's lock on the file: some seconds, or hardly."""
+    wait_s = _BUSY_TIMEOUT_S if patient else _IMPATIENT_S
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.execute(f"PRAGMA busy_timeout={round(wait_s * 1000)}")

@@ -8,7 +8,7 @@ there when it has been committed, and not before.
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -24,10 +24,11 @@ from sqlalchemy.orm import Session
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
-from gpulease.errors import NoSuchJob, RecordUnwritable, StateUnusable
+from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event, Order
 from gpulease.store import statements
-from gpulease.store.engine import WRITES, open_engine
+from gpulease.store.engine import WRITES, be_patient, open_engine
+from gpulease.store.faults import at_start, told
 from gpulease.store.rows import holder_values, job_of, job_values, pack, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.tables import (
@@ -52,6 +53,7 @@ class SqlStore:
 
         Raises:
             StateUnusable: the file cannot be used as it is.
+            StateUnwritable: it cannot be used at this moment.
         """
         self.path = path
         try:
@@ -62,12 +64,12 @@ class SqlStore:
             with Session(self.engine) as session:
                 self._live = {job.id: job for job in _jobs(session, JobRow.state != State.ENDED)}
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
-        except (DatabaseError, OSError) as error:
-            why = error.orig if isinstance(error, DatabaseError) else error.strerror
-            raise StateUnusable(
-                f"cannot use the database {path}: {why}",
-                "see that the directory can be written and the disk is not full",
-            ) from error
+        except DatabaseError as error:
+            raise at_start(path, error.orig) from error
+        except OSError as error:
+            raise state_fault(f"cannot use the database {path}", error) from error
+        self._drained: Mapping[GpuUuid, str] = {}
+        self._is_held_up = False
         self._live_in_order = tuple(self._live.values())
         self._writing = threading.Lock()
 
@@ -91,17 +93,18 @@ class SqlStore:
         """Return a connection that may write; within this process nobody else writes meanwhile.
 
         Raises:
-            RecordUnwritable: the file cannot be written at this moment.
+            RecordUnwritable: the file cannot be written at this moment, or is damaged.
         """
-        try:
-            with self._writing, self.engine.connect() as connection:
-                yield connection.execution_options(**WRITES)
-        except OperationalError as error:
-            raise RecordUnwritable(
-                f"cannot write the record {self.path}: {error.orig}",
-                "an admin should see that the disk has room and nothing else holds the file; "
-                "running jobs go on meanwhile",
-            ) from error
+        with self._writing, told(self.path):
+            try:
+                with self.engine.connect() as connection:
+                    be_patient(connection, not self._is_held_up)
+                    yield connection.execution_options(**WRITES)
+            except OperationalError:
+                # Who comes next does not wait as long again: all writers stand in one line.
+                self._is_held_up = True
+                raise
+            self._is_held_up = False
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id, as last committed."""
@@ -112,12 +115,17 @@ class SqlStore:
         held = self._live.get(job)
         if held is not None:
             return held
-        with Session(self.engine) as session:
+        with self._reading() as session:
             return next(iter(_jobs(session, JobRow.id == job)), None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with told(self.path), Session(self.engine) as session:
+            yield session
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest jobs in whatever state, oldest first."""
-        with Session(self.engine) as session:
+        with self._reading() as session:
             wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
             if user is not None:
                 wanted = wanted.where(JobRow.user == user)
@@ -131,7 +139,7 @@ class SqlStore:
         Raises:
             NoSuchJob: there is no such job, or it has ended.
         """
-        with Session(self.engine) as session:
+        with self._reading() as session:
             row = session.get(InvocationRow, job)
             if row is None:
                 raise NoSuchJob(f"cannot start job {job}: it has ended")
@@ -139,16 +147,27 @@ class SqlStore:
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
-        with Session(self.engine) as session:
+        with self._reading() as session:
             rows = session.scalars(
                 select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
             )
             return [Event(row.at, row.kind, row.detail) for row in rows]
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why."""
-        with self.engine.connect() as connection:
-            return _drained(connection)
+        """Return the GPUs on which nothing more may be granted, and why.
+
+        As last read, where the file cannot be read: there is still a status to be shown.
+        """
+        with suppress(RecordUnwritable), told(self.path), self.engine.connect() as connection:
+            self._drained = _drained(connection)
+        return self._drained
+
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        """Return the identity of a GPU that was seen once, and nothing else of it."""
+        with suppress(RecordUnwritable), self._reading() as session:
+            if (row := session.get(GpuRow, uuid)) is not None:
+                return GpuReading(uuid, row.gpu_index, row.name)
+        return GpuReading(uuid, 0, "unknown GPU")
 
     def use_no_id_up_to(self, last: int) -> None:
         """See that new jobs get ids above `last`: up to there, ids are taken already."""
@@ -156,9 +175,12 @@ class SqlStore:
             connection.execute(statements.START_SEQUENCE, {"last": last})
             connection.execute(statements.RAISE_SEQUENCE, {"last": last})
 
-    def installation(self) -> str:
-        """Return the name of this database, made once; it tells our jobs from another daemon's."""
-        name = {"key": "installation", "value": uuid.uuid4().hex}
+    def installation(self, known: str | None = None) -> str:
+        """Return the name of this database, made once; it tells our jobs from another daemon's.
+
+        `known` is what it was called when that was lost.
+        """
+        name = {"key": "installation", "value": known or uuid.uuid4().hex}
         with self.alone() as connection, connection.begin():
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
@@ -240,6 +262,13 @@ class SqlTransaction:
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+
+    def restore(self, job: Job, event: Event) -> None:
+        """Store a job that the record has lost, under the id that it had."""
+        self._connection.execute(statements.RESTORE_JOB, {**job_values(job), "id": job.id})
+        self._save_leases(None, job)
+        self._log(job.id, event)
+        self._live[job.id] = job
 
     def _save_leases(self, before: Job | None, job: Job) -> None:
         if before is not None and before.leases == job.leases:

@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from gpulease.errors import StateUnusable
+from gpulease.store.faults import at_start, damaged
 
 HEAD = "0003"
 """The newest revision in migrations/versions, which this code needs."""
@@ -25,30 +26,43 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
 
     Raises:
         StateUnusable: the file is not ours, is damaged, or was written by a newer gpulease.
+        StateUnwritable: it cannot be used or copied at this moment.
     """
     found = _revision(path)
     if found == HEAD:
         return
     if found is not None:
         _refuse_newer(path, found)
-        _copy(path, path.with_name(f"{path.name}.{found}.backup"))
-    _migrate(engine)
+        try:
+            copy_database(path, path.with_name(f"{path.name}.{found}.backup"))
+        except sqlite3.DatabaseError as error:
+            raise at_start(path, error) from error
+    migrate(engine)
 
 
 def _revision(path: Path) -> str | None:
     """Return the revision of the file, or None for a new one."""
     if not path.exists() or path.stat().st_size == 0:
+        _refuse_to_start_empty(path)
         return None
     try:
         with closing(sqlite3.connect(path)) as connection:
-            if connection.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("it is damaged")
+            # The whole of it: a row that is missing in an index is a lease that is not seen.
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != ("ok",):
+                raise damaged(path, f"it is damaged: {' '.join(str(found[0]).split())}")
             return _read_revision(path, connection)
     except sqlite3.DatabaseError as error:
-        raise StateUnusable(
-            f"cannot use the database {path}: {error}",
-            f"move it away to start anew, or put a copy back ({path.name}.*.backup beside it)",
-        ) from error
+        raise at_start(path, error) from error
+
+
+def _refuse_to_start_empty(path: Path) -> None:
+    """Refuse a file that was cut down to nothing; one that is new has no copies beside it.
+
+    A file that is not there at all was taken away by somebody, who wants to start anew.
+    """
+    if path.exists() and any(path.parent.glob(f"{path.name}.*.backup")):
+        raise damaged(path, "it is empty, and was not always")
 
 
 def _read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
@@ -64,11 +78,15 @@ def _read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
     return str(row[0]) if row else None
 
 
-def _refuse_newer(path: Path, found: str) -> None:
+def known_revisions() -> set[str]:
+    """Return the revisions of the schema that this gpulease can read."""
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
-    if found not in known:
+    return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
+
+
+def _refuse_newer(path: Path, found: str) -> None:
+    if found not in known_revisions():
         raise StateUnusable(
             f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
             f"which knows {HEAD}",
@@ -76,14 +94,30 @@ def _refuse_newer(path: Path, found: str) -> None:
         )
 
 
-def _copy(path: Path, to: Path) -> None:
-    """Copy a database with all that is committed, also what is still in its log."""
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(to)) as target:
-        source.backup(target)
-    to.chmod(0o600)
+def copy_database(path: Path, to: Path) -> None:
+    """Copy a database with all that is committed; `to` is there whole, or not at all.
+
+    Raises:
+        sqlite3.DatabaseError: one cannot be read, or the other not be written.
+    """
+    fresh = to.with_name(f"{to.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(fresh)) as target:
+            source.backup(target)
+            # A copy is one file: what is read of it makes no others beside it.
+            target.execute("PRAGMA journal_mode=DELETE")
+            if target.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError(f"{path} is damaged")
+        fresh.replace(to)
+    finally:
+        for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):
+            left.unlink(missing_ok=True)
 
 
-def _migrate(engine: Engine) -> None:
+def migrate(engine: Engine, to: str = "head") -> None:
+    """Bring an engine's file to a revision, in one transaction."""
     from alembic import command
     from alembic.config import Config
 
@@ -91,5 +125,5 @@ def _migrate(engine: Engine) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.connect().execution_options(gpulease_writes=True) as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
         connection.commit()

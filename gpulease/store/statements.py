@@ -17,6 +17,7 @@ _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
 
 ADD_JOB = insert(_jobs).returning(_jobs.c.id)
+RESTORE_JOB = insert(_jobs)
 SAVE_JOB = update(_jobs).where(_jobs.c.id == bindparam("this"))
 ADD_INVOCATION = insert(_invocations)
 DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("this"))

@@ -24,8 +24,10 @@ def variables() -> dict[str, str]:
 
 
 def submit(daemon: Daemon, *argv: str, memory: int = G, **fields: Any) -> int:
-    """Queue a job of `argv`; `time_limit` goes into its claim."""
-    claim = ClaimRequest(memory=memory, time_limit=fields.pop("time_limit", None))
+    """Queue a job of `argv`; `time_limit` and `gpus` go into its claim."""
+    claim = ClaimRequest(
+        memory=memory, gpus=fields.pop("gpus", 1), time_limit=fields.pop("time_limit", None)
+    )
     request = SubmitRequest(list(argv), "/", variables(), claim=claim, **fields)
     return client(daemon).submit(request).id
 

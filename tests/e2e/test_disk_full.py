@@ -1,37 +1,9 @@
 """The disk that the record is on is full, and later it is not: nothing is lost, and it is said."""
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from .conftest import Daemon, wait_for
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk takes root")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        pytest.skip("this machine lets nobody mount a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 4096)
-        except OSError:
-            pass
-    return ballast
+from .conftest import Daemon, fill, wait_for
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost(

@@ -1,0 +1,35 @@
+"""The machine's clock, which can be set, and the one that cannot."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SystemClock:
+    """Tells the machine's time, and goes on evenly when that is set, until it is told to follow."""
+
+    def __init__(self) -> None:
+        self._offset = self._difference()
+
+    def now(self) -> datetime:
+        """Return the present moment, in UTC."""
+        return _EPOCH + self._offset + self.steady()
+
+    def steady(self) -> timedelta:
+        """Return the time since the machine was started, also while it was suspended."""
+        return timedelta(microseconds=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)
+
+    def set_by(self) -> timedelta:
+        """Return how far the machine's clock is ahead of `now`."""
+        return self._difference() - self._offset
+
+    def follow(self) -> None:
+        """Tell the machine's time from now on."""
+        self._offset = self._difference()
+
+    def _difference(self) -> timedelta:
+        return timedelta(microseconds=self._wall_ns() // 1000) - self.steady()
+
+    def _wall_ns(self) -> int:
+        return time.time_ns()

@@ -1,0 +1,259 @@
+"""`gpuleased recover`: a sound record out of a damaged one, its copies, and the jobs that run.
+
+Nothing is deleted: the damaged file is kept beside the new one. May be repeated at will; with a
+record that is in order it changes nothing but to take in running jobs that the record lost.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpulease.config import Settings
+from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.witnesses import Witness, witnesses
+from gpulease.domain.job import Job, Outcome, asked_to_go
+from gpulease.domain.lease import State, Trigger
+from gpulease.errors import NoSuchJob, StateUnusable, state_fault
+from gpulease.service.ports import Event
+from gpulease.store.backups import all_copies
+from gpulease.store.rebuild import Tally, is_sound, rebuild
+from gpulease.store.repository import FILE_NAME, SqlStore
+from gpulease.store.salvage import Salvage, salvage
+
+_SCRATCH = "recovering"
+_OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
+"""What happened last to a job that has ended."""
+_NAMES = {"gpu_memory": "samples of GPU memory", "invocations": "commands of waiting jobs"}
+_EVENT = "recovered"
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it, in lines for the admin."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append(line)
+
+
+def recover(settings: Settings) -> list[str]:
+    """Leave a record that a daemon can start with, and return what was done, line by line.
+
+    Raises:
+        StateUnusable: the directory is not there or in use, or the database is not ours.
+        StateUnwritable: there is no room for a second database, or the like.
+    """
+    if not settings.state.is_dir():
+        raise StateUnusable(
+            f"cannot recover {settings.state}: there is no such directory",
+            "give the daemon's state directory with --state",
+        )
+    state = StateDirectory(settings.state)
+    path, report = state.path / FILE_NAME, Report()
+    try:
+        if path.exists() and is_sound(path):
+            report.say(f"{path} is in order")
+            _learn(path, state, report, restored=False)
+        else:
+            _restore(path, state, report)
+    except OSError as error:
+        raise state_fault(f"cannot recover {path}", error) from error
+    finally:
+        state.close()
+    return report.lines
+
+
+def _restore(path: Path, state: StateDirectory, report: Report) -> None:
+    with _scratch(state.path / _SCRATCH) as scratch:
+        copies = [copy for copy in all_copies(path) if is_sound_copy(copy, scratch)]
+        model = copies[0] if copies else None
+        damaged = _read(path, scratch / "damaged", model)
+        read = [_read(copy, scratch / f"copy{n}", None) for n, copy in enumerate(copies[:1])]
+        _refuse_what_is_not_ours(path, damaged, read)
+        aside = _keep_aside(path)
+        target = scratch / FILE_NAME
+        tally = rebuild(target, damaged, read)
+        _tell(report, path, aside, model, tally)
+        _learn(target, state, report, restored=True)
+        if not is_sound(target):
+            raise AssertionError("the new database is not sound")
+        _put_in_place(target, path)
+    report.say(f"{path} is in order now; start gpuleased again")
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """Return an empty directory to work in; what one before left there is removed."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def is_sound_copy(copy: Path, scratch: Path) -> bool:
+    """Tell whether a copy can be relied on; looking at it leaves nothing beside it."""
+    looked_at = scratch / "look.db"
+    shutil.copyfile(copy, looked_at)
+    return is_sound(looked_at)
+
+
+def _read(path: Path, scratch: Path, model: Path | None) -> Salvage:
+    scratch.mkdir()
+    return salvage(path, scratch, model) if path.exists() else Salvage()
+
+
+def _refuse_what_is_not_ours(path: Path, damaged: Salvage, copies: Sequence[Salvage]) -> None:
+    if damaged.tables and "jobs" not in damaged.tables and not any(it.tables for it in copies):
+        raise StateUnusable(
+            f"cannot recover {path}: it is not a database of gpulease",
+            "give gpuleased a state directory of its own with --state",
+        )
+
+
+def _keep_aside(path: Path) -> Path | None:
+    """Copy the damaged file, with its log, beside itself; None if there is no file."""
+    if not path.exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    # The log first: a file without a name of its own is not yet kept.
+    for end in ("-wal", ""):
+        source = path.with_name(path.name + end)
+        if source.exists():
+            to = aside.with_name(aside.name + end)
+            shutil.copyfile(source, to)
+            to.chmod(0o600)
+            _sync(to)
+    return aside
+
+
+def _put_in_place(target: Path, path: Path) -> None:
+    _sync(target)
+    # A log that is not its own would be played into the new file.
+    for end in ("-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+    target.chmod(0o600)
+    target.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _tell(report: Report, path: Path, aside: Path | None, copy: Path | None, tally: Tally) -> None:
+    if aside is not None:
+        report.say(f"the damaged file is kept as {aside}")
+        report.say(f"saved from it: {_counted(tally.saved)}")
+    else:
+        report.say(f"{path} was not there")
+    if tally.copied and copy is not None:
+        of = datetime.fromtimestamp(copy.stat().st_mtime, UTC).isoformat(" ", "seconds")
+        report.say(f"only found in the copy {copy.name} of {of}: {_counted(tally.copied)}")
+        report.say("what happened since that copy to what was found there alone is not known")
+    if tally.dropped:
+        report.say(f"could not be used: {_counted(tally.dropped)}")
+    if tally.broken:
+        names = ", ".join(_NAMES.get(name, name) for name in tally.broken)
+        report.say(f"something may be missing among: {names}")
+
+
+def _counted(numbers: dict[str, int]) -> str:
+    parts = [f"{number} {_NAMES.get(name, name)}" for name, number in numbers.items()]
+    return ", ".join(parts) or "nothing"
+
+
+def _learn(path: Path, state: StateDirectory, report: Report, *, restored: bool) -> None:
+    """Take in what the jobs' own directories and processes tell."""
+    seen = list(witnesses(state.jobs))
+    store = SqlStore(path)
+    try:
+        store.use_no_id_up_to(state.last_job())
+        store.installation(next((it.installation for it in seen if it.installation), None))
+        for witness in seen:
+            _take_in(store, witness, report)
+        if restored:
+            launched = {witness.job for witness in seen}
+            for job in store.live():
+                _end_what_cannot_go_on(store, job, job.id in launched, report)
+        states = [job.state for job in store.live()]
+        waiting = states.count(State.QUEUED)
+        report.say(f"{len(states) - waiting} jobs hold memory, {waiting} wait")
+    finally:
+        store.close()
+
+
+def _take_in(store: SqlStore, witness: Witness, report: Report) -> None:
+    known, found = store.job(witness.job), witness.found
+    at = datetime.now(UTC)
+    if known is None:
+        if found is not None:
+            with store.write() as tx:
+                tx.know(witness.gpus, at)
+                tx.restore(found, Event(at, _EVENT, "from its processes; the record had lost it"))
+            report.say(f"job {found.id} of {found.owner.user} runs: learned from its processes")
+        elif witness.alive:
+            report.say(
+                f"job {witness.job} runs, and what it leased cannot be told: its memory counts as "
+                "unmanaged"
+            )
+        return
+    changed = _as_launched(known, witness, at)
+    if changed is not None:
+        with store.write() as tx:
+            tx.know(witness.gpus, at)
+            tx.save(changed, Event(at, _EVENT, "launched, as its directory tells"))
+        report.say(f"job {known.id} was launched: learned from its directory")
+
+
+def _as_launched(known: Job, witness: Witness, at: datetime) -> Job | None:
+    """Return a job of the record as it is, given that it was launched; None if that was known."""
+    leases = witness.found.leases if witness.found is not None else ()
+    if known.state is State.QUEUED:
+        # How far it came since is what the daemon reads in its directory when it starts.
+        started = witness.record.started
+        granted_at = started.started_at if started is not None else at
+        return replace(known, state=State.GRANTED, leases=leases, granted_at=granted_at)
+    if known.holds_memory and not known.leases and leases:
+        return replace(known, leases=leases)
+    return None
+
+
+def _end_what_cannot_go_on(store: SqlStore, job: Job, launched: bool, report: Report) -> None:
+    if launched or job.state not in (State.QUEUED, State.GRANTED) or job.holder is not None:
+        return
+    if any(event.kind in _OVER for event in store.events(job.id)):
+        why = "it ended before the record was damaged, and how is not known any more"
+    elif _has_no_command(store, job):
+        why = "its command was lost when the record was damaged; submit it again"
+    else:
+        return
+    at = datetime.now(UTC)
+    ended = asked_to_go(
+        replace(job, state=State.QUEUED, leases=()), Trigger.CANCEL, Outcome.LOST, why, at
+    )
+    assert ended is not None, "one that waits can always be ended"
+    with store.write() as tx:
+        tx.save(ended, Event(at, _EVENT, why))
+    report.say(f"job {job.id} of {job.owner.user} is lost: {why}")
+
+
+def _has_no_command(store: SqlStore, job: Job) -> bool:
+    try:
+        store.invocation(job.id)
+    except NoSuchJob:
+        return True
+    return False

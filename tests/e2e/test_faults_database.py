@@ -1,0 +1,282 @@
+"""The database is locked, read-only or damaged: it is said, nothing starts empty, a way out is."""
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gpulease.errors import RecordDamaged, RecordUnwritable
+from gpulease.store.backups import back_up
+
+from .asking import G, client, leased, submit, when_in
+from .conftest import PATIENCE_S, Daemon, alive, wait_for
+
+Break = Callable[[Path], None]
+
+
+def pid_of(daemon: Daemon, job: int) -> int:
+    line = (daemon.state / f"jobs/{job}/record").read_bytes().split(b"\n")[0]
+    return int(json.loads(line)["pid"])
+
+
+def refused(daemon: Daemon) -> str:
+    """Try to start a daemon that does not start, and return what it says."""
+    done = subprocess.run(
+        daemon.command(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 78, done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def recover(daemon: Daemon, *, code: int = 0) -> str:
+    command = [*daemon.command()[:3], "recover", "--state", str(daemon.state)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def into_one_file(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def garbage_in_the_middle(database: Path) -> None:
+    content = bytearray(database.read_bytes())
+    pages = len(content) // 4096
+    for page in random.Random(7).sample(range(2, pages), pages // 6):
+        content[page * 4096 : (page + 1) * 4096] = os.urandom(4096)
+    database.write_bytes(content)
+
+
+def broken_header(database: Path) -> None:
+    with database.open("r+b") as file:
+        file.write(os.urandom(100))
+
+
+def broken_first_page(database: Path) -> None:
+    with database.open("r+b") as file:
+        file.write(os.urandom(4096))
+
+
+def nothing_left(database: Path) -> None:
+    os.truncate(database, 0)
+
+
+@pytest.mark.parametrize("damage", [garbage_in_the_middle, broken_first_page, nothing_left])
+def test_a_damaged_database_stops_the_start_and_recover_saves_what_runs_and_waits(
+    damage: Break, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    gate = tmp_path / "gate"
+    until = f"while ! test -e {gate}; do sleep 0.05; done"
+    early = submit(daemon, "sh", "-c", f"{until}; exit 5", memory=6 * G)
+    when_in(daemon, early, "active")
+    for _ in range(30):
+        done = submit(daemon, "true", name="x" * 60)
+    when_in(daemon, done, "ended")
+    wait_for("a copy is made", lambda: list(daemon.state.glob("*.auto-1.backup")))
+    copy = daemon.state / "gpulease.db.auto-1.backup"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    # A copy from later on, as a daemon makes one every day.
+    back_up(daemon.state / "gpulease.db")
+    late = submit(daemon, "sh", "-c", f"{until}; exit 7")
+    when_in(daemon, late, "active")
+    waiting = submit(daemon, "sh", "-c", "exit 6", memory=8 * G)
+    pids = [pid_of(daemon, early), pid_of(daemon, late)]
+    daemon.kill()
+    database = daemon.state / "gpulease.db"
+    into_one_file(database)
+    damage(database)
+
+    said = refused(daemon)
+    assert "cannot use the database" in said
+    assert f"gpuleased recover --state {daemon.state}" in said
+    broken = database.read_bytes()
+    said = recover(daemon)
+    assert (daemon.state / "gpulease.db.damaged-1").read_bytes() == broken, said
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert "is in order" in recover(daemon)
+    assert not (daemon.state / "gpulease.db.damaged-2").exists()
+    assert not (daemon.state / "recovering").exists()
+
+    daemon.start()
+    assert alive(pids) == pids
+    for job, memory in ((early, 6 * G), (late, G)):
+        shown = client(daemon).job(job)
+        assert shown.state == "active", said
+        assert [lease.memory for lease in shown.leases] == [memory]
+        assert shown.pid in pids
+    assert leased(daemon) == 7 * G
+    assert submit(daemon, "true") > waiting
+    gate.touch()
+    assert when_in(daemon, early, "ended").exit_status == 5
+    assert when_in(daemon, late, "ended").exit_status == 7
+    assert "Traceback" not in daemon.log
+
+
+def test_recover_refuses_while_a_daemon_runs_and_where_there_is_none(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    assert "another gpuleased is using it" in recover(daemon, code=78)
+    other = Daemon(tmp_path / "nothing")
+    assert "there is no such directory" in recover(other, code=78)
+    assert not other.state.exists()
+
+
+def test_a_lost_database_is_made_anew_from_what_runs(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    running = submit(daemon, "sleep", "600", memory=3 * G)
+    when_in(daemon, running, "active")
+    pid = pid_of(daemon, running)
+    daemon.kill()
+    for file in daemon.state.glob("gpulease.db*"):
+        file.unlink()
+    assert f"job {running} of " in recover(daemon)
+    daemon.start()
+    shown = client(daemon).job(running)
+    assert (shown.state, shown.pid, shown.command) == ("active", pid, "sleep 600")
+    assert leased(daemon) == 3 * G
+    assert submit(daemon, "true") > running
+    client(daemon).cancel(running)
+    assert when_in(daemon, running, "ended").outcome == "cancelled"
+    assert alive([pid]) == []
+
+
+def test_what_waited_is_saved_where_its_page_is_whole(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    holder = submit(daemon, "sleep", "600", memory=8 * G)
+    other = submit(daemon, "sleep", "600", memory=8 * G)
+    when_in(daemon, other, "active")
+    waiting = submit(daemon, "sh", "-c", "exit 6", memory=8 * G)
+    daemon.kill()
+    database = daemon.state / "gpulease.db"
+    into_one_file(database)
+    broken_header(database)
+    for copy in daemon.state.glob("*.backup"):
+        # As old as can be: made before anybody had asked for anything.
+        with closing(sqlite3.connect(copy)) as connection:
+            connection.executescript(
+                "DELETE FROM leases; DELETE FROM events; DELETE FROM invocations; DELETE FROM jobs;"
+            )
+    refused(daemon)
+    recover(daemon)
+    daemon.start()
+    assert client(daemon).job(waiting).state == "queued"
+    client(daemon).cancel(holder)
+    assert when_in(daemon, waiting, "ended").exit_status == 6
+
+
+def test_a_record_damaged_while_the_daemon_runs_is_told_and_running_jobs_go_on(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    running = submit(daemon, "sleep", "600")
+    when_in(daemon, running, "active")
+    for _ in range(20):
+        last = submit(daemon, "true")
+    when_in(daemon, last, "ended")
+    database = daemon.state / "gpulease.db"
+    into_one_file(database)
+    with database.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(database.stat().st_size - 4096))
+
+    def answer() -> RecordDamaged | None:
+        try:
+            submit(daemon, "true")
+        except RecordDamaged as error:
+            return error
+        return None
+
+    error = wait_for("the damage is told", answer)
+    assert error.hint
+    assert "gpuleased recover" in error.hint
+    assert "Traceback" not in daemon.log
+    (shown,) = (job for job in client(daemon).status().jobs if job.id == running)
+    assert shown.state == "active"
+    pid = pid_of(daemon, running)
+    daemon.kill()
+    refused(daemon)
+    recover(daemon)
+    daemon.start()
+    assert alive([pid]) == [pid]
+    assert client(daemon).job(running).state == "active"
+
+
+def test_a_locked_database_is_told_to_all_and_all_goes_on_when_it_is_free(
+    daemon: Daemon,
+) -> None:
+    running = submit(daemon, "sleep", "600")
+    when_in(daemon, running, "active")
+    with closing(sqlite3.connect(daemon.state / "gpulease.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for _ in range(8):
+            # In one line: if each of them waited ten seconds, the last would never hear of it.
+            with pytest.raises(RecordUnwritable, match="locked"):
+                submit(daemon, "true")
+        assert client(daemon).job(running).state == "active"
+        assert leased(daemon) == G
+        other.execute("ROLLBACK")
+    job = submit(daemon, "sh", "-c", "exit 3")
+    assert when_in(daemon, job, "ended").exit_status == 3
+    assert len(client(daemon).jobs(everything=True).jobs) == 2, "what was refused is not there"
+    assert "Traceback" not in daemon.log
+
+
+def test_a_read_only_file_system_stops_the_start_and_nothing_is_lost(
+    small_disk: Path, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"})
+    (small_disk / "state").mkdir()
+    daemon.state.symlink_to(small_disk / "state")
+    daemon.start()
+    blocker = submit(daemon, "sleep", "600", memory=8 * G, gpus=2)
+    when_in(daemon, blocker, "active")
+    waiting = submit(daemon, "sh", "-c", "exit 6", memory=8 * G)
+    daemon.kill()
+    os.kill(pid_of(daemon, blocker), 9)
+    log = small_disk / f"state/jobs/{blocker}/record"
+    wait_for("the shim has left", lambda: b'"exited"' in log.read_bytes())
+
+    def made_read_only() -> bool:
+        mount = ["mount", "-o", "remount,ro", str(small_disk)]
+        return subprocess.run(mount, check=False, capture_output=True).returncode == 0
+
+    wait_for("nobody writes there", made_read_only)
+    said = refused(daemon)
+    assert "Read-only file system" in said or "readonly" in said
+    assert "hint:" in said
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    daemon.start()
+    assert when_in(daemon, waiting, "ended").exit_status == 6
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_a_log_cut_short_loses_what_was_last_and_no_more(
+    size: int, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"}).start()
+    running = submit(daemon, "sleep", "600")
+    when_in(daemon, running, "active")
+    pid = pid_of(daemon, running)
+    daemon.kill()
+    os.truncate(daemon.state / "gpulease.db-wal", size)
+    if subprocess.run(
+        [*daemon.command()[:3], "recover", "--state", str(daemon.state)],
+        capture_output=True, timeout=PATIENCE_S, check=False,
+    ).returncode:  # fmt: skip
+        raise AssertionError("it could not be recovered")
+    daemon.start()
+    assert alive([pid]) == [pid]
+    assert client(daemon).job(running).state == "active"
+    assert leased(daemon) == G

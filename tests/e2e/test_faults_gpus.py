@@ -1,0 +1,145 @@
+"""GPUs in another order, one fewer, a driver that is replaced, hangs or talks nonsense."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulease.wire import GpuView
+from nvml_stand_in import HANG, Card, StandIn
+
+from .asking import G, client, submit, when, when_in
+from .conftest import Daemon, wait_for
+
+_NEWER = "590.44.01"
+
+
+@pytest.fixture
+def machine(make_daemon: Callable[..., Daemon], tmp_path: Path) -> tuple[Daemon, StandIn]:
+    """Return a daemon on two GPUs of 8 and 16 GiB, which is running."""
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G), Card(total=16 * G)])
+    daemon: Daemon = make_daemon(
+        simulate=None,
+        environment=stand_in.environment(),
+        settings={"grace": "1s", "driver_deadline": "1s"},
+    )
+    return daemon.start(), stand_in
+
+
+def gpus(daemon: Daemon) -> dict[str, GpuView]:
+    return {gpu.uuid: gpu for gpu in client(daemon).status().gpus}
+
+
+def when_gpus(daemon: Daemon, what: str, true: Callable[[dict[str, GpuView]], Any]) -> None:
+    wait_for(what, lambda: true(gpus(daemon)))
+
+
+def test_leases_stay_on_their_gpu_when_the_order_changes(machine: tuple[Daemon, StandIn]) -> None:
+    daemon, stand_in = machine
+    small, large = stand_in.gpus
+    job = submit(daemon, "sleep", "600", memory=12 * G)
+    assert [lease.gpu for lease in when_in(daemon, job, "active").leases] == [large.uuid]
+    daemon.kill()
+    stand_in.update(gpus=[large, small])
+    daemon.start()
+    assert [lease.gpu for lease in client(daemon).job(job).leases] == [large.uuid]
+    seen = gpus(daemon)
+    assert (seen[large.uuid].index, seen[large.uuid].memory.leased) == (0, 12 * G)
+    assert (seen[small.uuid].index, seen[small.uuid].memory.leased) == (1, 0)
+
+
+def test_a_lease_on_a_gpu_that_is_gone_is_kept_and_shown_and_who_waits_for_it_is_told(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    small, large = stand_in.gpus
+    job = submit(daemon, "sleep", "600", memory=12 * G)
+    when_in(daemon, job, "active")
+    beside = submit(daemon, "sh", "-c", "exit 3", memory=15 * G)
+    both = submit(daemon, "true", gpus=2)
+    daemon.kill()
+    stand_in.update(gpus=[small])
+    daemon.start()
+    lost = gpus(daemon)[large.uuid]
+    assert (lost.state, lost.memory.leased) == ("lost", 12 * G)
+    assert client(daemon).job(job).state == "active"
+    told = when(daemon, beside, "it has a reason", lambda it: it.reason).refusals
+    assert any("does not show this GPU" in each.why for each in told)
+    client(daemon).cancel(job)
+    when_in(daemon, job, "ended")
+    when(daemon, both, "it is told", lambda it: it.reason and "shows 1 now" in it.reason)
+    assert submit(daemon, "true") and daemon.log.count("Traceback") == 0
+    daemon.kill()
+    stand_in.update(gpus=[small, large])
+    daemon.start()
+    assert when_in(daemon, beside, "ended").exit_status == 3
+    assert when_in(daemon, both, "ended").exit_status == 0
+
+
+def test_a_driver_replaced_under_the_daemon_is_told_and_used_when_it_is_whole_again(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    running = submit(daemon, "sleep", "600")
+    when_in(daemon, running, "active")
+    stand_in.load(_NEWER)
+    when_gpus(
+        daemon, "the mismatch is told",
+        lambda seen: all("mismatch" in (gpu.detail or "") for gpu in seen.values()),
+    )  # fmt: skip
+    waiting = submit(daemon, "sh", "-c", "exit 3")
+    shown = when(daemon, waiting, "it has a reason", lambda it: it.reason)
+    assert shown.state == "queued"
+    assert "mismatch" in (shown.reason or "")
+    checks = client(daemon).doctor().checks
+    assert {check.state for check in checks if check.name.startswith("GPU")} == {"failure"}
+    stand_in.install(_NEWER)
+    assert when_in(daemon, waiting, "ended").exit_status == 3
+    assert client(daemon).job(running).state == "active"
+    assert client(daemon).status().driver == _NEWER
+
+
+def test_a_driver_that_hangs_as_a_whole_is_told_and_used_when_it_answers_again(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.update(delays={"nvml*": HANG})
+    when_gpus(
+        daemon, "the silence is told",
+        lambda seen: {gpu.state for gpu in seen.values()} == {"unreadable"},
+    )  # fmt: skip
+    job = submit(daemon, "sh", "-c", "exit 3")
+    shown = when(daemon, job, "it has a reason", lambda it: it.reason)
+    assert "has not answered" in (shown.reason or "")
+    stand_in.update(delays={})
+    assert when_in(daemon, job, "ended").exit_status == 3
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"total": 2**63},
+        {"used": 2**63},
+        {"total": 0},
+        {"reserved": 2**62},
+        {"name": "\x1b[2J" + "x" * 60},
+    ],
+)
+def test_nonsense_of_one_gpu_stops_its_leases_and_those_of_no_other(
+    nonsense: dict[str, Any], machine: tuple[Daemon, StandIn]
+) -> None:
+    daemon, stand_in = machine
+    _, well = stand_in.gpus
+    stand_in.change(0, processes=[(2**31 - 1, 2**62), (os.getpid(), 2**63)], **nonsense)
+    for _ in range(2):
+        job = submit(daemon, "sh", "-c", "exit 3", memory=9 * G)
+        assert when_in(daemon, job, "ended").exit_status == 3
+    seen = gpus(daemon)
+    assert seen[well.uuid].state == "available"
+    for gpu in seen.values():
+        assert (gpu.memory.headroom or 0) <= 16 * G
+    assert "\x1b" not in daemon.run("status").stdout
+    wait_for("samples are written", lambda: client(daemon).status().gpus)
+    assert "Traceback" not in daemon.log
