@@ -148,6 +148,14 @@ class ExtendRequest:
 
 
 @dataclass(slots=True)
+class CancelRequest:
+    """How a job is to be cancelled; no body at all is the same as this without a grace."""
+
+    grace: float | None = None
+    """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""
+
+
+@dataclass(slots=True)
 class EnvironmentView:
     """What a lease changes in the environment of its holder; one character per byte."""
 

@@ -15,6 +15,7 @@ from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
+from gpulease.daemon.living import Ends
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
@@ -27,6 +28,7 @@ from gpulease.process.table import ProcessTable
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
 from gpulease.server.views import Machine, Views
+from gpulease.service.bounds import Bounds
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
 from gpulease.service.ports import Clock, GpuProbe
@@ -91,8 +93,9 @@ class Parts:
         """
         self.settings = settings
         self.keeper.policy = _policy(settings)
-        self.desk.defaults = Defaults(settings.default_memory)
+        self.desk.defaults = _defaults(settings)
         self.desk.log_limit = settings.log_limit
+        self.desk.most_streams = settings.most_streams
         self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
@@ -151,6 +154,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     # With a database that is new, or an old one put back, a job must not find another's record.
     store.use_no_id_up_to(state.last_job())
     clock, launcher = SystemClock(), _launcher(confined)
+    ends = Ends()
     lanes = Lane("writer"), LookLane("look")
     installation = store.installation()
     table = ProcessTable()
@@ -161,13 +165,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock)),
+        Launchers(workers, Holders(clock, ends)),
         clock,
         _policy(settings),
         writing=lanes[0],
         looking=lanes[1],
     )
-    askers = Askers(keeper)
+    askers = Askers(keeper, ends)
     return Parts(
         settings=settings,
         state=state,
@@ -190,7 +194,18 @@ def _launcher(confined: bool) -> Launcher:
 
 
 def _policy(settings: Settings) -> Policy:
-    return Policy(settings.margin, settings.smallest_lease)
+    bounds = Bounds(
+        waiting=settings.most_waiting,
+        waiting_bytes=settings.most_waiting_bytes,
+        holds=settings.most_holds,
+        unbounded=frozenset({0, os.geteuid()}),
+    )
+    return Policy(settings.margin, settings.smallest_lease, bounds)
+
+
+def _defaults(settings: Settings) -> Defaults:
+    # What everyone gets who does not ask cannot be too long to ask for.
+    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
 
 
 def _surroundings(
@@ -231,10 +246,11 @@ def _desk(
         keeper=keeper,
         views=Views(keeper, processes, machine),
         clock=clock,
-        defaults=Defaults(settings.default_memory),
+        defaults=_defaults(settings),
         daemon_uid=os.geteuid(),
         directory_of=state.job,
         log_limit=settings.log_limit,
+        most_streams=settings.most_streams,
         doctor=examination.results,
         processes=processes,
         environment=workers.environment,

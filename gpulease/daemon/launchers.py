@@ -29,9 +29,9 @@ class Launchers:
         """Yield what happens to the worker of `job`; ends with WorkerExited."""
         return self._of(job).follow(job)
 
-    async def stop(self, job: Job, reason: str) -> None:
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Ask the worker to go, and after a grace make it go."""
-        await self._of(job).stop(job, reason)
+        await self._of(job).stop(job, reason, grace)
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start."""

@@ -26,6 +26,7 @@ from gpulease.daemon.journal import goes_to_journal, levelled, set_up
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.serve import serve
 from gpulease.errors import GpuleaseError
+from gpulease.server.peer import MOST_CONNECTIONS, PeerProtocol
 
 _EXAMPLES = """\
 examples:
@@ -42,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     set_up(journal=journal)
     # A watchdog kills with SIGABRT: then the log says where each thread was.
     faulthandler.enable()
-    for talkative in ("alembic", "uvicorn"):
-        logging.getLogger(talkative).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It warns of each request that is no HTTP, which anyone may send as often as they like.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     # The record holds the environments of jobs: nothing that is made here is for others to read,
     # but for what is opened to them by name.
     os.umask(0o077)
@@ -70,9 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _allow_many_descriptors() -> None:
-    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection."""
+    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection.
+
+    Where they are few, one user gets a quarter of them and no more.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    PeerProtocol.most_connections = min(MOST_CONNECTIONS, max(hard // 4, 1))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:

@@ -20,6 +20,7 @@ from gpulease.daemon.sampling import IdleWatch
 from gpulease.daemon.standing import standing
 from gpulease.daemon.tidy import tidy
 from gpulease.errors import GpuleaseError
+from gpulease.server.entrance import LET_IN_AT_ONCE
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
 from gpulease.timers import Timer, Timers
@@ -58,7 +59,7 @@ class _Server(uvicorn.Server):
             return PeerProtocol(self.config, self.server_state, self.lifespan.state)
 
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(protocol, sock=listening)
+        server = await loop.create_server(protocol, sock=listening, backlog=LET_IN_AT_ONCE)
         for old in self.servers:
             old.close()
         self.servers = [server]
@@ -148,6 +149,7 @@ def _uvicorn(parts: Parts) -> uvicorn.Config:
     return uvicorn.Config(
         build_api(parts.desk),
         http=PeerProtocol,
+        backlog=LET_IN_AT_ONCE,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -20,14 +20,16 @@ from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.fields import Defaults
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
-from gpulease.server.orders import order_of
+from gpulease.server.orders import cancel_grace_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.rights import Who, check, check_submit, owns
+from gpulease.server.turns import turn_in
 from gpulease.server.views import Views
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, ProcessFinder
 from gpulease.wire import (
+    CancelRequest,
     DoctorView,
     ExtendRequest,
     HoldRequest,
@@ -55,6 +57,8 @@ class Desk:
     daemon_uid: int
     directory_of: Callable[[JobId], Path]
     log_limit: int
+    most_streams: int
+    """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
     processes: ProcessFinder
     environment: Callable[[Job, Invocation], Mapping[str, str]]
@@ -126,6 +130,7 @@ class Handlers:
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job, a line of JSON at once and one at each change, until it has ended."""
         job = self._job(job_id)
+        self._go_on_as_stream(request)
         lines = self._changes(job.id, _caller(request))
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
@@ -133,7 +138,8 @@ class Handlers:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
         check(Who.OWNER, caller, job, self._desk.daemon_uid, "cancel")
-        cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job))
+        grace = cancel_grace_of(_read(CancelRequest, await request.body() or b"{}"), job)
+        cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job), grace)
         return json_response(self._view(cancelled, caller))
 
     async def extend(self, request: Request, job_id: int) -> Response:
@@ -184,11 +190,17 @@ class Handlers:
         if stderr:
             wanted[FrameKind.STDERR] = max(0, stderr_from)
         query = OutputQuery(wanted, None if tail is None else max(0, tail), follow)
+        # Also without `follow`: a log may be long, and its reader slow.
+        self._go_on_as_stream(request)
         directory = self._desk.directory_of(job.id)
         frames = frames_of(
             directory, query, self._desk.log_limit, lambda: self._job(job.id).state is State.ENDED
         )
         return StreamingResponse(frames, media_type="application/octet-stream")
+
+    def _go_on_as_stream(self, request: Request) -> None:
+        most = self._desk.most_streams if _caller(request).uid != 0 else None
+        turn_in(dict(request.scope)).go_on_as_stream(most)
 
     def _job(self, job_id: int) -> Job:
         # SQLite's integers end here.

@@ -51,11 +51,26 @@ class Order:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one user has at once."""
+
+    waiting: int = 0
+    """Jobs and leases in the queue."""
+    waiting_bytes: int = 0
+    """What their invocations take in the record."""
+    holds: int = 0
+    """Leases without a job, waiting or held."""
+
+
 class Transaction(Protocol):
     """Changes that become true together, on disk, or not at all."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id."""
+
+    def tally(self, uid: int) -> Tally:
+        """Return what a user has, with what this transaction has changed."""
 
     def job(self, job: JobId) -> Job | None:
         """Return one job, whatever its state."""
@@ -197,8 +212,12 @@ class Launcher(Protocol):
     def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
 
-    async def stop(self, job: Job, reason: str) -> None:
-        """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
+        """Ask the worker to go, and after a grace make it go; returns when it is known to go.
+
+        `grace` may be shorter than the job's own, which is what counts otherwise; asked again, the
+        shorter one counts.
+        """
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
