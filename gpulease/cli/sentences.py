@@ -7,6 +7,7 @@ from gpulease.cli.keys import name_of
 from gpulease.cli.manner import Manner
 from gpulease.cli.outcome import SIGNALED
 from gpulease.cli.text import clean, sentence, size
+from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire import JobView
 
@@ -15,6 +16,14 @@ _NO_RUN = {
     "launch_failed": "could not be started",
     "lost": "was lost, and how it ended is not known",
 }
+
+
+def not_followed(number: int, error: TooMany) -> str:
+    """Say that a job cannot be followed now, and that nothing is lost by it."""
+    return (
+        f"gpulease: {clean(error.message)}; job {number} keeps its turn, "
+        "and is looked at now and then"
+    )
 
 
 def stopping(number: int, reason: str) -> str:

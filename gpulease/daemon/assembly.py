@@ -25,6 +25,7 @@ from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.table import ProcessTable
+from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
 from gpulease.server.views import Machine, Views
@@ -104,6 +105,7 @@ class Parts:
         await self.keeper.stop_following()
         await self.sampler.write()
         await self.launcher.close()
+        self.desk.board.close()
         for lane in self.lanes:
             lane.close()
         self.store.close()
@@ -245,6 +247,8 @@ def _desk(
     return Desk(
         keeper=keeper,
         views=Views(keeper, processes, machine),
+        # With views of its own: it draws in a thread.
+        board=Board(Views(keeper, processes, machine), clock),
         clock=clock,
         defaults=_defaults(settings),
         daemon_uid=os.geteuid(),

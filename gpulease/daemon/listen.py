@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpulease.daemon.state import make_directories
 from gpulease.errors import BadConfiguration
-from gpulease.server.entrance import Entrance
+from gpulease.server.entrance import BACKLOG
 
 _LONGEST_PATH = 107
 """Bytes of a Unix socket's path, see unix(7); one more is its final NUL."""
@@ -25,13 +25,13 @@ def listen(path: Path, *, to_all: bool) -> socket.socket:
             f"and a socket's is at most {_LONGEST_PATH}",
             "give a shorter one with --socket, such as /run/gpulease/gpuleased.sock",
         )
-    listening = Entrance(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_parent(path, to_all=to_all)
         _remove_stale(path)
         listening.bind(str(path))
         path.chmod(0o666 if to_all else 0o600)
-        listening.listen()
+        listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise BadConfiguration(

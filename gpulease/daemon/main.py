@@ -28,6 +28,7 @@ from gpulease.daemon.serve import serve
 from gpulease.errors import GpuleaseError
 from gpulease.server.peer import MOST_CONNECTIONS, PeerProtocol
 
+_SWITCH_AFTER_S = 0.0005
 _EXAMPLES = """\
 examples:
   gpuleased                       serve the GPUs of this machine, on the system's socket
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         notifier = Notifier.of(environment(), os.getpid())
         # The daemon of one user reads no file; when their session hangs up, it goes.
         again = None if given.personal else lambda: checked(settings_of(given))
+        # The loop is short of breath: a thread that computes gives way to it after this long.
+        sys.setswitchinterval(_SWITCH_AFTER_S)
         asyncio.run(serve(settings, notifier, again, confined=given.confined))
     except GpuleaseError as error:
         sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")

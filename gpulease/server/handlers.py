@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
+from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
 from gpulease.server.orders import cancel_grace_of, order_of
@@ -33,7 +34,6 @@ from gpulease.wire import (
     DoctorView,
     ExtendRequest,
     HoldRequest,
-    JobList,
     JobView,
     SubmitRequest,
 )
@@ -52,6 +52,7 @@ class Desk:
 
     keeper: Keeper
     views: Views
+    board: Board
     clock: Clock
     defaults: Defaults
     daemon_uid: int
@@ -75,7 +76,7 @@ class Handlers:
 
     async def status(self) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""
-        return json_response(self._desk.views.status(self._desk.clock.now()))
+        return encoded_response(await self._desk.board.status())
 
     async def doctor(self) -> Response:
         """Tell what this machine can do and what is wrong with it."""
@@ -108,15 +109,24 @@ class Handlers:
                 f"cannot list jobs in the state {state[:40]!r}: there is no such state",
                 f"states: {', '.join(State)}",
             )
-        if all or state == State.ENDED:
-            found = self._desk.keeper.store.jobs(user, state, _MOST_LISTED)
-        else:
-            found = [
+        store, caller = self._desk.keeper.store, _caller(request)
+
+        def find() -> Sequence[Job]:
+            if all or state == State.ENDED:
+                return store.jobs(user, state, _MOST_LISTED)
+            return [
                 job
-                for job in self._desk.keeper.store.live()
+                for job in store.live()
                 if user in (None, job.owner.user) and state in (None, job.state)
             ]
-        return json_response(JobList([self._view(job, _caller(request)) for job in found]))
+
+        # What takes a second is done for one user once at a time.
+        await turn_in(dict(request.scope)).for_much()
+        return encoded_response(
+            await self._desk.board.listing(
+                find, lambda job: owns(caller, job, self._desk.daemon_uid)
+            )
+        )
 
     async def show(self, request: Request, job_id: int) -> Response:
         """Show all about one job, with its events and how many processes it has."""
@@ -249,6 +259,10 @@ def _who(caller: Caller, job: Job) -> str:
 
 def _caller(request: Request) -> Caller:
     return caller_in(dict(request.scope))
+
+
+def encoded_response(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def json_response(content: object, status: int = 200) -> Response:

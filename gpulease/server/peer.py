@@ -76,9 +76,9 @@ class PeerProtocol(HttpToolsProtocol):
     _connections: ClassVar[Counter[int]] = Counter()
 
     @classmethod
-    def has_room_for(cls, uid: int) -> bool:
-        """Tell whether a user may have one more connection."""
-        return uid == 0 or cls._connections[uid] < cls.most_connections
+    def has_room_for(cls, uid: int, coming: int) -> bool:
+        """Tell whether a user may have one more connection, where so many more are coming."""
+        return uid == 0 or cls._connections[uid] + coming < cls.most_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -20,7 +20,7 @@ def reason(job: Job, waiting: Waiting | None) -> str | None:
             left = "" if job.holder is not None else "; its processes are still there"
             return f"{job.detail or 'asked to go'}{left}"
         case State.QUEUED:
-            return None if waiting is None else _why_it_waits(job.claim, waiting)
+            return None if waiting is None else why_it_waits(job.claim, waiting)
         case State.GRANTED | State.ACTIVE:
             return None if job.main_exited_at is None else _what_goes_on(job)
 
@@ -38,7 +38,8 @@ def _ending(job: Job) -> str | None:
     return job.outcome.value.replace("_", " ") if job.outcome else None
 
 
-def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
+def why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
+    """Return why a claim has not been granted, as a sentence without a full stop."""
     hindrances = waiting.refusal.hindrances
     leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
     if leased:

@@ -24,7 +24,7 @@ class _User:
     answered: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_REQUESTS_AT_ONCE)
     )
-    large_answered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    much: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     bodies: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_LARGE_BODIES_AT_ONCE)
     )
@@ -49,8 +49,12 @@ class Turn:
         """Wait until one more request of this user may be answered."""
         if self._is_large:
             # It takes the disk as long as many small ones.
-            await self._take(self._user.large_answered)
+            await self.for_much()
         await self._take(self._user.answered)
+
+    async def for_much(self) -> None:
+        """Wait until this user has nothing else that takes long."""
+        await self._take(self._user.much)
 
     async def _take(self, semaphore: asyncio.Semaphore) -> None:
         await semaphore.acquire()
