@@ -42,7 +42,8 @@ class Entrance:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, deque[socket.socket]] = {}
         """By uid; first the one whose turn it is."""
-        self._coming_in: set[asyncio.Task[object]] = set()
+        self._coming_in: dict[asyncio.Task[object], int] = {}
+        """By uid: those for whom a connection is being set up, and is not counted yet."""
         self._open = True
         listening.setblocking(False)
         self._resume()
@@ -81,8 +82,8 @@ class Entrance:
 
     def _line_up(self, link: socket.socket) -> None:
         uid = _uid_of(link)
-        line = self._waiting.get(uid)
-        if PeerProtocol.has_room_for(uid, len(line) if line else 0):
+        coming = len(self._waiting.get(uid, ())) + list(self._coming_in.values()).count(uid)
+        if PeerProtocol.has_room_for(uid, coming):
             link.setblocking(False)
             self._waiting.setdefault(uid, deque()).append(link)
             return
@@ -104,8 +105,8 @@ class Entrance:
                 continue
             coming = self._loop.connect_accepted_socket(self._protocol, link)
             task: asyncio.Task[object] = self._loop.create_task(coming)
-            self._coming_in.add(task)
-            task.add_done_callback(self._coming_in.discard)
+            self._coming_in[task] = uid
+            task.add_done_callback(self._coming_in.pop)
         if self._waiting:
             self._loop.call_soon(self._let_in)
 
