@@ -84,8 +84,11 @@ def told(process: subprocess.Popen[str]) -> Any:
 
 def call(daemon: Daemon, uid: int, method: str, target: str, body: object = None) -> Any:
     """Return status and content of one call of a user."""
-    program = f"tell(call({method!r}, {target!r}, json.loads({json.dumps(body)!r})))"
+    program = f"tell(call({method!r}, {target!r}, json.loads(sys.stdin.readline())))"
     with as_user(daemon, uid, program) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(body) + "\n")
+        process.stdin.flush()
         return told(process)
 
 
