@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
 SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
 SYSTEM_STATE = Path("/var/lib/gpulease")
 SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
+LONGEST_GRACE = timedelta(days=1)
+_LARGEST_COUNT = 1_000_000
+_A_QUARTER = Share(Fraction(25))
 PERSONAL_LOG = "gpuleased.log"
 """In the state directory of a personal daemon; the system's writes to the journal."""
 
@@ -40,6 +44,22 @@ class Settings:
     """Bytes that are kept of each stream of a job's output; the oldest goes first."""
     keep_output_for: timedelta = timedelta(days=30)
     """How long the output of a job is kept after its end."""
+    most_output: int | Share = _A_QUARTER
+    """Bytes that are kept of all ended jobs' output, or a share of the file system it is on."""
+    keep_jobs_for: timedelta = timedelta(days=365)
+    """How long the record of a job is kept after its end."""
+    most_ended: int = 100_000
+    """Ended jobs of one user that are kept on record."""
+    most_waiting: int = 10_000
+    """Jobs and leases of one user that wait."""
+    most_waiting_bytes: int = 256 * MIB
+    """What the arguments and environments of one user's waiting jobs take in the database."""
+    most_holds: int = 100
+    """Leases without a job of one user, waiting or held."""
+    most_streams: int = 900
+    """Streams (watch, logs --follow) of one user at once; a few connections are always left."""
+    longest_grace: timedelta = timedelta(hours=1)
+    """What a job may ask for as its own grace."""
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
@@ -74,6 +94,22 @@ def _parse_switch(text: str) -> bool:
         raise BadValue(f"{text!r} is neither true nor false", None) from None
 
 
+def _read_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _LARGEST_COUNT:
+        raise BadValue(
+            f"cannot read {text[:40]!r}: it is not a number from 1 to {_LARGEST_COUNT}",
+            "write it in digits, without a unit",
+        )
+    return int(text)
+
+
+def _read_grace(text: str) -> timedelta:
+    span = parse_span(text)
+    if span > LONGEST_GRACE:
+        raise BadValue(f"cannot use the grace {text}: it is over a day", "5m, 1h, 1d")
+    return span
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "socket": Path,
     "state": Path,
@@ -84,6 +120,14 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "grace": parse_span,
     "log_limit": parse_size,
     "keep_output_for": parse_span,
+    "most_output": parse_memory,
+    "keep_jobs_for": parse_span,
+    "most_ended": _read_count,
+    "most_waiting": _read_count,
+    "most_waiting_bytes": parse_size,
+    "most_holds": _read_count,
+    "most_streams": _read_count,
+    "longest_grace": _read_grace,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
     "admins": str,

@@ -54,6 +54,20 @@ class TooLarge(GpuleaseError):
     http_status = 413
 
 
+class TooMany(GpuleaseError):
+    """The user has as many of something at once as one user may."""
+
+    code = "too_many"
+    http_status = 429
+
+
+class TooSlow(GpuleaseError):
+    """A request did not come to its end in time."""
+
+    code = "too_slow"
+    http_status = 408
+
+
 class CannotLease(GpuleaseError):
     """The claim can never be granted on this machine."""
 

@@ -16,6 +16,7 @@ from gpulease.service.ports import (
     Event,
     LivingProcess,
     Order,
+    Tally,
     WorkerExited,
     WorkerNews,
     WorkerStarted,
@@ -129,6 +130,15 @@ class MemoryStore:
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
+    def tally(self, uid: int) -> Tally:
+        mine = [job for job in self.live() if job.owner.uid == uid]
+        waiting = [job.id for job in mine if job.state is State.QUEUED]
+        return Tally(
+            len(waiting),
+            sum(len(str(self._invocations[job].environment)) for job in waiting),
+            sum(job.holder is not None for job in mine),
+        )
+
     def job(self, job: JobId) -> Job | None:
         return self._jobs.get(job)
 
@@ -210,7 +220,7 @@ class FakeLauncher:
             if isinstance(news, WorkerExited):
                 return
 
-    async def stop(self, job: Job, reason: str) -> None:
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
 
     def grace(self, job: Job) -> timedelta | None:

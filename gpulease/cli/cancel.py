@@ -8,13 +8,19 @@ import typer
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import complain, show
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.units import format_span
+from gpulease.units import format_span, parse_span
 from gpulease.wire import JobView
 
 
 def cancel(
     ctx: typer.Context,
     jobs: Annotated[list[int], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            "--grace", metavar="SPAN", help="Kill what is left after so long, if that is sooner."
+        ),
+    ] = None,
     socket: SocketOption = None,
 ) -> int:
     """End jobs: one that waits leaves the queue, one that runs is asked to go, then made to.
@@ -25,12 +31,14 @@ def cancel(
     Examples:
       gpulease cancel 17
       gpulease cancel 17 18 19
+      gpulease cancel --grace 5s 17
     """
+    within_s = None if grace is None else parse_span(grace).total_seconds()
     client = connect(ctx, socket)
     status = 0
     for number in dict.fromkeys(jobs):
         try:
-            show(said(client.cancel(number)))
+            show(said(client.cancel(number, grace=within_s)))
         except NoDaemon:
             raise
         except GpuleaseError as error:

@@ -4,7 +4,8 @@ import signal
 from datetime import timedelta
 
 from gpulease.cli.outcome import SIGNALED
-from gpulease.cli.text import sentence, size
+from gpulease.cli.text import clean, sentence, size
+from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire import JobView
 
@@ -13,6 +14,14 @@ _NO_RUN = {
     "launch_failed": "could not be started",
     "lost": "was lost, and how it ended is not known",
 }
+
+
+def not_followed(number: int, error: TooMany) -> str:
+    """Say that a job cannot be followed now, and that nothing is lost by it."""
+    return (
+        f"gpulease: {clean(error.message)}; job {number} keeps its turn, "
+        "and is looked at now and then"
+    )
 
 
 def shell_on(job: JobView, gpus: str) -> str:

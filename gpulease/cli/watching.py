@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
+from gpulease.cli import sentences
 from gpulease.cli.signals import Signals
 from gpulease.cli.talk import Talk
 from gpulease.cli.waiting import waiting_text
 from gpulease.client import Client
-from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.errors import GpuleaseError, NoDaemon, TooMany
 from gpulease.wire import JobView
 
+_LOOKED_AT_EVERY = 10.0
+"""Seconds between looks at a job that cannot be followed: many may be in the same place."""
 SOUGHT_EVERY = 2.0
 """Seconds between looks for a daemon that went away."""
 _NAMED = 2
@@ -50,14 +53,14 @@ def wait_for_end(client: Client, job: JobView, signals: Signals, talk: Talk) -> 
 
 def current(client: Client, job: JobView) -> JobView:
     """Return the job as it is now, or as it was where there is no daemon to ask."""
-    with suppress(NoDaemon):
+    with suppress(NoDaemon, TooMany):
         return client.job(job.id)
     return job
 
 
 def watch(client: Client, number: int, signals: Signals, talk: Talk) -> Iterator[JobView]:
     """Yield the job as it changes, through any absence of the daemon."""
-    told = False
+    told = turned_away = False
     while True:
         try:
             for job in client.watch(number):
@@ -67,12 +70,25 @@ def watch(client: Client, number: int, signals: Signals, talk: Talk) -> Iterator
                 told = False
                 yield job
             return
+        except TooMany as error:
+            if not turned_away:
+                talk.line.clear()
+                talk.say(sentences.not_followed(number, error))
+            turned_away = True
+            yield from _looked_at(client, number)
+            time.sleep(_LOOKED_AT_EVERY)
         except NoDaemon:
             if not told:
                 talk.line.clear()
                 talk.say(f"gpulease: the daemon has gone; job {number} is kept, and so is its turn")
             told = True
-        time.sleep(SOUGHT_EVERY)
+            time.sleep(SOUGHT_EVERY)
+
+
+def _looked_at(client: Client, number: int) -> Iterator[JobView]:
+    """Yield the job as it is now, where the daemon tells."""
+    with suppress(NoDaemon, TooMany):
+        yield client.job(number)
 
 
 def _blockers(client: Client, job: JobView) -> list[JobView]:

@@ -6,7 +6,7 @@ It knows HTTP and the wire shapes. It must not know the terminal.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -146,15 +146,19 @@ class Client:
         """Return the reply of `job` as it came."""
         return self._exchange("GET", f"/jobs/{number}")
 
-    def cancel(self, number: int) -> wire.JobView:
+    def cancel(self, number: int, *, grace: float | None = None) -> wire.JobView:
         """Ask a job to end, or give a lease back, and return it as it is then.
+
+        With `grace`, what is left of it is killed after so many seconds, if that is sooner than
+        the job's own grace; also where it was cancelled before.
 
         Raises:
             NoSuchJob: there is none.
             NotAllowed: it belongs to somebody else.
             WrongState: it has ended already.
         """
-        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel"))
+        body = None if grace is None else msgspec.json.encode(wire.CancelRequest(grace))
+        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel", body=body))
 
     def status(self) -> wire.StatusView:
         """Return one look at the whole machine."""
@@ -273,7 +277,9 @@ class Client:
         try:
             connection.connect()
             failed = answer_lost
-            connection.request(method, target, body=body, headers=headers)
+            # Who is turned away at once is told why, although nobody reads what they ask.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body=body, headers=headers)
             link = connection.sock  # http.client forgets it once the reply is the last on it
             reply = Reply(connection, connection.getresponse(), link)
             reply.refuse_errors(self.path)

@@ -6,7 +6,7 @@ Once it is granted the lease is its holder's, and whoever asked for it may go.
 import asyncio
 import logging
 
-from gpulease.daemon.living import end_of, has_ended
+from gpulease.daemon.living import Ends, has_ended
 from gpulease.domain.hold import Process
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
@@ -23,8 +23,9 @@ _GONE = "the process that asked for it has ended"
 class Askers:
     """Watches the processes that wait for a lease."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, ends: Ends) -> None:
         self._keeper = keeper
+        self._ends = ends
         self._watches: dict[JobId, asyncio.Task[None]] = {}
 
     async def recover(self) -> None:
@@ -63,7 +64,7 @@ class Askers:
                 await asyncio.sleep(_TRY_AGAIN_AFTER_S)
 
     async def _until_gone_or_granted(self, job: JobId, asker: Process) -> None:
-        async with end_of(asker) as gone:
+        async with self._ends.of(asker) as gone:
             leaving = asyncio.ensure_future(gone.wait())
             try:
                 while self._waits(job) and not leaving.done():

@@ -16,6 +16,7 @@ from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
+from gpulease.daemon.living import Ends
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
@@ -26,10 +27,12 @@ from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
+from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
 from gpulease.server.rights import Rights
 from gpulease.server.views import Machine, Views
+from gpulease.service.bounds import Bounds
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
 from gpulease.service.ports import Clock, GpuProbe
@@ -86,9 +89,10 @@ class Parts:
         """
         self.settings = settings
         self.keeper.policy = _policy(settings)
-        self.desk.defaults = Defaults(settings.default_memory)
+        self.desk.defaults = _defaults(settings)
         self.desk.log_limit = settings.log_limit
         self.desk.rights = _rights(settings)
+        self.desk.most_streams = settings.most_streams
         self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
@@ -97,6 +101,7 @@ class Parts:
         await self.keeper.stop_following()
         await self.sampler.write()
         await self.launcher.close()
+        self.desk.board.close()
         for lane in self.lanes:
             lane.close()
         self.store.close()
@@ -167,6 +172,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     state, store, installation = open_record(settings)
     probe = open_probe(settings)
     clock, launcher = SystemClock(), _launcher(confined)
+    ends = Ends()
     lanes = Lane("writer"), LookLane("look")
     table = ProcessTable()
     processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
@@ -176,13 +182,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock)),
+        Launchers(workers, Holders(clock, ends)),
         clock,
         _policy(settings),
         writing=lanes[0],
         looking=lanes[1],
     )
-    askers = Askers(keeper)
+    askers = Askers(keeper, ends)
     return Parts(
         settings=settings,
         state=state,
@@ -210,7 +216,18 @@ def _rights(settings: Settings) -> Rights:
 
 
 def _policy(settings: Settings) -> Policy:
-    return Policy(settings.margin, settings.smallest_lease)
+    bounds = Bounds(
+        waiting=settings.most_waiting,
+        waiting_bytes=settings.most_waiting_bytes,
+        holds=settings.most_holds,
+        unbounded=frozenset({0, os.geteuid()}),
+    )
+    return Policy(settings.margin, settings.smallest_lease, bounds)
+
+
+def _defaults(settings: Settings) -> Defaults:
+    # What everyone gets who does not ask cannot be too long to ask for.
+    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
 
 
 def _surroundings(
@@ -250,11 +267,14 @@ def _desk(
     return Desk(
         keeper=keeper,
         views=Views(keeper, processes, machine),
+        # With views of its own: it draws in a thread.
+        board=Board(Views(keeper, processes, machine), clock),
         clock=clock,
-        defaults=Defaults(settings.default_memory),
+        defaults=_defaults(settings),
         rights=_rights(settings),
         directory_of=state.job,
         log_limit=settings.log_limit,
+        most_streams=settings.most_streams,
         doctor=examination.results,
         processes=processes,
         environment=workers.environment,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
-from gpulease.daemon.living import end_of
+from gpulease.daemon.living import Ends
 from gpulease.domain.hold import Process
 from gpulease.domain.job import Invocation, Job, Outcome
 from gpulease.domain.memory import JobId
@@ -22,8 +22,9 @@ _LOOK_AGAIN_S = 60.0
 class Holders:
     """Follows the leases that are held, each from its grant to its end."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, ends: Ends) -> None:
         self._clock = clock
+        self._ends = ends
         self._holds: dict[JobId, _Hold] = {}
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
@@ -44,7 +45,7 @@ class Holders:
         hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
         try:
             yield WorkerStarted(process.pid if process is not None else None, None, started_at)
-            ended = await hold.end(process)
+            ended = await hold.end(process, self._ends)
             if ended.outcome is Outcome.TIME_LIMIT:
                 yield WorkerExpired()
             yield ended
@@ -52,7 +53,7 @@ class Holders:
             if self._holds.get(job.id) is hold:
                 del self._holds[job.id]
 
-    async def stop(self, job: Job, reason: str) -> None:
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Take the lease back; its holder is left alone."""
         # One that is not followed at this moment is stopped when it is: it stands in the record.
         if (hold := self._holds.get(job.id)) is not None:
@@ -87,10 +88,10 @@ class _Hold:
         self._limit = limit
         self._changed.set()
 
-    async def end(self, process: Process | None) -> WorkerExited:
+    async def end(self, process: Process | None, ends: Ends) -> WorkerExited:
         """Wait for the end of the lease, and return how it came."""
         async with AsyncExitStack() as stack:
-            gone = None if process is None else await stack.enter_async_context(end_of(process))
+            gone = None if process is None else await stack.enter_async_context(ends.of(process))
             while True:
                 if self._released:
                     return self._ended(Outcome.RELEASED, "released")

@@ -33,9 +33,9 @@ class Launchers:
         """Yield what happens to the worker of `job`; ends with WorkerExited."""
         return self._of(job).follow(job)
 
-    async def stop(self, job: Job, reason: str) -> None:
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Ask the worker to go, and after a grace make it go."""
-        await self._of(job).stop(job, reason)
+        await self._of(job).stop(job, reason, grace)
 
     def grace(self, job: Job) -> timedelta | None:
         """Return how long the worker has to go; None: nothing is there to be ended."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gpulease.daemon.state import make_directories
 from gpulease.errors import BadConfiguration
+from gpulease.server.entrance import BACKLOG
 
 _LONGEST_PATH = 107
 """Bytes of a Unix socket's path, see unix(7); one more is its final NUL."""
-_BACKLOG = 1024
 
 
 def listen(path: Path, *, to_all: bool) -> socket.socket:
@@ -31,7 +31,7 @@ def listen(path: Path, *, to_all: bool) -> socket.socket:
         _remove_stale(path)
         listening.bind(str(path))
         path.chmod(0o666 if to_all else 0o600)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise BadConfiguration(

@@ -54,27 +54,50 @@ def has_ended(process: Process) -> bool:
     return descriptor is None
 
 
-@asynccontextmanager
-async def end_of(process: Process) -> AsyncIterator[asyncio.Event]:
-    """Return an event that is set when exactly this process has ended, maybe long ago."""
-    ended = asyncio.Event()
-    descriptor = _descriptor(process)
-    if descriptor is None:
-        ended.set()
-        yield ended
-        return
-    loop = asyncio.get_running_loop()
+class Ends:
+    """The ends of processes, however many wait for one: a descriptor for each process."""
 
-    def note() -> None:
-        loop.remove_reader(descriptor)
-        ended.set()
+    def __init__(self) -> None:
+        self._watched: dict[Process, _Watched] = {}
 
-    loop.add_reader(descriptor, note)
-    try:
-        yield ended
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    @asynccontextmanager
+    async def of(self, process: Process) -> AsyncIterator[asyncio.Event]:
+        """Return an event that is set when exactly this process has ended, maybe long ago."""
+        watched = self._watched.get(process)
+        if watched is None:
+            watched = self._watched[process] = _Watched(process)
+        watched.waiting += 1
+        try:
+            yield watched.ended
+        finally:
+            watched.waiting -= 1
+            if not watched.waiting:
+                del self._watched[process]
+                watched.close()
+
+
+class _Watched:
+    """One process whose end somebody waits for."""
+
+    def __init__(self, process: Process) -> None:
+        self.ended = asyncio.Event()
+        self.waiting = 0
+        self._descriptor = _descriptor(process)
+        if self._descriptor is None:
+            self.ended.set()
+        else:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._note)
+
+    def _note(self) -> None:
+        self.close()
+        self.ended.set()
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def _descriptor(process: Process) -> int | None:

@@ -28,12 +28,14 @@ from gpulease.daemon.notify import Notifier
 from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
 from gpulease.errors import GpuleaseError, StateUnwritable
+from gpulease.server.peer import MOST_CONNECTIONS, PeerProtocol
 
 _log = logging.getLogger("gpuleased")
 
 _PATIENCE_S, _PAUSE_S = 30.0, 5.0
 """More than the unit's StartLimitIntervalSec, divided by its StartLimitBurst."""
 
+_SWITCH_AFTER_S = 0.0005
 _EXAMPLES = """\
 examples:
   gpuleased                       serve the GPUs of this machine, on the system's socket
@@ -50,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     set_up(journal=journal)
     # A watchdog kills with SIGABRT: then the log says where each thread was.
     faulthandler.enable()
-    for talkative in ("alembic", "uvicorn"):
-        logging.getLogger(talkative).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It warns of each request that is no HTTP, which anyone may send as often as they like.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     # The record holds the environments of jobs: nothing that is made here is for others to read,
     # but for what is opened to them by name.
     os.umask(0o077)
@@ -71,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         notifier = Notifier.of(environment(), os.getpid())
         # The daemon of one user reads no file; when their session hangs up, it goes.
         again = None if given.personal else lambda: checked(settings_of(given))
+        # The loop is short of breath: a thread that computes gives way to it after this long.
+        sys.setswitchinterval(_SWITCH_AFTER_S)
         _serve_in_the_end(
             notifier, lambda: asyncio.run(serve(settings, notifier, again, confined=given.confined))
         )
@@ -103,9 +108,13 @@ def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
 
 
 def _allow_many_descriptors() -> None:
-    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection."""
+    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection.
+
+    Where they are few, one user gets a quarter of them and no more.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    PeerProtocol.most_connections = min(MOST_CONNECTIONS, max(hard // 4, 1))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:

@@ -19,8 +19,9 @@ from gpulease.daemon.notify import Notifier
 from gpulease.daemon.reload import Reload
 from gpulease.daemon.sampling import IdleWatch
 from gpulease.daemon.standing import standing
-from gpulease.daemon.tidy import tidy
+from gpulease.daemon.tidy import Tidier
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
+from gpulease.server.entrance import Entrance
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
 from gpulease.timers import Timer, Timers
@@ -33,8 +34,9 @@ _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
 _SAY_AGAIN_AFTER_S = 60
-_TIDY_EVERY = timedelta(hours=1)
 _LOOK_FOR_COPIES_EVERY = timedelta(hours=1)
+_TIDY_EVERY = timedelta(minutes=10)
+_SHED_OUTPUT_EVERY = timedelta(seconds=30)
 _LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
 _LATECOMERS_WITHIN_S = 0.2
 """For those who had connected before the socket was taken away to be heard."""
@@ -46,6 +48,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
         super().__init__(config)
         self._leave = leave
+        self._entrance: Entrance | None = None
 
     async def main_loop(self) -> None:
         await self._leave.wait()
@@ -54,17 +57,24 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        for listening in sockets or ():
+            await self.move(listening)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._entrance is not None:
+            self._entrance.close()
+        await super().shutdown(sockets)
+
     async def move(self, listening: socket.socket) -> None:
         """Hear callers on `listening` from now on; who is connected stays so."""
-
-        def protocol() -> PeerProtocol:
-            return PeerProtocol(self.config, self.server_state, self.lifespan.state)
-
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(protocol, sock=listening)
-        for old in self.servers:
-            old.close()
-        self.servers = [server]
+        former = self._entrance
+        self._entrance = Entrance(
+            listening, lambda: PeerProtocol(self.config, self.server_state, self.lifespan.state)
+        )
+        if former is not None:
+            former.close()
 
 
 async def serve(
@@ -197,9 +207,11 @@ def _timers(
     sampling = timers.every(settings.sample_every, parts.sampler.sample)
     timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
     timers.every(_THIN_EVERY, parts.sampler.thin)
-    timers.every(
-        _TIDY_EVERY, lambda: tidy(parts.state, parts.store, parts.settings, parts.desk.clock)
+    tidier = Tidier(
+        parts.state, parts.store, lambda: parts.settings, parts.desk.clock, parts.lanes[0]
     )
+    timers.every(_SHED_OUTPUT_EVERY, tidier.shed_output)
+    timers.every(_TIDY_EVERY, tidier.remove_what_is_old)
     if settings.leave_when_idle is not None:
         _leave_when_idle(timers, settings.leave_when_idle, parts, server, door, leave)
     return timers, sampling

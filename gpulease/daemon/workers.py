@@ -198,9 +198,10 @@ class Workers:
         except TimeoutError:
             _log.warning("the shim of job %s does not listen: its time limit stays", job.id)
 
-    async def stop(self, job: Job, reason: str) -> None:
-        """Ask the worker to go, and after a grace make it go."""
-        directory, grace = self._state.job(job.id), self.grace(job)
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
+        """Ask the worker to go, and after a grace make it go: the job's own, or a shorter one."""
+        directory, own = self._state.job(job.id), self.grace(job)
+        grace = own if grace is None else min(grace, own)
         try:
             # The user may have stopped the shim, which is theirs; that must not keep it from this.
             self._wake(directory)

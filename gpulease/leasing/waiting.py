@@ -10,13 +10,15 @@ from functools import partial
 from typing import Self, TypeVar
 
 from gpulease.client import Client
-from gpulease.errors import GpuleaseError, NoDaemon, NoRoomNow
+from gpulease.errors import GpuleaseError, NoDaemon, NoRoomNow, TooMany
 from gpulease.wire import EnvironmentView, HoldRequest, JobView, spoken
 
 _log = logging.getLogger("gpulease")
 
 SOUGHT_EVERY = 1.0
 """Seconds between looks for a daemon that went away."""
+LOOKED_AT_EVERY = 10.0
+"""Seconds between looks where too many of the user are followed to follow this one."""
 SPEAKS_AFTER = 1.0
 """Seconds in the queue before that is worth a word: most leases are granted at once."""
 SPEAKS_EVERY = 30.0
@@ -89,15 +91,21 @@ def _not_granted(job: JobView) -> GpuleaseError:
 def _watch(client: Client, number: int) -> Iterator[JobView]:
     """Yield the lease as it changes, with no end but that of the caller's patience."""
     while True:
-        with suppress(NoDaemon):
+        try:
             yield from client.watch(number)
-        _log.debug("no daemon answers on %s; job %s keeps its turn", client.path, number)
-        time.sleep(SOUGHT_EVERY)
+        except NoDaemon:
+            _log.debug("no daemon answers on %s; job %s keeps its turn", client.path, number)
+            time.sleep(SOUGHT_EVERY)
+        except TooMany as error:
+            _log.debug("%s; job %s keeps its turn", error.message, number)
+            with suppress(NoDaemon, TooMany):
+                yield client.job(number)
+            time.sleep(LOOKED_AT_EVERY)
 
 
 def _through_absence(ask: Callable[[], Result]) -> Result:
     while True:
-        with suppress(NoDaemon):
+        with suppress(NoDaemon, TooMany):
             return ask()
         time.sleep(SOUGHT_EVERY)
 

@@ -31,6 +31,8 @@ class Defaults:
     """What a job gets that does not say."""
 
     memory: int | Share
+    longest_grace: timedelta = timedelta(hours=1)
+    """What a job may ask for as a grace of its own."""
 
 
 def refuse(why: str, hint: str | None = None) -> NoReturn:

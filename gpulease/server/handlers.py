@@ -18,21 +18,23 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
+from gpulease.server.board import Board
 from gpulease.server.fields import Defaults, user_of
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
-from gpulease.server.orders import order_of
+from gpulease.server.orders import cancel_grace_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
-from gpulease.server.privacy import conceal, conceal_all, conceal_status
+from gpulease.server.privacy import conceal, conceal_list, conceal_status
 from gpulease.server.rights import Rights, Who, check_submit
+from gpulease.server.turns import turn_in
 from gpulease.server.views import Views
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.wire import (
+    CancelRequest,
     DoctorView,
     ExtendRequest,
     HoldRequest,
-    JobList,
     JobView,
     SubmitRequest,
 )
@@ -51,11 +53,14 @@ class Desk:
 
     keeper: Keeper
     views: Views
+    board: Board
     clock: Clock
     defaults: Defaults
     rights: Rights
     directory_of: Callable[[JobId], Path]
     log_limit: int
+    most_streams: int
+    """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
     processes: ProcessFinder
     environment: Callable[[Job, Invocation], Mapping[str, str]]
@@ -72,8 +77,11 @@ class Handlers:
 
     async def status(self, request: Request) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""
-        caller, view = _caller(request), self._desk.views.status(self._desk.clock.now())
-        return json_response(conceal_status(view, user_of(caller)) if self._hides(caller) else view)
+        caller, board = _caller(request), self._desk.board
+        drawn = await board.status()
+        if self._hides(caller):
+            drawn = await board.changed(drawn, conceal_status, user_of(caller))
+        return encoded_response(drawn)
 
     async def doctor(self) -> Response:
         """Tell what this machine can do and what is wrong with it."""
@@ -106,19 +114,24 @@ class Handlers:
                 f"cannot list jobs in the state {state[:40]!r}: there is no such state",
                 f"states: {', '.join(State)}",
             )
-        if all or state == State.ENDED:
-            found = self._desk.keeper.store.jobs(user, state, _MOST_LISTED)
-        else:
-            found = [
+        store, caller = self._desk.keeper.store, _caller(request)
+
+        def find() -> Sequence[Job]:
+            if all or state == State.ENDED:
+                return store.jobs(user, state, _MOST_LISTED)
+            return [
                 job
-                for job in self._desk.keeper.store.live()
+                for job in store.live()
                 if user in (None, job.owner.user) and state in (None, job.state)
             ]
-        caller = _caller(request)
-        shown = [self._owners_view(job, caller) for job in found]
-        return json_response(
-            JobList(conceal_all(shown, user_of(caller)) if self._hides(caller) else shown)
-        )
+
+        # What takes a second is done for one user once at a time.
+        await turn_in(dict(request.scope)).for_much()
+        rights, board = self._desk.rights, self._desk.board
+        drawn = await board.listing(find, lambda job: rights.has(Who.OWNER, caller, job))
+        if self._hides(caller):
+            drawn = await board.changed(drawn, conceal_list, user_of(caller))
+        return encoded_response(drawn)
 
     async def show(self, request: Request, job_id: int) -> Response:
         """Show all about one job, with its events and how many processes it has."""
@@ -132,6 +145,7 @@ class Handlers:
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job, a line of JSON at once and one at each change, until it has ended."""
         job = self._job(job_id)
+        self._go_on_as_stream(request)
         lines = self._changes(job.id, _caller(request))
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
@@ -139,7 +153,8 @@ class Handlers:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
         self._desk.rights.check(Who.MANAGER, caller, job, "cancel")
-        cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job))
+        grace = cancel_grace_of(_read(CancelRequest, await request.body() or b"{}"), job)
+        cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job), grace)
         return json_response(self._view(cancelled, caller))
 
     async def extend(self, request: Request, job_id: int) -> Response:
@@ -190,11 +205,17 @@ class Handlers:
         if stderr:
             wanted[FrameKind.STDERR] = max(0, stderr_from)
         query = OutputQuery(wanted, None if tail is None else max(0, tail), follow)
+        # Also without `follow`: a log may be long, and its reader slow.
+        self._go_on_as_stream(request)
         directory = self._desk.directory_of(job.id)
         frames = frames_of(
             directory, query, self._desk.log_limit, lambda: self._job(job.id).state is State.ENDED
         )
         return StreamingResponse(frames, media_type="application/octet-stream")
+
+    def _go_on_as_stream(self, request: Request) -> None:
+        most = self._desk.most_streams if _caller(request).uid != 0 else None
+        turn_in(dict(request.scope)).go_on_as_stream(most)
 
     def _job(self, job_id: int) -> Job:
         # SQLite's integers end here.
@@ -252,6 +273,10 @@ def _who(caller: Caller, job: Job) -> str:
 
 def _caller(request: Request) -> Caller:
     return caller_in(dict(request.scope))
+
+
+def encoded_response(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def json_response(content: object, status: int = 200) -> Response:

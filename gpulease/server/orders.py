@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import PurePosixPath
 
+from gpulease.config import LONGEST_GRACE
 from gpulease.domain.claim import Claim
-from gpulease.domain.job import EarlySignal, Invocation, Terminal
+from gpulease.domain.job import EarlySignal, Invocation, Job, Terminal
 from gpulease.errors import BadValue
 from gpulease.server.fields import (
     LONGEST_NAME,
@@ -30,11 +31,11 @@ from gpulease.server.fields import (
 )
 from gpulease.server.peer import Caller
 from gpulease.service.ports import Order
-from gpulease.wire import EarlySignalRequest, SubmitRequest, TerminalRequest
+from gpulease.units import format_span
+from gpulease.wire import CancelRequest, EarlySignalRequest, SubmitRequest, TerminalRequest
 
 LONGEST_COMMAND = 4096
 """Characters of the command line that are kept to be shown; what is executed is never cut."""
-LONGEST_GRACE_S = 86400.0
 _LONGEST_PATH = 4096
 _MOST_ATTRIBUTES = 64
 _LARGEST_ATTRIBUTE = (1 << 32) - 1
@@ -71,11 +72,28 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
             groups=caller.groups,
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
-            grace=_grace(request.grace),
+            grace=_grace(request.grace, defaults.longest_grace),
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
     )
+
+
+def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:
+    """Return the grace that a cancel of `job` gives it, at most as long as its own.
+
+    Raises:
+        BadValue: it is none.
+    """
+    if request.grace is None:
+        return None
+    if not 0 <= request.grace <= LONGEST_GRACE.total_seconds():
+        raise BadValue(
+            f"cannot cancel job {job.id} with a grace of {request.grace:g} seconds: "
+            "it is out of range",
+            "a cancel can only shorten the job's own grace: --grace 5s",
+        )
+    return timedelta(seconds=request.grace)
 
 
 def _default_name(argv: tuple[str, ...]) -> str:
@@ -147,7 +165,12 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
     return EarlySignal(asked.signal, timedelta(seconds=asked.before))
 
 
-def _grace(seconds: float | None) -> timedelta | None:
-    if seconds is not None and not 0 <= seconds <= LONGEST_GRACE_S:
-        refuse("the grace is out of range", "it is at most a day: 30s, 5m, 1h")
-    return None if seconds is None else timedelta(seconds=seconds)
+def _grace(seconds: float | None, longest: timedelta) -> timedelta | None:
+    if seconds is None:
+        return None
+    if not 0 <= seconds <= longest.total_seconds():
+        refuse(
+            f"a grace of {seconds:g} seconds is out of range",
+            f"it is at most {format_span(longest)} here; an admin may allow more (longest_grace)",
+        )
+    return timedelta(seconds=seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from errno import ERANGE
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 _UCRED = struct.Struct("iII")
 _SO_PEERGROUPS = 59
@@ -57,8 +57,12 @@ def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
 _LARGEST_HEAD = 64 * 1024
 """Bytes of a request's line and headers."""
 _HEAD_WITHIN_S = 10.0
-_MOST_CONNECTIONS = 1000
+MOST_CONNECTIONS = 1000
 """Of one user at once; every `run` that waits holds one. Root has no such limit."""
+
+
+class Pipelined(Exception):
+    """A second request came before the first was answered; httptools makes it a refusal."""
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -68,22 +72,28 @@ class PeerProtocol(HttpToolsProtocol):
     user can make the daemon hold by then is bounded here.
     """
 
+    most_connections: ClassVar[int] = MOST_CONNECTIONS
     _connections: ClassVar[Counter[int]] = Counter()
+
+    @classmethod
+    def has_room_for(cls, uid: int, coming: int) -> bool:
+        """Tell whether a user may have one more connection, where so many more are coming."""
+        return uid == 0 or cls._connections[uid] + coming < cls.most_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         caller = caller_of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "caller": caller}
+        self.app_state = {**self.app_state, "caller": caller, "abort": transport.abort}
         self._uid = caller.uid
         self._head_size: int | None = 0
         self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
         self._connections[self._uid] += 1
-        if self._uid != 0 and self._connections[self._uid] > _MOST_CONNECTIONS:
-            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         self._connections[self._uid] -= 1
+        if not self._connections[self._uid]:
+            del self._connections[self._uid]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -95,6 +105,9 @@ class PeerProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
+        # Nobody we know does it, and one connection could queue requests without bound.
+        if self._is_busy:
+            raise Pipelined
         self._head_size = 0
         self._deadline.cancel()
         self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
@@ -104,6 +117,11 @@ class PeerProtocol(HttpToolsProtocol):
         self._head_size = None
         self._deadline.cancel()
         super().on_headers_complete()
+
+    @property
+    def _is_busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
 
     def _waited_enough(self) -> None:
         self.transport.abort()

@@ -1,9 +1,10 @@
 """What a user is shown of others where the admin hides commands: that they run, and not what."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from gpulease.wire import GpuView, JobView, StatusView
+import msgspec
+
+from gpulease.wire import GpuView, JobList, JobView, StatusView
 
 HIDDEN = "(hidden)"
 """In the place of a command, and of a name, which is by default made of the command."""
@@ -19,15 +20,18 @@ def conceal(view: JobView, viewer: str) -> JobView:
     return replace(view, command=HIDDEN, name=HIDDEN, reason=reason, events=events)
 
 
-def conceal_all(views: Sequence[JobView], viewer: str) -> list[JobView]:
-    """Return jobs as the user `viewer` may see them."""
-    return [conceal(each, viewer) for each in views]
+def conceal_list(drawn: bytes, viewer: str) -> bytes:
+    """Return an encoded `JobList` as the user `viewer` may see it."""
+    view = msgspec.json.decode(drawn, type=JobList)
+    return msgspec.json.encode(JobList([conceal(each, viewer) for each in view.jobs]))
 
 
-def conceal_status(view: StatusView, viewer: str) -> StatusView:
-    """Return the state of the machine as the user `viewer` may see it."""
+def conceal_status(drawn: bytes, viewer: str) -> bytes:
+    """Return an encoded `StatusView` as the user `viewer` may see it."""
+    view = msgspec.json.decode(drawn, type=StatusView)
     gpus = [_conceal_processes(each, viewer) for each in view.gpus]
-    return replace(view, jobs=conceal_all(view.jobs, viewer), gpus=gpus)
+    jobs = [conceal(each, viewer) for each in view.jobs]
+    return msgspec.json.encode(replace(view, jobs=jobs, gpus=gpus))
 
 
 def _conceal_processes(gpu: GpuView, viewer: str) -> GpuView:

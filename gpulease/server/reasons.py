@@ -23,10 +23,8 @@ def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | 
         case State.RELEASING:
             left = "" if job.holder is not None else "; its processes are still there"
             return f"{job.detail or 'asked to go'}{left}"
-        case State.QUEUED if gpus is not None and gpus < job.claim.gpus:
-            return f"it asks for {job.claim.gpus} GPUs, and the driver shows {gpus} now"
         case State.QUEUED:
-            return None if waiting is None else _why_it_waits(job.claim, waiting)
+            return None if waiting is None else why_it_waits(job.claim, waiting, gpus)
         case State.GRANTED | State.ACTIVE:
             return None if job.main_exited_at is None else _what_goes_on(job)
 
@@ -44,7 +42,10 @@ def _ending(job: Job) -> str | None:
     return spoken(job.outcome) if job.outcome else None
 
 
-def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:
+def why_it_waits(claim: Claim, waiting: Waiting, gpus: int | None = None) -> str | None:
+    """Return why a claim has not been granted, as a sentence without a full stop."""
+    if gpus is not None and gpus < claim.gpus:
+        return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     hindrances = waiting.refusal.hindrances
     leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
     if leased:

@@ -9,16 +9,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gpulease import __version__
-from gpulease.errors import BadValue, GpuleaseError, TooLarge
+from gpulease.errors import BadValue, GpuleaseError
+from gpulease.server.bounded import Bounded
 from gpulease.server.handlers import Desk, Handlers, json_response
 from gpulease.server.rights import Who
-from gpulease.units import format_size
 from gpulease.wire import (
     API_PREFIX,
-    LARGEST_REQUEST,
+    CancelRequest,
     DoctorView,
     EnvironmentView,
     ErrorBody,
@@ -30,8 +30,6 @@ from gpulease.wire import (
     StatusView,
     SubmitRequest,
 )
-
-_MOST_READ_IN_VAIN = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,14 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None),
-        Route("POST", "/jobs/{job_id}/cancel", Who.MANAGER, handlers.cancel, JobView),
+        Route(
+            "POST",
+            "/jobs/{job_id}/cancel",
+            Who.MANAGER,
+            handlers.cancel,
+            JobView,
+            takes=CancelRequest,
+        ),
     )
 
 
@@ -96,13 +101,18 @@ def build_api(desk: Desk) -> ASGIApp:
     api.add_exception_handler(RequestValidationError, _not_understood)
     api.add_exception_handler(HTTPException, _no_such_route)
     api.add_exception_handler(Exception, _bug)
-    return _Bounded(api)
+    return Bounded(api, _refusal)
 
 
 def _body(kind: type) -> dict[str, Any]:
     """Describe a request's body for the OpenAPI document; reading it is the handler's."""
     schema = TypeAdapter(kind).json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {
+        "requestBody": {
+            "required": kind is not CancelRequest,
+            "content": {"application/json": {"schema": schema}},
+        }
+    }
 
 
 async def _refusal(_request: object, error: Exception) -> Response:
@@ -132,56 +142,3 @@ async def _bug(_request: object, _error: Exception) -> Response:
         "its log has the details; an admin finds them with journalctl -u gpuleased",
     )
     return json_response(ErrorReply(body), 500)
-
-
-class _Bounded:
-    """Refuses a request whose body is larger than anything the kernel could execute."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        taken = 0
-
-        async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > LARGEST_REQUEST:
-                raise _too_large()
-            return message
-
-        try:
-            if _announced(scope) > LARGEST_REQUEST:
-                raise _too_large()
-            await self._app(scope, counted, send)
-        except TooLarge as error:
-            await _read_to_the_end(receive)
-            response = await _refusal(None, error)
-            response.headers["connection"] = "close"
-            await response(scope, receive, send)
-
-
-async def _read_to_the_end(receive: Receive) -> None:
-    """Let a caller finish writing, within reason: only then do they read the answer."""
-    taken = 0
-    while taken < _MOST_READ_IN_VAIN:
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            return
-
-
-def _announced(scope: Scope) -> int:
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(
-        f"cannot take this request: it is larger than {format_size(LARGEST_REQUEST)}",
-        "unset large environment variables, or put their contents in a file",
-    )

@@ -15,7 +15,7 @@ from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.placement import Hindrance
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
-from gpulease.server.reasons import exit_status, reason
+from gpulease.server.reasons import exit_status, reason, why_it_waits
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Event, ProcessFinder
@@ -54,11 +54,15 @@ class Views:
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
         self._behind: tuple[Plan | None, dict[Claim, Waiting]] = (None, {})
+        self._told = _Told(None)
         self._used: tuple[Look | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
 
-    def status(self, now: datetime) -> StatusView:
-        """Return one look at the whole machine."""
-        live = self._keeper.store.live()
+    def live(self) -> Sequence[Job]:
+        """Return the jobs that wait or hold memory."""
+        return self._keeper.store.live()
+
+    def machine(self, live: Sequence[Job], now: datetime) -> StatusView:
+        """Return one look at the whole machine, without the jobs."""
         seen = self._keeper.seen
         gpus = self._ledgers(live, seen, now) if seen is not None else ()
         return StatusView(
@@ -68,7 +72,7 @@ class Views:
             simulated=self._machine.simulated,
             at=_instant(now) or "",
             gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
-            jobs=[self.job(job) for job in live],
+            jobs=[],
         )
 
     def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
@@ -77,10 +81,10 @@ class Views:
 
     def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
         """Return a job as anyone may see it, or with what only its owner may."""
-        waiting = self._waiting(job)
-        plan = self._keeper.plan
-        gpus = len(plan.gpus) if plan is not None else None
-        why, _, hint = (reason(job, waiting, gpus) or "").partition("\n\nhint: ")
+        waiting = self.waiting(job)
+        told = self._told.of(job.claim, waiting) if waiting else None
+        why = (told and told.why) or reason(job, waiting) or ""
+        why, _, hint = why.partition("\n\nhint: ")
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -90,10 +94,10 @@ class Views:
             reason=why or None,
             hint=hint or None,
             outcome=job.outcome.value if job.outcome else None,
-            position=self._position(job),
+            position=self.position(job),
             expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
             command=job.command,
-            claim=_claim(job.claim),
+            claim=told.claim if told else _claim(job.claim),
             leases=self._leases(job),
             submitted_at=_instant(job.submitted_at) or "",
             granted_at=_instant(job.granted_at),
@@ -108,17 +112,22 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=_seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
-            refusals=[_refusal(each) for each in waiting.refusal.hindrances] if waiting else [],
-            waits_for=list(waiting.refusal.waits_for) if waiting else [],
+            refusals=told.refusals if told else [],
+            waits_for=told.waits_for if told else [],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
-    def _waiting(self, job: Job) -> Waiting | None:
+    def waiting(self, job: Job) -> Waiting | None:
+        """Return why a job waits; the same object as long as nothing of it has changed."""
         plan = self._keeper.plan
         if job.state is not State.QUEUED or plan is None:
             return None
-        if job.id in plan.waiting:
-            return plan.waiting[job.id]
+        if self._told.plan is not plan:
+            self._told = _Told(plan, self._told)
+        found = plan.waiting.get(job.id)
+        return self._told.settled(job.claim, found or self._waiting_behind(plan, job))
+
+    def _waiting_behind(self, plan: Plan, job: Job) -> Waiting:
         if self._behind[0] is not plan:
             self._behind = plan, {}
         behind = self._behind[1]
@@ -126,7 +135,7 @@ class Views:
             behind[job.claim] = waiting_in(plan, job)
         return behind[job.claim]
 
-    def _position(self, job: Job) -> int | None:
+    def position(self, job: Job) -> int | None:
         """Return the place of a waiting job in the line, as of the latest plan."""
         if job.state is not State.QUEUED:
             return None
@@ -205,6 +214,51 @@ class Views:
                 )
             )
         return views
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What is the same of all who ask for the same and wait for the same."""
+
+    waiting: Waiting
+    claim: ClaimView
+    why: str | None
+    refusals: list[RefusalView]
+    waits_for: list[int]
+
+
+class _Told:
+    """What is told of those who wait, as of one plan: in long queues, much the same of many."""
+
+    def __init__(self, plan: Plan | None, before: "_Told | None" = None) -> None:
+        self.plan = plan
+        self._before = before._latest if before is not None else {}
+        self._latest: dict[Claim, Waiting] = {}
+        self._settled: dict[int, tuple[Waiting, Waiting]] = {}
+        self._words: dict[tuple[Claim, int], _Words] = {}
+
+    def settled(self, claim: Claim, waiting: Waiting) -> Waiting:
+        """Return `waiting`, or its equal from an earlier plan."""
+        known = self._settled.get(id(waiting))
+        if known is None:
+            former = self._before.get(claim)
+            known = waiting, former if former == waiting and former is not None else waiting
+            self._settled[id(waiting)] = known
+            self._latest[claim] = known[1]
+        return known[1]
+
+    def of(self, claim: Claim, waiting: Waiting) -> _Words:
+        """Return what is told of a claim that waits like this."""
+        key = claim, id(waiting)
+        if key not in self._words:
+            self._words[key] = _Words(
+                waiting,
+                _claim(claim),
+                why_it_waits(claim, waiting, None if self.plan is None else len(self.plan.gpus)),
+                [_refusal(each) for each in waiting.refusal.hindrances],
+                list(waiting.refusal.waits_for),
+            )
+        return self._words[key]
 
 
 def _used(

@@ -91,12 +91,15 @@ class Keeper:
             self.wake()
         return job
 
-    async def cancel(self, job_id: JobId, by: str) -> Job:
-        """Cancel a job, waiting or running. Raises as `leases.cancel` does."""
+    async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
+        """Cancel a job, waiting or running. Raises as `leases.cancel` does.
+
+        `grace` may be shorter than the job's own, also for one that was cancelled before.
+        """
         job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
         self._tell()
         if job.state is State.RELEASING and self._launcher.was_launched(job):
-            self._background(self._launcher.stop(job, "cancelled"))
+            self._background(self._launcher.stop(job, "cancelled", grace))
         self.wake()
         return job
 

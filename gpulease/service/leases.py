@@ -17,6 +17,7 @@ from gpulease.domain.memory import GpuMemory, JobId
 from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import ledgers, plan, waiting_in
 from gpulease.errors import CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
+from gpulease.service.bounds import refuse_one_more, refuse_too_much
 from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import (
     Clock,
@@ -37,15 +38,18 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
     Raises:
         CannotLease: the claim can never be granted on this machine.
         NoRoomNow: it would have to wait, and does not want to.
+        TooMany: the user has as much in the queue as one user may.
     """
     with store.write() as tx:
         before = tx.ordered(order.owner.uid, order.key) if order.key is not None else None
         if before is not None:
             return before
         at = clock.now()
+        refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
+        refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
         if order.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job

@@ -7,6 +7,7 @@ from datetime import datetime
 from gpulease.domain.job import Job
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Snapshot
+from gpulease.service.bounds import Bounds
 from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
 
 
@@ -17,6 +18,8 @@ class Policy:
     margin: int = 0
     smallest_lease: int = 0
     """Less than this cannot hold the context of any framework."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """What one user may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,26 @@ class Order:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one user has at once."""
+
+    waiting: int = 0
+    """Jobs and leases in the queue."""
+    waiting_bytes: int = 0
+    """What their invocations take in the record."""
+    holds: int = 0
+    """Leases without a job, waiting or held."""
+
+
 class Transaction(Protocol):
     """Changes that become true together, on disk, or not at all."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id."""
+
+    def tally(self, uid: int) -> Tally:
+        """Return what a user has, with what this transaction has changed."""
 
     def job(self, job: JobId) -> Job | None:
         """Return one job, whatever its state."""
@@ -216,8 +231,12 @@ class Launcher(Protocol):
     def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
 
-    async def stop(self, job: Job, reason: str) -> None:
-        """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
+        """Ask the worker to go, and after a grace make it go; returns when it is known to go.
+
+        `grace` may be shorter than the job's own, which is what counts otherwise; asked again, the
+        shorter one counts.
+        """
 
     def grace(self, job: Job) -> timedelta | None:
         """Return how long the worker has between the two; None: nothing is there to be ended."""

@@ -13,6 +13,8 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 _BUSY_TIMEOUT_S = 10.0
 _IMPATIENT_S = 0.1
+_LOG = f"journal_size_limit={64 << 20}"
+"""What is left of the write-ahead log's file after a time in which it had to grow."""
 WRITES = {"gpulease_writes": True}
 """Execution option of a connection that is going to write."""
 
@@ -32,7 +34,7 @@ def _prepare(connection: Any, _record: object) -> None:
     assert isinstance(connection, sqlite3.Connection)
     # SQLAlchemy says BEGIN, see _begin; sqlite3 by itself would say it late, and DEFERRED.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", _LOG):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    func,
     select,
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -25,7 +26,7 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
-from gpulease.service.ports import Event, Order
+from gpulease.service.ports import Event, Order, Tally
 from gpulease.store import statements
 from gpulease.store.engine import WRITES, be_patient, open_engine
 from gpulease.store.faults import at_start, told
@@ -41,6 +42,7 @@ from gpulease.store.tables import (
     PropertyRow,
     SubmissionRow,
 )
+from gpulease.store.tallies import Tallies
 
 FILE_NAME = "gpulease.db"
 
@@ -64,6 +66,7 @@ class SqlStore:
             with Session(self.engine) as session:
                 self._live = {job.id: job for job in _jobs(session, JobRow.state != State.ENDED)}
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
+                self._tallies = Tallies(self._live.values(), _invocation_sizes(session))
         except DatabaseError as error:
             raise at_start(path, error.orig) from error
         except OSError as error:
@@ -82,10 +85,14 @@ class SqlStore:
         """Open the one write transaction; what it did is on disk when the context ends."""
         with self.alone() as connection:
             with connection.begin():
-                transaction = SqlTransaction(connection, self._live, self._known_gpus)
+                transaction = SqlTransaction(
+                    connection, self._live, self._known_gpus, self._tallies
+                )
                 yield transaction
             # Replaced and not changed, so that a reader's snapshot stays whole.
             self._live, self._known_gpus = transaction.outcome()
+            for change in transaction.changes:
+                self._tallies.note(*change)
             self._live_in_order = tuple(self._live.values())
 
     @contextmanager
@@ -191,9 +198,16 @@ class SqlTransaction:
     """Changes that become true together, on disk, or not at all."""
 
     def __init__(
-        self, connection: Connection, live: Mapping[JobId, Job], known_gpus: frozenset[GpuUuid]
+        self,
+        connection: Connection,
+        live: Mapping[JobId, Job],
+        known_gpus: frozenset[GpuUuid],
+        tallies: Tallies,
     ) -> None:
         self._connection = connection
+        self._tallies = tallies
+        self.changes: list[tuple[Job | None, Job, int | None]] = []
+        """Each job before and after, and the bytes of a new one's invocation."""
         self._live = dict(live)
         self._known_gpus = known_gpus
 
@@ -212,6 +226,10 @@ class SqlTransaction:
             return held
         with Session(self._connection) as session:
             return next(iter(_jobs(session, JobRow.id == job)), None)
+
+    def tally(self, uid: int) -> Tally:
+        """Return what a user has, with what this transaction has changed."""
+        return self._tallies.of_after(uid, self.changes)
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
@@ -237,9 +255,8 @@ class SqlTransaction:
         values = job_values(order.queued(JobId(0), at))
         number = self._connection.execute(statements.ADD_JOB, values).scalar_one()
         job = order.queued(JobId(number), at)
-        self._connection.execute(
-            statements.ADD_INVOCATION, {"job": job.id, "content": pack(order.invocation)}
-        )
+        content = pack(order.invocation)
+        self._connection.execute(statements.ADD_INVOCATION, {"job": job.id, "content": content})
         if job.holder is not None:
             self._connection.execute(statements.ADD_HOLDER, holder_values(job.id, job.holder))
         if order.key is not None:
@@ -249,6 +266,7 @@ class SqlTransaction:
             )
         self._log(job.id, Event(at, "submitted", str(order.claim)))
         self._live[job.id] = job
+        self.changes.append((None, job, len(content)))
         return job
 
     def save(self, job: Job, event: Event) -> None:
@@ -259,6 +277,7 @@ class SqlTransaction:
             self._save_leases(before, job)
         self._log(job.id, event)
         self._live[job.id] = job
+        self.changes.append((before, job, None))
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
@@ -307,6 +326,11 @@ def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
     of_holds = select(HolderRow).where(HolderRow.job.in_(of_these))
     holders = {holder.job: holder for holder in session.scalars(of_holds)}
     return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
+
+
+def _invocation_sizes(session: Session) -> dict[JobId, int]:
+    sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
+    return {JobId(job): size for job, size in sizes}
 
 
 def _drained(connection: Connection) -> Mapping[GpuUuid, str]:

@@ -9,6 +9,7 @@ they travel *one character per byte* (Latin-1), see `to_wire` and `from_wire`.
 from gpulease.wire.requests import (
     API_PREFIX,
     LARGEST_REQUEST,
+    CancelRequest,
     ClaimRequest,
     EarlySignalRequest,
     ExtendRequest,
@@ -44,6 +45,7 @@ from gpulease.wire.views import (
 __all__ = [
     "API_PREFIX",
     "LARGEST_REQUEST",
+    "CancelRequest",
     "CheckState",
     "CheckView",
     "ClaimRequest",

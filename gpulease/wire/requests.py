@@ -105,3 +105,11 @@ class ExtendRequest:
     """More time for a job, in seconds, on top of its time limit."""
 
     by: float
+
+
+@dataclass(slots=True)
+class CancelRequest:
+    """How a job is to be cancelled; no body at all is the same as this without a grace."""
+
+    grace: float | None = None
+    """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""

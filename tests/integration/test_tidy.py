@@ -1,0 +1,72 @@
+"""What is kept of ended jobs: output within a size, records within an age and a number."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fakes import ALICE, BOB, NOON, order
+from gpulease.daemon.tidy import _Kept, too_much
+from gpulease.domain.job import Outcome, Owner, asked_to_go
+from gpulease.domain.lease import Trigger
+from gpulease.domain.memory import JobId
+from gpulease.service.ports import Event
+from gpulease.store.pruning import Pruning
+from gpulease.store.repository import SqlStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "db")
+    yield opened
+    opened.close()
+
+
+def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
+    """Return a job that was cancelled so many days before noon."""
+    at = NOON - timedelta(days=days_ago)
+    with store.write() as tx:
+        job = tx.add(order(owner=owner), at)
+        over = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, "cancelled", at)
+        assert over is not None
+        tx.save(over, Event(at, Trigger.CANCEL))
+    return job.id
+
+
+def forgotten(store: SqlStore, border_days: int, most: int) -> None:
+    pruning = Pruning(store)
+    while over := pruning.over(NOON - timedelta(days=border_days), most):
+        pruning.forget(over)
+
+
+def left(store: SqlStore) -> list[JobId]:
+    return [job.id for job in store.jobs(None, None, 100)]
+
+
+def test_what_ended_long_ago_is_forgotten_with_its_events_and_nothing_else_is(
+    store: SqlStore,
+) -> None:
+    old, young = ended(store, ALICE, 400), ended(store, ALICE, 300)
+    with store.write() as tx:
+        waiting = tx.add(order(), NOON - timedelta(days=500)).id
+    forgotten(store, 365, most=100)
+    assert left(store) == [young, waiting]
+    assert not store.events(old)
+    assert store.events(young)
+    with store.write() as tx:
+        assert tx.add(order(), NOON).id > waiting, "no id is used twice"
+
+
+def test_of_each_user_the_newest_ended_jobs_stay(store: SqlStore) -> None:
+    alices = [ended(store, ALICE, 5) for _ in range(5)]
+    bobs = [ended(store, BOB, 9) for _ in range(2)]
+    forgotten(store, 365, most=2)
+    assert left(store) == alices[3:] + bobs
+
+
+def test_the_oldest_output_goes_first_of_whoever_keeps_the_most() -> None:
+    kept = [_Kept(JobId(n), 1, 10) for n in (2, 3, 4)] + [_Kept(JobId(1), 2, 10)]
+    assert [each.job for each in too_much(kept, 40)] == []
+    assert [each.job for each in too_much(kept, 25)] == [2, 3]
+    assert {each.job for each in too_much(kept, 0)} == {1, 2, 3, 4}
