@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpulease.errors import BadConfiguration, GpuleaseError
+from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
 from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
 
 SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
@@ -43,6 +43,10 @@ class Settings:
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
+    admins: str = "gpulease"
+    """The group whose members may act on everyone's jobs; it need not exist."""
+    hide_commands: bool = False
+    """Whether what others run is kept from who is neither root nor an admin."""
     leave_when_idle: timedelta | None = None
     """A personal daemon leaves after so long without a job or a caller."""
 
@@ -63,6 +67,13 @@ def renew(current: Settings, fresh: Settings) -> tuple[Settings, list[str], list
     return renewed, taken, [name for name in changed if name in ONLY_AT_START]
 
 
+def _parse_switch(text: str) -> bool:
+    try:
+        return {"true": True, "false": False}[text.lower()]
+    except KeyError:
+        raise BadValue(f"{text!r} is neither true nor false", None) from None
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "socket": Path,
     "state": Path,
@@ -75,6 +86,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "keep_output_for": parse_span,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
+    "admins": str,
+    "hide_commands": _parse_switch,
     "leave_when_idle": parse_span,
 }
 
@@ -122,7 +135,7 @@ def _value(path: Path | None, key: str, value: object) -> Any:
             f"cannot use the configuration {path}: it has an unknown key {key!r}",
             f"known keys: {', '.join(known)}",
         )
-    if not isinstance(value, str | int) or isinstance(value, bool):
+    if not isinstance(value, str | int):
         raise BadConfiguration(f'cannot use the configuration {path}: write {key} = "..."')
     try:
         return _READERS[key](str(value))

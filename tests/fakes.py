@@ -101,6 +101,7 @@ class MemoryStore:
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
         self.drains: dict[GpuUuid, str] = {}
+        self._ordered: dict[tuple[int, str], JobId] = {}
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -132,8 +133,14 @@ class MemoryStore:
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         pass
 
+    def ordered(self, uid: int, key: str) -> Job | None:
+        number = self._ordered.get((uid, key))
+        return None if number is None else self._jobs[number]
+
     def add(self, order: Order, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)
+        if order.key is not None:
+            self._ordered[order.owner.uid, order.key] = job.id
         self._jobs[job.id] = job
         self._invocations[job.id] = order.invocation
         return job
@@ -153,6 +160,11 @@ class FakeLauncher:
         """The time limits that workers were told."""
         self.refuse: dict[JobId, GpuleaseError] = {}
         self.forbidden: list[JobId] = []
+        self.may_launch = asyncio.Event()
+        """Cleared, a launch takes until it is set."""
+        self.may_launch.set()
+        self.may_tell: dict[timedelta, asyncio.Event] = {}
+        """Telling a worker one of these limits takes until its event is set."""
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -168,6 +180,7 @@ class FakeLauncher:
         return True
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
+        await self.may_launch.wait()
         if job.id in self.refuse:
             raise self.refuse[job.id]
         self.launched.append(job.id)
@@ -183,7 +196,12 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str) -> None:
         self.stopped.append(job.id)
 
+    def grace(self, job: Job) -> timedelta | None:
+        return job.grace
+
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        if limit in self.may_tell:
+            await self.may_tell[limit].wait()
         self.told.append((job.id, limit))
 
     def hears(self, job: int, news: WorkerNews) -> None:

@@ -49,7 +49,7 @@ def _tell_version() -> int:
 def call(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what goes wrong has been said by then."""
     from gpulease.cli.render import NobodyReads, complain, forgive_encodings
-    from gpulease.cli.signals import EndedByInterrupt
+    from gpulease.cli.signals import Killed
     from gpulease.errors import GpuleaseError
 
     forgive_encodings()
@@ -60,9 +60,9 @@ def call(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except EndedByInterrupt as ended:
-        ended.take_effect()
-        return _INTERRUPTED
+    except Killed as killed:
+        killed.take_effect()
+        return 128 + killed.signum
     except NobodyReads:
         # The interpreter would complain once more as it flushes on its way out.
         _write_no_more()

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from gpulease.cli import sentences
+from gpulease.cli.attaching import DEFAULT_KEYS, parse_keys
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.follow import Errand, follow
-from gpulease.cli.keys import DEFAULT, parse_keys
 from gpulease.cli.options import DetachKeysOption
 from gpulease.cli.outcome import status_of_job
 from gpulease.cli.signals import Signals
@@ -59,4 +59,4 @@ def detach_sequence(option: str | None) -> bytes:
     Raises:
         BadValue: they cannot be read.
     """
-    return parse_keys(option or environment().get("GPULEASE_DETACH_KEYS") or DEFAULT)
+    return parse_keys(option or environment().get("GPULEASE_DETACH_KEYS") or DEFAULT_KEYS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease import config
-from gpulease.cli.terminal import attributes_of, size_of
+from gpulease.cli.tty import attributes_of, size_of
 from gpulease.errors import GpuleaseError
 
 

@@ -1,5 +1,6 @@
 """`gpulease cancel`: ask jobs to end, whether they wait or run, and give leases back."""
 
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import complain, show
 from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.units import format_span
 from gpulease.wire import JobView
 
 
@@ -17,7 +19,7 @@ def cancel(
 ) -> int:
     """End jobs: one that waits leaves the queue, one that runs is asked to go, then made to.
 
-    A hold is released.
+    The lease of a hold is given back.
 
     \b
     Examples:
@@ -39,14 +41,23 @@ def cancel(
 
 def said(job: JobView) -> str:
     """Say what became of a job that was cancelled."""
+    given_back = f"the lease of job {job.id} is given back"
     match job.state:
         case "releasing" if job.kind == "hold":
-            return f"job {job.id} is being released"
+            return given_back
+        case "ended" if job.outcome == "released":
+            return given_back
         case "releasing":
-            return f"job {job.id} is asked to end; what is left of it after its grace is killed"
-        case "ended" if job.outcome in ("cancelled", "released"):
-            return f"job {job.id} is {job.outcome}"
+            return f"job {job.id} is asked to end; what is left of it {_afterwards(job)} is killed"
+        case "ended" if job.outcome == "cancelled":
+            return f"job {job.id} is cancelled"
         case "ended":
             return f"job {job.id} had ended before"
         case _:
             return f"job {job.id} will end"
+
+
+def _afterwards(job: JobView) -> str:
+    if job.grace is None:
+        return "after its grace"  # a daemon of before, which does not tell
+    return f"after {format_span(timedelta(seconds=job.grace))}" if job.grace >= 1 else "at once"

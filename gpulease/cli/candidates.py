@@ -60,7 +60,7 @@ def _jobs(verb: str, typed: str, named: list[str]) -> Iterator[str]:
     ]
     for job in fitting[-_MOST:]:
         how = job["state"] if job["state"] != "ended" else job["outcome"] or "ended"
-        yield f"{job['id']}\t{_clean(job['name'])}, {how.replace('_', ' ')}, {_clean(job['user'])}"
+        yield f"{job['id']}\t{_clean(job['name'])}, {_spoken(how)}, {_clean(job['user'])}"
 
 
 def _concerns(job: dict[str, Any], verb: str) -> bool:
@@ -73,6 +73,11 @@ def _gpus(typed: str, named: list[str]) -> Iterator[str]:
     for gpu in _ask("/status", named)["gpus"]:
         if str(gpu["index"]).startswith(typed):
             yield f"{gpu['index']}\t{_clean(gpu['name'])}, {gpu['state']}"
+
+
+def _spoken(name: str) -> str:
+    # As gpulease.wire does it, without what that imports.
+    return name.replace("_", "-")
 
 
 def _clean(text: str) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 from signal import Signals as Signum
 
 from gpulease.cli import sentences
-from gpulease.cli.attachment import Detached, Hooks, Left, TurnedAway, attach
-from gpulease.cli.manner import Manner
+from gpulease.cli.attaching import Detached, Hooks, Left, Manner, TurnedAway, attach
 from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.render import pass_on
 from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
@@ -54,6 +53,7 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
 
     Raises:
         EndedByInterrupt: SIGINT ended the job.
+        Killed: a signal is to end this command; the job goes on.
         NotAllowed: the job is someone else's.
     """
     try:

@@ -13,7 +13,7 @@ from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.cli.text import UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.client import decode, indent
-from gpulease.wire import JobList, JobState, JobView
+from gpulease.wire import JobList, JobState, JobView, spoken
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 _STATES = frozenset(get_args(JobState))
@@ -28,9 +28,9 @@ Asked = Literal[
     "signaled",
     "released",
     "cancelled",
-    "time_limit",
-    "gave_up",
-    "launch_failed",
+    "time-limit",
+    "gave-up",
+    "launch-failed",
     "lost",
 ]
 """A state, or how a job ended; `failed` is any end that its owner would not call a success."""
@@ -91,7 +91,7 @@ def _ended_so(reply: bytes, how: str) -> bytes:
 def _is_so(job: dict[str, Any], how: str) -> bool:
     if how == "failed":
         return job["outcome"] not in _NO_FAILURES and job["exit_status"] != 0
-    return bool(job["outcome"] == how)
+    return bool(spoken(job["outcome"] or "") == how)
 
 
 def page(listed: JobList, now: datetime) -> Page:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -30,11 +30,13 @@ from gpulease.cli.text import (
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
-from gpulease.wire import JobView
+from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
+_LIMITS = {"framework": "its framework (TensorFlow, JAX, CuPy)"}
+"""What may hold a job to its lease, as people would say it."""
 
 
 def show(
@@ -91,6 +93,7 @@ def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "why", _what_goes_on(job, now) or _why(job)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
+    yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "asked for", _asked(job)
@@ -133,6 +136,11 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
             return f"{ended}; {count} processes go on and keep the lease"
 
 
+def _gives_up(job: JobView, now: datetime) -> str | None:
+    at = job.gives_up_at
+    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
+
+
 def _exit_status(job: JobView) -> str | None:
     if job.exit_status is None:
         return None
@@ -162,7 +170,7 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
         Column("MEMORY", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
-        Column("LIMITS", leaves=1, wraps=True, below="limits: "),
+        Column("LIMITED BY", leaves=1, wraps=True, below="limited by: "),
     )
     rows = (
         (
@@ -170,12 +178,18 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
             line(size(lease.memory)),
             line(size(lease.used)),
             line(size(lease.peak)),
-            line(", ".join(lease.enforced_by) or "nothing"),
+            line(_limits(lease)),
         )
         for lease in job.leases
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _limits(lease: LeaseView) -> str:
+    """Say what holds the job to its lease; what a later daemon may name stays as it is."""
+    named = (_LIMITS.get(each, clean(each)) for each in lease.enforced_by)
+    return ", ".join(named) or "nothing, it is placed and counted only"
 
 
 def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:
@@ -200,8 +214,13 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
     )
     rows = (
-        (line(clock(event.at, now)), line(clean(event.kind)), line(clean(event.detail or "")))
+        (line(clock(event.at, now)), line(clean(spoken(event.kind))), line(_detail(event)))
         for event in job.events
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _detail(event: EventView) -> str:
+    detail = event.detail or ""
+    return clean(spoken(detail) if detail in get_args(Outcome) else detail)

@@ -24,6 +24,15 @@ FORWARDED = (
 )
 WHILE_ATTACHED = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 """Those that mean something only to one who is attached."""
+DEADLY = (
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGPOLL,
+    signal.SIGPWR,
+)
+"""Those that would end a command at once, and are to find its terminal given back."""
 ENDING = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP})
 """Those that end a wait; the others have no meaning before there is a job."""
 
@@ -36,11 +45,24 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-class EndedByInterrupt(Exception):
+class Killed(Exception):
+    """A signal is to end this command, and is what its parent is to see."""
+
+    def __init__(self, signum: signal.Signals) -> None:
+        super().__init__(signum.name)
+        self.signum = signum
+
+    def take_effect(self) -> None:
+        """End this process by that signal, as it would have ended at once."""
+        signal.signal(self.signum, signal.SIG_DFL)
+        os.kill(os.getpid(), self.signum)
+
+
+class EndedByInterrupt(Killed):
     """SIGINT ended the job, and is to end this command: a shell in a loop looks at just that."""
 
     def __init__(self, *, ctrl_c_typed: bool) -> None:
-        super().__init__("SIGINT")
+        super().__init__(signal.SIGINT)
         self.ctrl_c_typed = ctrl_c_typed
 
     def take_effect(self) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from gpulease.units import format_size, format_span
-from gpulease.wire import JobView
+from gpulease.wire import JobView, spoken
 
 UNKNOWN = "-"
 _MARKS = frozenset({"Mn", "Me"})
@@ -138,4 +138,4 @@ def named(job: JobView) -> str:
 
 def label(job: JobView) -> str:
     """Write a job's state, or how it ended."""
-    return job.state if job.state != "ended" else (job.outcome or "ended").replace("_", " ")
+    return job.state if job.state != "ended" else spoken(job.outcome or "ended")

@@ -96,8 +96,8 @@ def _whole_number(word: str | int) -> int:
 
 
 def _one_of(choices: Sequence[str], word: str) -> str:
-    # Listings write "time limit" for time_limit, and people what they have seen.
-    found = word if word in choices else word.replace("-", "_").replace(" ", "_")
+    # JSON has time_limit where listings have time-limit, and people type what they have seen.
+    found = word if word in choices else word.replace("_", "-").replace(" ", "-")
     if found not in choices:
         raise ValueError(f"{word!r} is not one of {', '.join(choices)}")
     return found

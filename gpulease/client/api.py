@@ -3,8 +3,11 @@
 It knows HTTP and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlencode
@@ -12,16 +15,19 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpulease import __version__, config, wire
-from gpulease.client.failures import lost, no_daemon
+from gpulease.client.failures import AnswerLost, answer_lost, lost, no_daemon
 from gpulease.client.find import find
 from gpulease.client.http import Connection, Reply, lines
 from gpulease.client.shapes import decode
-from gpulease.errors import TooLarge
+from gpulease.errors import NoDaemon, TooLarge
 from gpulease.frames import BadFrame, FrameKind, FrameReader
 from gpulease.units import format_size
 
 ANSWER_WITHIN = 30.0
 """Seconds that a request may take; the daemon answers in milliseconds."""
+_BACK_WITHIN = 10.0
+"""Seconds in which a daemon that was lost while it was asked may come back; a restart takes two."""
+_TRIED_EVERY = 0.3
 SILENT_FOR_AT_MOST = 120.0
 """Seconds without even a keep-alive after which a stream counts as lost."""
 
@@ -65,13 +71,16 @@ class Client:
     def submit(self, request: wire.SubmitRequest) -> wire.JobView:
         """Queue a job; what is returned is on the daemon's disk.
 
+        Where the answer was lost it is asked for again, under the same key, and no second job is
+        queued.
+
         Raises:
             BadValue: a field cannot be what it is.
             CannotLease: the claim can never be granted on this machine.
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._exchange("POST", "/jobs", body=_body(request)))
+        return decode(wire.JobView, self._order("/jobs", request))
 
     def hold(self, request: wire.HoldRequest) -> wire.JobView:
         """Queue a lease without a job; what is returned is on the daemon's disk.
@@ -87,7 +96,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._exchange("POST", "/holds", body=_body(request)))
+        return decode(wire.JobView, self._order("/holds", request))
 
     def environment(self, number: int) -> wire.EnvironmentView:
         """Return what a lease changes in the environment of its holder.
@@ -216,6 +225,28 @@ class Client:
             except (OSError, HTTPException, BadFrame) as error:
                 raise lost(self.path) from error
 
+    def _order(self, path: str, request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
+        if request.key is None:
+            request = replace(request, key=os.urandom(16).hex())
+        body = _body(request)
+        until: float | None = None
+        while True:
+            try:
+                return self._exchange("POST", path, body=body)
+            except AnswerLost as error:
+                doubt = error
+            except NoDaemon as error:
+                if until is None:
+                    raise  # it was never asked
+                doubt = AnswerLost(error.message, error.hint)
+            until = until or time.monotonic() + _BACK_WITHIN
+            if time.monotonic() > until:
+                raise AnswerLost(
+                    f"{doubt.message}; it had been asked for the lease, and may have queued it",
+                    "gpulease list tells, once the daemon is back",
+                ) from doubt
+            time.sleep(_TRIED_EVERY)
+
     def _exchange(
         self,
         method: str,
@@ -238,7 +269,10 @@ class Client:
         asked = {key: value for key, value in (query or {}).items() if value is not None}
         target = wire.API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
         headers = {"User-Agent": f"gpulease/{__version__}", "Content-Type": "application/json"}
+        failed: Callable[[Path, Exception], NoDaemon] = no_daemon
         try:
+            connection.connect()
+            failed = answer_lost
             connection.request(method, target, body=body, headers=headers)
             link = connection.sock  # http.client forgets it once the reply is the last on it
             reply = Reply(connection, connection.getresponse(), link)
@@ -246,7 +280,7 @@ class Client:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError | HTTPException):
-                raise no_daemon(self.path, error) from error
+                raise failed(self.path, error) from error
             raise
         return reply
 

@@ -43,8 +43,17 @@ def no_daemon(path: Path, error: Exception) -> NoDaemon:
     return NoDaemon(f"cannot reach the daemon: {why}", hint)
 
 
-def lost(path: Path) -> NoDaemon:
-    return NoDaemon(
+class AnswerLost(NoDaemon):
+    """The daemon may have done what it was asked: it was, and its answer did not come."""
+
+
+def answer_lost(path: Path, error: Exception) -> AnswerLost:
+    told = no_daemon(path, error)
+    return AnswerLost(told.message, told.hint)
+
+
+def lost(path: Path) -> AnswerLost:
+    return AnswerLost(
         f"cannot read on from the daemon: the connection to {path} broke off",
         f"jobs go on without it; ask again: gpulease list; its log: {_log_of(path)}",
     )

@@ -25,7 +25,7 @@ class Askers:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._watches: set[asyncio.Task[None]] = set()
+        self._watches: dict[JobId, asyncio.Task[None]] = {}
 
     async def recover(self) -> None:
         """Watch for every lease on record that is waited for; drop those of who left meanwhile."""
@@ -39,16 +39,18 @@ class Askers:
 
     def watch(self, job: Job) -> None:
         """See to it that `job` leaves the queue with the process that asked for it."""
-        if (asker := _asker(job)) is not None:
+        # Watched already: the same order once more, since the answer was lost.
+        if (asker := _asker(job)) is not None and job.id not in self._watches:
             task = asyncio.create_task(self._watch(job.id, asker), name=f"asker of job {job.id}")
-            self._watches.add(task)
-            task.add_done_callback(self._watches.discard)
+            self._watches[job.id] = task
+            task.add_done_callback(lambda _: self._watches.pop(job.id, None))
 
     async def close(self) -> None:
         """Watch no more."""
-        for task in self._watches:
+        watches = list(self._watches.values())
+        for task in watches:
             task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await asyncio.gather(*watches, return_exceptions=True)
 
     async def _watch(self, job: JobId, asker: Process) -> None:
         while self._waits(job):

@@ -26,6 +26,7 @@ from gpulease.process.launcher import Launcher
 from gpulease.process.table import ProcessTable
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
+from gpulease.server.rights import Rights
 from gpulease.server.views import Machine, Views
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
@@ -93,6 +94,7 @@ class Parts:
         self.keeper.policy = _policy(settings)
         self.desk.defaults = Defaults(settings.default_memory)
         self.desk.log_limit = settings.log_limit
+        self.desk.rights = _rights(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
@@ -189,6 +191,11 @@ def _launcher(confined: bool) -> Launcher:
     return Launcher(confined=confined, enclose=enclose if in_scopes else None)
 
 
+def _rights(settings: Settings) -> Rights:
+    uid = os.geteuid()
+    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
+
+
 def _policy(settings: Settings) -> Policy:
     return Policy(settings.margin, settings.smallest_lease)
 
@@ -232,7 +239,7 @@ def _desk(
         views=Views(keeper, processes, machine),
         clock=clock,
         defaults=Defaults(settings.default_memory),
-        daemon_uid=os.geteuid(),
+        rights=_rights(settings),
         directory_of=state.job,
         log_limit=settings.log_limit,
         doctor=examination.results,

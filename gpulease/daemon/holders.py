@@ -58,6 +58,9 @@ class Holders:
         if (hold := self._holds.get(job.id)) is not None:
             hold.release()
 
+    def grace(self, job: Job) -> None:
+        """Return None: the holder may stay."""
+
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the lease be held for `limit` from its start."""
         if (hold := self._holds.get(job.id)) is not None:

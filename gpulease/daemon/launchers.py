@@ -37,6 +37,10 @@ class Launchers:
         """Ask the worker to go, and after a grace make it go."""
         await self._of(job).stop(job, reason)
 
+    def grace(self, job: Job) -> timedelta | None:
+        """Return how long the worker has to go; None: nothing is there to be ended."""
+        return self._of(job).grace(job)
+
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start."""
         await self._of(job).set_time_limit(job, limit)

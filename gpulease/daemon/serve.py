@@ -103,7 +103,7 @@ async def _run(
     # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
     await keeper.one_pass()
     server = _Server(_uvicorn(parts), leave)
-    door = Door(settings.socket, to_all=parts.desk.daemon_uid == 0, move=server.move)
+    door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
     listening = door.open()
     personal.note_serving(settings.state, settings.socket, settings.simulate)
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")

@@ -133,12 +133,12 @@ class Workers:
             stdin=invocation.attached,
             awaits_attach=invocation.attached,
             time_limit=job.claim.time_limit,
-            grace=self._grace(job),
+            grace=self.grace(job),
             log_limit=self._around.log_limit,
             terminal=_terminal(invocation),
             early_signal=_early_signal(invocation),
             # A user may ask for a day; whoever shuts the machine down did not agree to that.
-            grace_at_shutdown=min(self._grace(job), self._around.grace),
+            grace_at_shutdown=min(self.grace(job), self._around.grace),
             gpus=self._nodes(job),
         )
 
@@ -149,9 +149,6 @@ class Workers:
         minors = [reading.minor for reading in found if reading is not None]
         known = [f"/dev/nvidia{minor}" for minor in minors if minor is not None]
         return tuple(known) if known and len(known) == len(job.leases) else None
-
-    def _grace(self, job: Job) -> timedelta:
-        return self._around.grace if job.grace is None else job.grace
 
     def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
         """Return the variables of `invocation` as they are under the leases of `job`."""
@@ -185,7 +182,7 @@ class Workers:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
         session = session_of(self._state.job(job.id))
-        await self._processes.end_survivors(marker, self._grace(job), owner, session)
+        await self._processes.end_survivors(marker, self.grace(job), owner, session)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )
@@ -203,7 +200,7 @@ class Workers:
 
     async def stop(self, job: Job, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go."""
-        directory, grace = self._state.job(job.id), self._grace(job)
+        directory, grace = self._state.job(job.id), self.grace(job)
         try:
             # The user may have stopped the shim, which is theirs; that must not keep it from this.
             self._wake(directory)
@@ -214,6 +211,10 @@ class Workers:
             await asyncio.to_thread(self._kill, directory)
             return
         await self._see_it_gone(directory, grace)
+
+    def grace(self, job: Job) -> timedelta:
+        """Return how long the worker has to go: as its owner asked, or as it is configured."""
+        return self._around.grace if job.grace is None else job.grace
 
     def _wake(self, directory: Path) -> None:
         if (shim := living_shim(directory)) is not None:

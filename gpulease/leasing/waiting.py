@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NoRoomNow
-from gpulease.wire import EnvironmentView, HoldRequest, JobView
+from gpulease.wire import EnvironmentView, HoldRequest, JobView, spoken
 
 _log = logging.getLogger("gpulease")
 
@@ -80,7 +80,7 @@ def _until_held(client: Client, job: JobView) -> JobView:
 
 
 def _not_granted(job: JobView) -> GpuleaseError:
-    why = job.reason or (job.outcome or "it has ended").replace("_", " ")
+    why = job.reason or spoken(job.outcome or "it has ended")
     if job.outcome == "gave_up":
         return NoRoomNow(f"cannot lease now: {why}", _LONGER)
     return GpuleaseError(f"cannot lease: job {job.id} was never granted: {why}", job.hint)

@@ -82,11 +82,15 @@ def refuse_more_than_exec_takes(argv: tuple[str, ...], environment: Mapping[str,
 
 def owner_of(caller: Caller) -> Owner:
     """Return the user behind a caller."""
+    return Owner(caller.uid, caller.gid, user_of(caller))
+
+
+def user_of(caller: Caller) -> str:
+    """Return the name of the user behind a caller; one without a name is called by the uid."""
     try:
-        user = pwd.getpwuid(caller.uid).pw_name
+        return pwd.getpwuid(caller.uid).pw_name
     except KeyError:
-        user = str(caller.uid)
-    return Owner(caller.uid, caller.gid, user)
+        return str(caller.uid)
 
 
 def checked_name(given: str) -> str:
@@ -96,6 +100,16 @@ def checked_name(given: str) -> str:
             f"cannot use the name {given[:40]!r}: "
             f"a name is 1 to {LONGEST_NAME} printable characters on one line",
             "leave out --name to have the job named after its command",
+        )
+    return given
+
+
+def checked_key(given: str | None) -> str | None:
+    """Return the key of a submission, if it is one."""
+    if given is not None and not (given.isascii() and given.isprintable() and 0 < len(given) <= 64):
+        raise BadValue(
+            f"cannot use the key {given[:40]!r}: a key is 1 to 64 printable ASCII characters",
+            "a random UUID does well",
         )
     return given
 

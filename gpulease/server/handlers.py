@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,15 +18,16 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
-from gpulease.server.fields import Defaults
+from gpulease.server.fields import Defaults, user_of
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
 from gpulease.server.orders import order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
-from gpulease.server.rights import Who, check, check_submit, owns
+from gpulease.server.privacy import conceal, conceal_all, conceal_status
+from gpulease.server.rights import Rights, Who, check_submit
 from gpulease.server.views import Views
 from gpulease.service.keeper import Keeper
-from gpulease.service.ports import Clock, ProcessFinder
+from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.wire import (
     DoctorView,
     ExtendRequest,
@@ -52,7 +53,7 @@ class Desk:
     views: Views
     clock: Clock
     defaults: Defaults
-    daemon_uid: int
+    rights: Rights
     directory_of: Callable[[JobId], Path]
     log_limit: int
     doctor: Callable[[], DoctorView]
@@ -69,9 +70,10 @@ class Handlers:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""
-        return json_response(self._desk.views.status(self._desk.clock.now()))
+        caller, view = _caller(request), self._desk.views.status(self._desk.clock.now())
+        return json_response(conceal_status(view, user_of(caller)) if self._hides(caller) else view)
 
     async def doctor(self) -> Response:
         """Tell what this machine can do and what is wrong with it."""
@@ -81,7 +83,7 @@ class Handlers:
         """Queue a job; the answer means that it is on disk."""
         caller = _caller(request)
         body = _read(SubmitRequest, await request.body())
-        check_submit(caller, self._desk.daemon_uid)
+        check_submit(caller, self._desk.rights.daemon_uid)
         job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
         return json_response(self._desk.views.job(job, to_owner=True), 201)
 
@@ -89,7 +91,7 @@ class Handlers:
         """Queue a lease without a job; the answer means that it is on disk."""
         caller, desk = _caller(request), self._desk
         body = _read(HoldRequest, await request.body())
-        check_submit(caller, desk.daemon_uid)
+        check_submit(caller, desk.rights.daemon_uid)
         order = hold_order_of(body, caller, desk.defaults, desk.processes.living)
         job = await desk.keeper.submit(order)
         desk.watch_asker(job)
@@ -112,7 +114,11 @@ class Handlers:
                 for job in self._desk.keeper.store.live()
                 if user in (None, job.owner.user) and state in (None, job.state)
             ]
-        return json_response(JobList([self._view(job, _caller(request)) for job in found]))
+        caller = _caller(request)
+        shown = [self._owners_view(job, caller) for job in found]
+        return json_response(
+            JobList(conceal_all(shown, user_of(caller)) if self._hides(caller) else shown)
+        )
 
     async def show(self, request: Request, job_id: int) -> Response:
         """Show all about one job, with its events and how many processes it has."""
@@ -132,14 +138,14 @@ class Handlers:
     async def cancel(self, request: Request, job_id: int) -> Response:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
-        check(Who.OWNER, caller, job, self._desk.daemon_uid, "cancel")
+        self._desk.rights.check(Who.MANAGER, caller, job, "cancel")
         cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job))
         return json_response(self._view(cancelled, caller))
 
     async def extend(self, request: Request, job_id: int) -> Response:
         """Give a job more time, or less."""
         caller, job = _caller(request), self._job(job_id)
-        check(Who.OWNER, caller, job, self._desk.daemon_uid, "extend")
+        self._desk.rights.check(Who.MANAGER, caller, job, "extend")
         by_s = _read(ExtendRequest, await request.body()).by
         if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
             raise BadValue(
@@ -153,7 +159,7 @@ class Handlers:
     async def environment(self, request: Request, job_id: int) -> Response:
         """Tell what a lease changes in the environment of its holder."""
         job = self._job(job_id)
-        check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the environment of")
+        self._desk.rights.check(Who.OWNER, _caller(request), job, "read the environment of")
         refuse_to_tell(job)
         invocation = self._desk.keeper.store.invocation(job.id)
         under_it = self._desk.environment(job, invocation)
@@ -172,7 +178,7 @@ class Handlers:
     ) -> Response:
         """Stream the kept output of a job as frames, each stream from a byte of it on."""
         job = self._job(job_id)
-        check(Who.OWNER, _caller(request), job, self._desk.daemon_uid, "read the output of")
+        self._desk.rights.check(Who.OWNER, _caller(request), job, "read the output of")
         if job.holder is not None:
             raise WrongState(
                 f"cannot read the output of job {job.id}: it is a lease without a job",
@@ -201,8 +207,17 @@ class Handlers:
 
     def _view(self, job: Job, caller: Caller, *, with_events: bool = False) -> JobView:
         events = self._desk.keeper.store.events(job.id) if with_events else ()
-        owned = owns(caller, job, self._desk.daemon_uid)
+        view = self._owners_view(job, caller, events)
+        return conceal(view, user_of(caller)) if self._hides(caller) else view
+
+    def _owners_view(self, job: Job, caller: Caller, events: Sequence[Event] = ()) -> JobView:
+        """Return a job with what only its owner may see, if that is who calls."""
+        owned = self._desk.rights.has(Who.OWNER, caller, job)
         return self._desk.views.job(job, to_owner=owned, events=events)
+
+    def _hides(self, caller: Caller) -> bool:
+        rights = self._desk.rights
+        return rights.hide_commands and not rights.is_admin(caller)
 
     async def _changes(self, job_id: JobId, caller: Caller) -> AsyncIterator[bytes]:
         shown, quiet_s = None, 0.0

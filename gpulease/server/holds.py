@@ -8,6 +8,7 @@ from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NotAllowed, WrongState
 from gpulease.server.fields import (
     Defaults,
+    checked_key,
     checked_name,
     claim_of,
     environment_of,
@@ -56,6 +57,7 @@ def hold_order_of(
         invocation=Invocation((), "/", environment, options=options_of(request.options)),
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, living)),
+        key=checked_key(request.key),
     )
 
 

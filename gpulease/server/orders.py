@@ -16,6 +16,7 @@ from gpulease.server.fields import (
     LONGEST_NAME,
     Defaults,
     bytes_string,
+    checked_key,
     checked_name,
     claim_of,
     environment_of,
@@ -73,6 +74,7 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
             grace=_grace(request.grace),
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
+        key=checked_key(request.key),
     )
 
 

@@ -9,6 +9,7 @@ from gpulease.domain.memory import JobId
 from gpulease.domain.placement import Obstacle
 from gpulease.domain.plan import Waiting
 from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.wire import spoken
 
 
 def reason(job: Job, waiting: Waiting | None) -> str | None:
@@ -35,7 +36,7 @@ def _ending(job: Job) -> str | None:
         return f"exited with {job.exit.code}"
     if job.outcome is Outcome.SIGNALED and job.exit is not None:
         return f"ended by signal {job.exit.signal}"
-    return job.outcome.value.replace("_", " ") if job.outcome else None
+    return spoken(job.outcome) if job.outcome else None
 
 
 def _why_it_waits(claim: Claim, waiting: Waiting) -> str | None:

@@ -1,5 +1,7 @@
 """Who may do what: a table of routes is held against the caller that the kernel names."""
 
+import grp
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from gpulease.domain.job import Job
@@ -12,26 +14,58 @@ class Who(Enum):
 
     ANYONE = auto()
     """Every local user."""
+    MANAGER = auto()
+    """The job's owner, and the admins: they may act on it, and see what it runs."""
     OWNER = auto()
-    """The job's owner, root, and the user whose daemon it is."""
+    """The job's owner: what it printed and its environment may hold secrets."""
 
 
-def owns(caller: Caller, job: Job, daemon_uid: int) -> bool:
-    """Tell whether `caller` may act on `job` and see all of it."""
-    return caller.uid in (job.owner.uid, 0, daemon_uid)
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Who is more than a user here: root, whose daemon it is, and a group of admins."""
 
+    daemon_uid: int
+    admins: str | None = None
+    """The name of the group; a daemon of one user has none."""
+    hide_commands: bool = False
+    """Whether what a job runs is for its managers alone."""
 
-def check(who: Who, caller: Caller, job: Job, daemon_uid: int, verb: str) -> None:
-    """Check that `caller` may do `verb` with `job`.
+    def is_master(self, caller: Caller) -> bool:
+        """Tell whether `caller` could do everything anyway."""
+        return caller.uid in (0, self.daemon_uid)
 
-    Raises:
-        NotAllowed: they may not.
-    """
-    if who is Who.OWNER and not owns(caller, job, daemon_uid):
-        raise NotAllowed(
-            f"cannot {verb} job {job.id}: it belongs to {job.owner.user}",
-            "gpulease list --user NAME shows the jobs of one user",
-        )
+    def is_admin(self, caller: Caller) -> bool:
+        """Tell whether `caller` may act on everyone's jobs."""
+        return self.is_master(caller) or self._admins_gid() in (caller.gid, *(caller.groups or ()))
+
+    def has(self, who: Who, caller: Caller, job: Job) -> bool:
+        """Tell whether `caller` may do with `job` what is open to `who`."""
+        match who:
+            case Who.ANYONE:
+                return True
+            case Who.MANAGER:
+                return caller.uid == job.owner.uid or self.is_admin(caller)
+            case Who.OWNER:
+                return caller.uid == job.owner.uid or self.is_master(caller)
+
+    def check(self, who: Who, caller: Caller, job: Job, verb: str) -> None:
+        """Check that `caller` may do `verb` with `job`.
+
+        Raises:
+            NotAllowed: they may not.
+        """
+        if not self.has(who, caller, job):
+            raise NotAllowed(
+                f"cannot {verb} job {job.id}: it belongs to {job.owner.user}",
+                "gpulease list --user NAME shows the jobs of one user",
+            )
+
+    def _admins_gid(self) -> int | None:
+        # Looked up each time, since a group may be made or made anew while the daemon runs.
+        try:
+            return grp.getgrnam(self.admins).gr_gid if self.admins else None
+        except KeyError:
+            return None
 
 
 def check_submit(caller: Caller, daemon_uid: int) -> None:

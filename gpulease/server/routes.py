@@ -58,13 +58,18 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
         Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None),
         Route(
-            "POST", "/jobs/{job_id}/extend", Who.OWNER, handlers.extend, JobView, 200, ExtendRequest
+            "POST",
+            "/jobs/{job_id}/extend",
+            Who.MANAGER,
+            handlers.extend,
+            JobView,
+            takes=ExtendRequest,
         ),
         Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None),
-        Route("POST", "/jobs/{job_id}/cancel", Who.OWNER, handlers.cancel, JobView),
+        Route("POST", "/jobs/{job_id}/cancel", Who.MANAGER, handlers.cancel, JobView),
     )
 
 

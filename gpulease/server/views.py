@@ -104,6 +104,8 @@ class Views:
             kind="run" if job.holder is None else "hold",
             terminal=job.terminal,
             main_exited_at=_instant(job.main_exited_at),
+            grace=_seconds(self._keeper.grace(job)),
+            gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
             refusals=[_refusal(each) for each in waiting.refusal.hindrances] if waiting else [],
             waits_for=list(waiting.refusal.waits_for) if waiting else [],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],

@@ -99,6 +99,10 @@ class Keeper:
         self.wake()
         return job
 
+    def grace(self, job: Job) -> timedelta | None:
+        """Return how long a job has between being asked to go and being made to."""
+        return self._launcher.grace(job)
+
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Take a job out of the queue that nobody waits for any more."""
         await self._writing(lambda: leases.withdraw(self.store, job_id, why, self._clock))

@@ -36,6 +36,8 @@ class Order:
     """How long it is willing to wait for a grant; None is without end, zero is not at all."""
     holder: Holder | None = None
     """Whom the lease is for, if there is nothing to run."""
+    key: str | None = None
+    """The owner's name for this order: given again with the same one, it is no new order."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job that was asked for, as it begins."""
@@ -64,6 +66,9 @@ class Transaction(Protocol):
 
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
+
+    def ordered(self, uid: int, key: str) -> Job | None:
+        """Return the job that a user has ordered under this key, whatever its state."""
 
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
@@ -210,6 +215,9 @@ class Launcher(Protocol):
 
     async def stop(self, job: Job, reason: str) -> None:
         """Ask the worker to go, and after a grace make it go; returns when it is known to go."""
+
+    def grace(self, job: Job) -> timedelta | None:
+        """Return how long the worker has between the two; None: nothing is there to be ended."""
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""

@@ -38,6 +38,7 @@ from gpulease.store.tables import (
     JobRow,
     LeaseRow,
     PropertyRow,
+    SubmissionRow,
 )
 
 FILE_NAME = "gpulease.db"
@@ -201,6 +202,14 @@ class SqlTransaction:
             self._connection.execute(statements.remember_gpu(reading, at))
         self._known_gpus |= {reading.uuid for reading in new}
 
+    def ordered(self, uid: int, key: str) -> Job | None:
+        """Return the job that a user has ordered under this key, whatever its state."""
+        with Session(self._connection) as session:
+            number = session.scalar(
+                select(SubmissionRow.job).where(SubmissionRow.uid == uid, SubmissionRow.key == key)
+            )
+        return None if number is None else self.job(JobId(number))
+
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
         values = job_values(order.queued(JobId(0), at))
@@ -211,6 +220,11 @@ class SqlTransaction:
         )
         if job.holder is not None:
             self._connection.execute(statements.ADD_HOLDER, holder_values(job.id, job.holder))
+        if order.key is not None:
+            self._connection.execute(
+                statements.ADD_SUBMISSION,
+                {"uid": job.owner.uid, "key": order.key, "job": job.id},
+            )
         self._log(job.id, Event(at, "submitted", str(order.claim)))
         self._live[job.id] = job
         return job

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from gpulease.errors import StateUnusable
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision in migrations/versions, which this code needs."""
 
 _INSTALLED = Path(__file__).parent / "migrations"

@@ -20,6 +20,7 @@ ADD_JOB = insert(_jobs).returning(_jobs.c.id)
 SAVE_JOB = update(_jobs).where(_jobs.c.id == bindparam("this"))
 ADD_INVOCATION = insert(_invocations)
 DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("this"))
+ADD_SUBMISSION = insert(_tables["submissions"])
 ADD_HOLDER = insert(_tables["holders"])
 ADD_LEASE = insert(_leases)
 RELEASE = (

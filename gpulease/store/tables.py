@@ -165,6 +165,17 @@ class HolderRow(Row):
     asker_started: Mapped[int | None]
 
 
+class SubmissionRow(Row):
+    """The key under which a user has submitted a job; submitted again, it is not a new one."""
+
+    __tablename__ = "submissions"
+    __table_args__ = (Index("ix_submissions_job", "job"), {"sqlite_with_rowid": False})
+
+    uid: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"))
+
+
 class InvocationRow(Row):
     """How to start a job: compressed JSON, dropped when the job has ended."""
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,20 @@ def test_status_keeps_its_contract(daemon: Daemon) -> None:
     }  # fmt: skip
     assert set(row["leases"][0]) == {"gpu", "memory", "used", "peak", "enforced_by"}
     assert row["submitted_at"].endswith("Z")
+
+
+def test_both_patiences_are_told(daemon: Daemon) -> None:
+    runs = daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "60")
+    daemon.wait_until(runs, "active")
+    patient = daemon.submit("--mem", "8G", "--wait", "1h", "--grace", "90s", "--", "true")
+    running, waiting = daemon.job(runs), daemon.job(patient)
+    assert (running["grace"], running["gives_up_at"]) == (2.0, None)
+    assert (waiting["grace"], waiting["state"]) == (90.0, "queued")
+    submitted = datetime.fromisoformat(waiting["submitted_at"])
+    assert datetime.fromisoformat(waiting["gives_up_at"]) - submitted == timedelta(hours=1)
+    assert "gives up" in daemon.run("show", str(patient)).stdout
+    ended = daemon.run("cancel", str(runs)).stdout
+    assert ended == f"job {runs} is asked to end; what is left of it after 2s is killed\n"
 
 
 def test_what_a_job_uses_shows_up_on_its_gpu(daemon: Daemon) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +15,11 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
+from gpulease.cli.signals import DEADLY
 from gpulease.frames import FrameKind
 from gpulease.wire import JobView
 
 Sit = Callable[..., Terminal]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
-    directory = tmp_path / "job"
-    directory.mkdir()
-    with ShimStandIn(directory) as stand_in:
-        yield stand_in
 
 
 @pytest.fixture
@@ -308,6 +292,24 @@ def test_attach_leaves_on_sigterm_and_the_job_goes_on(
     assert signal.SIGTERM not in shim.signals
     assert daemon.cancelled == []
     assert terminal.after == terminal.found
+
+
+@pytest.mark.parametrize("line", [("run", "--mem", "4G", "vi"), ("attach", "17")], ids="-".join)
+@pytest.mark.parametrize("signum", DEADLY, ids=lambda signum: signum.name)
+def test_what_would_kill_the_command_at_once_leaves_no_raw_terminal(
+    sit: Sit, daemon: StandIn, shim: ShimStandIn, line: tuple[str, ...], signum: signal.Signals
+) -> None:
+    terminal = sit(*line)
+    shim.say(FrameKind.STDOUT, b"\x1b[?1049h")
+    terminal.read_until("\x1b[?1049h")
+    assert terminal.is_raw
+    os.kill(terminal.pid, signum)
+    terminal.finish()
+    assert terminal.status == -signum
+    assert terminal.after == terminal.found
+    assert "\x1b[?1049l" in terminal.shown
+    assert daemon.cancelled == []
+    assert signum not in shim.signals
 
 
 def test_attach_to_a_waiting_job_that_is_given_up_leaves_it_in_line(

@@ -23,22 +23,6 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
-    directory = tmp_path / "job"
-    directory.mkdir()
-    with ShimStandIn(directory) as stand_in:
-        yield stand_in
-
-
-@pytest.fixture
 def start(daemon: StandIn, tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 

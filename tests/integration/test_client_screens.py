@@ -124,7 +124,7 @@ def test_every_state_that_is_shown_is_one_that_can_be_asked_for(daemon: StandIn)
     rows = run(daemon, "list", "--all").stdout.splitlines()
     column = rows[0].index("STATE")
     shown = {re.split(" {2,}", row[column:])[0] for row in rows[1:]}
-    assert {"time limit", "released", "cancelled", "queued"} <= shown
+    assert {"time-limit", "released", "cancelled", "queued"} <= shown
     for word in shown:
         assert run(daemon, "list", "--state", word).returncode == 0, word
 
@@ -163,13 +163,15 @@ def test_of_the_output_of_a_job_that_runs_nothing_is_said(daemon: StandIn) -> No
 
 
 def test_each_job_that_is_cancelled_is_answered_for(daemon: StandIn) -> None:
-    daemon.jobs[12] = replace(daemon.jobs[12], state="releasing")
+    daemon.jobs[12] = replace(daemon.jobs[12], state="releasing", grace=90.0)
     daemon.jobs[21] = views.running(21, state="releasing", kind="hold")
-    done = run(daemon, "cancel", "12", "17", "21", "99")
+    daemon.jobs[22] = views.over(22, None, outcome="released", kind="hold")
+    done = run(daemon, "cancel", "12", "17", "21", "22", "99")
     assert done.stdout.splitlines() == [
-        "job 12 is asked to end; what is left of it after its grace is killed",
+        "job 12 is asked to end; what is left of it after 1m 30s is killed",
         "job 17 is cancelled",
-        "job 21 is being released",
+        "the lease of job 21 is given back",
+        "the lease of job 22 is given back",
     ]
     assert "cannot find job 99" in done.stderr
     assert done.returncode == 125

@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
@@ -20,22 +17,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 def on_terminal(daemon: StandIn, *arguments: str, **options: Any) -> Terminal:
     return Terminal(gpulease(daemon.path, *arguments), **options)
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(tmp_path / "daemon.sock")
-    stand_in.open()
-    yield stand_in
-    stand_in.close()
-
-
-@pytest.fixture
-def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
-    directory = tmp_path / "job"
-    directory.mkdir()
-    with ShimStandIn(directory) as stand_in:
-        yield stand_in
 
 
 def test_the_waiting_line_is_rewritten_in_place_and_wiped(

@@ -160,6 +160,7 @@ def test_bash_completes_the_options_of_the_verb(shell: Shell) -> None:
     assert shell.bash("run", "--visible", "") == ["uuid", "index"]
     assert shell.bash("run", "--visible", "=", "i") == ["index"]
     assert shell.bash("list", "--state", "=") == shell.bash("list", "--state", "")
+    assert shell.bash("list", "--state", "time") == ["time-limit"]
     assert shell.bash("run", "--mem", "") == []
 
 

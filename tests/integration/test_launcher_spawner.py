@@ -215,7 +215,7 @@ def test_spawner_and_shims_load_nothing_heavy() -> None:
     heavy = {"asyncio", "logging", "subprocess", "dataclasses", "inspect", "psutil", "pathlib"}
     assert not heavy & set(seen)
     ours = {name for name in seen if name.startswith("gpulease.") and ".process" not in name}
-    assert ours == {"gpulease.backlog", "gpulease.frames"}
+    assert ours == {f"gpulease.{name}" for name in ("backlog", "conduit", "frames", "outgoing")}
 
 
 def test_a_closed_launcher_can_launch_again(directory: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from e2e.conftest import Daemon
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
-from gpulease.server.routes import table
-from gpulease.wire import ExtendRequest
+from gpulease.server.routes import Route, table
+from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -62,14 +62,38 @@ def users() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("rights")
+def admin(users: tuple[str, str]) -> Iterator[str]:
+    """Make a user whose second group is that of the admins."""
+    name, group = users[0][:-1] + "c", admins_of(users)
+    subprocess.run(["groupadd", group], check=True)
+    make = ["useradd", "--no-create-home", "--shell", "/bin/sh", "--groups", group, name]
+    subprocess.run(make, check=True)
+    yield name
+    subprocess.run(["userdel", name], check=False, capture_output=True)
+    subprocess.run(["groupdel", group], check=False, capture_output=True)
+
+
+def admins_of(users: tuple[str, str]) -> str:
+    return users[0][:-1] + "adm"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str]) -> Iterator[Daemon]:
+    made = Daemon(
+        open_folder(tmp_path_factory, "rights"),
+        settings={"grace": "2s", "admins": admins_of(users)},
+    )
+    yield made.start()
+    made.end_all()
+
+
+def open_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Make a folder that other users can reach."""
+    folder = tmp_path_factory.mktemp(name)
     for part in (folder, *folder.parents):
         if part.owner() == "root" and part != Path("/"):
             part.chmod(part.stat().st_mode | 0o055)
-    made = Daemon(folder, settings={"grace": "2s"})
-    yield made.start()
-    made.end_all()
+    return folder
 
 
 def call(
@@ -98,25 +122,94 @@ def submit(daemon: Daemon, user: str, *argv: str) -> int:
 
 @needs_root
 def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
-    daemon: Daemon, users: tuple[str, str]
+    daemon: Daemon, users: tuple[str, str], admin: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alice, bob = users
-    jobs = {user: submit(daemon, alice, "sleep", "600") for user in (alice, bob, "root")}
-    for job in jobs.values():
-        daemon.wait_until(job, "active")
-    rows = []
+    callers = {alice: "owner", bob: "another", admin: "admin", "root": "root"}
+    open_to = {
+        Who.ANYONE: set(callers.values()),
+        Who.MANAGER: {"owner", "admin", "root"},
+        Who.OWNER: {"owner", "root"},
+    }
+    rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
     for route in table(Handlers(None)):  # type: ignore[arg-type]
-        if route.path in ("/jobs", "/holds", "/jobs/{job_id}/watch"):
-            continue
-        for user, job in jobs.items():
-            target = "/v1" + route.path.format(job_id=job)
-            body = {"by": 60} if route.takes is ExtendRequest else None
-            status, _ = call(daemon, user, route.method, target, body)
-            may = route.who is Who.ANYONE or user != bob
-            rows.append(f"{route.method:5} {route.path:25} {user:12} {status}")
-            assert status == (200 if may else 403), rows[-1]
-    sys.stdout.write("\n".join(rows))
-    call(daemon, "root", "POST", f"/v1/jobs/{jobs[bob]}/cancel")
+        answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
+        told = "".join(f"{status:9}" for status in answers.values())
+        rows.append(f"{route.method:5}{route.path:30}{told}")
+        for role, status in answers.items():
+            wanted = route.status if role in open_to[route.who] else 403
+            assert status == wanted, f"{role}\n{rows[-1]}"
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(rows) + "\n")
+
+
+def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
+    """Return the status that `caller` gets, about a job of `owner` where it is about one."""
+    body: object = {"by": 60} if route.takes is ExtendRequest else None
+    if route.takes is SubmitRequest:
+        body = {"argv": ["true"], "cwd": "/", "environment": {}}
+    elif route.takes is HoldRequest:
+        body = {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}}
+    job = None
+    if "{job_id}" in route.path:
+        # A job of its own for each, which ends by itself where its stream is read to its end.
+        command = ("true",) if route.path.endswith("watch") else ("sleep", "600")
+        job = submit(daemon, owner, *command)
+        if len(command) > 1:
+            daemon.wait_until(job, "active")
+    target = "/v1" + route.path.format(job_id=job)
+    status, _ = call(daemon, caller, route.method, target, body)
+    if job is not None:
+        call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+        daemon.wait_until(job, "ended")
+    return status
+
+
+@needs_root
+def test_an_admin_acts_on_a_job_and_does_not_read_what_may_be_secret(
+    daemon: Daemon, users: tuple[str, str], admin: str
+) -> None:
+    job = submit(daemon, users[0], "sleep", "600")
+    daemon.wait_until(job, "active")
+    shown = json.loads(call(daemon, admin, "GET", f"/v1/jobs/{job}")[1])
+    assert shown["directory"] is None
+    assert call(daemon, admin, "GET", f"/v1/jobs/{job}/logs")[0] == 403
+    assert call(daemon, admin, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
+    ended = daemon.wait_until(job, "ended")
+    assert ended["outcome"] == "cancelled"
+    uid = pwd.getpwnam(admin).pw_uid
+    assert any(str(uid) in (event["detail"] or "") for event in ended["events"]), "who it was"
+
+
+@needs_root
+def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
+    tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str], admin: str
+) -> None:
+    alice, bob = users
+    hiding = Daemon(
+        open_folder(tmp_path_factory, "hiding"),
+        settings={"admins": admins_of(users), "hide_commands": "true"},
+    )
+    hiding.start()
+    try:
+        job = submit(hiding, alice, "sleep", "4711")
+        failed = submit(hiding, alice, "/no/such/4711")
+        hiding.wait_until(failed, "ended")
+        watched = submit(hiding, alice, "true", "4711")
+        for target in (
+            "/status", "/jobs", "/jobs?all=true", f"/jobs/{job}", f"/jobs/{failed}",
+            f"/jobs/{watched}/watch",
+        ):  # fmt: skip
+            seen = {
+                user: call(hiding, user, "GET", f"/v1{target}")[1]
+                for user in (alice, bob, admin, "root")
+            }
+            assert "4711" not in seen[bob], target
+            assert all("4711" in seen[user] for user in (alice, admin, "root")), target
+            assert "(hidden)" in seen[bob]
+            assert f'"user":"{alice}"' in seen[bob]
+    finally:
+        hiding.end_all()
 
 
 @needs_root

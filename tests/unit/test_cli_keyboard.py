@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from gpulease.cli.keyboard import Controls, Keyboard, Pressed, Use
-from gpulease.cli.keys import DEFAULT, parse_keys
+from gpulease.cli.attaching.keyboard import Controls, Keyboard, Pressed, Use
+from gpulease.cli.attaching.keys import DEFAULT, parse_keys
 
 KEYS = parse_keys(DEFAULT)
 

@@ -5,6 +5,7 @@
 
 import io
 import os
+from dataclasses import replace
 from datetime import timedelta, timezone
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
         LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, []),
-        LeaseView(views.SECOND, 6 * GIB, None, None, ["driver"]),
+        LeaseView(views.SECOND, 6 * GIB, None, None, ["framework", "driver"]),
     ]
     checks = [
         CheckView("driver", "ok", "580.65.06 reads 2 GPUs"),
@@ -69,6 +70,8 @@ def pages(width: int | None) -> dict[str, Page]:
         EventView("2026-03-02T13:29:00Z", "submitted", "6G"),
         EventView("2026-03-02T13:30:00Z", "grant", None),
     ]
+    patient = replace(views.waiting(), gives_up_at="2026-03-02T14:30:00Z")
+    end = [EventView("2026-03-02T14:00:00Z", "worker_exited", "time_limit")]
     return {
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
@@ -79,10 +82,11 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-hold": status.page(views.status(jobs=[hold()]), NOW, width),
         "show-hold": show.page(hold(), NOW, {views.FIRST: 0}),
         "show-lingering": show.page(lingering(), NOW, {views.FIRST: 0}),
-        "show-waiting": show.page(views.waiting(), NOW),
+        "show-waiting": show.page(patient, NOW),
         "show-active": show.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
+        "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }

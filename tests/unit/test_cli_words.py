@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from daemon_stand_in import views
+from gpulease.cli import cancel
 from gpulease.cli.outcome import Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.text import asks, broken, cells, clean, clock, ordinal, shorten
 from gpulease.cli.waiting import WaitingLine, waiting_text
@@ -99,6 +100,16 @@ def test_a_job_that_starts_at_once_is_not_talked_about() -> None:
 )
 def test_run_exits_as_the_shim_says(ending: Ending, status: int) -> None:
     assert status_of_ending(ending) == status
+
+
+@pytest.mark.parametrize(
+    ("grace", "when"),
+    [(60.0, "after 1m"), (0.0, "at once"), (None, "after its grace")],
+    ids=["some", "none", "a daemon that does not tell"],
+)
+def test_who_cancels_is_told_how_long_the_job_has(grace: float | None, when: str) -> None:
+    job = views.running(12, state="releasing", grace=grace)
+    assert cancel.said(job) == f"job 12 is asked to end; what is left of it {when} is killed"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fakes import (
     hold_order,
     order,
 )
-from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import CommandNotFound, NoRoomNow
@@ -159,15 +159,12 @@ def test_after_a_restart_jobs_are_followed_and_not_launched_again() -> None:
 
 def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
     async def scenario(world: World) -> None:
-        async def never(job: object, invocation: object) -> None:
-            await asyncio.Event().wait()
-
-        launch, world.launcher.launch = world.launcher.launch, never  # type: ignore[method-assign]
+        world.launcher.may_launch.clear()
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.GRANTED
         await world.keeper.stop_following()
-        world.launcher.launch = launch  # type: ignore[method-assign]
+        world.launcher.may_launch.set()
         world.keeper = world.new_keeper()
         world.keeper.recover()
         await world.settle()
@@ -178,19 +175,12 @@ def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
 
 def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_runs() -> None:
     async def scenario(world: World) -> None:
-        gate = asyncio.Event()
-        launch = world.launcher.launch
-
-        async def slow(job: Any, invocation: Any) -> None:
-            await gate.wait()
-            await launch(job, invocation)
-
-        world.launcher.launch = slow  # type: ignore[method-assign]
+        world.launcher.may_launch.clear()
         job = await world.submit()
         await world.settle()
         await world.keeper.cancel(job, "alice")
         assert world.state(job) is State.RELEASING
-        gate.set()
+        world.launcher.may_launch.set()
         await world.settle()
         assert world.launcher.stopped == [job]
 
@@ -200,10 +190,7 @@ def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_runs() -
 async def cancelled_before_its_launch(world: World) -> JobId:
     """Return a job that was granted and then cancelled by a daemon that never launched it."""
 
-    async def never(job: object, invocation: object) -> None:
-        await asyncio.Event().wait()
-
-    world.launcher.launch = never  # type: ignore[method-assign]
+    world.launcher.may_launch.clear()
     job = await world.submit()
     await world.settle()
     await world.keeper.cancel(job, "alice")
@@ -312,21 +299,14 @@ def test_a_running_worker_is_told_its_new_time_limit() -> None:
 
 def test_a_job_extended_while_it_was_being_launched_is_told_when_it_runs() -> None:
     async def scenario(world: World) -> None:
-        gate = asyncio.Event()
-        launch = world.launcher.launch
-
-        async def slow(job: Any, invocation: Any) -> None:
-            await gate.wait()
-            await launch(job, invocation)
-
-        world.launcher.launch = slow  # type: ignore[method-assign]
+        world.launcher.may_launch.clear()
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
         extending = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
         await world.settle()
         assert world.launcher.told == []
         assert not extending.done(), "the promise is kept before it is given"
-        gate.set()
+        world.launcher.may_launch.set()
         assert (await extending).claim.time_limit == timedelta(hours=2)
         await world.settle()
         assert world.launcher.told[-1] == (job, timedelta(hours=2))
@@ -338,14 +318,7 @@ def test_of_two_extensions_that_overtake_each_other_the_worker_keeps_the_latest(
     async def scenario(world: World) -> None:
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
-        first, tell = asyncio.Event(), world.launcher.set_time_limit
-
-        async def slow_once(to: Job, limit: timedelta) -> None:
-            if limit == timedelta(hours=2):
-                await first.wait()
-            await tell(to, limit)
-
-        world.launcher.set_time_limit = slow_once  # type: ignore[method-assign]
+        first = world.launcher.may_tell[timedelta(hours=2)] = asyncio.Event()
         one = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
         await world.settle()
         await world.keeper.extend(job, timedelta(hours=1), "alice")

@@ -1,52 +1,20 @@
-"""The terminal that this command sits on: what it is like, and holding it for a job.
+"""Holding the terminal that this command sits on, for a job.
 
 Held, it interprets nothing: the job's own pseudo-terminal does. It is given back as it was found.
 """
 
-import os
 import signal
 import termios
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpulease.cli.keyboard import Controls
+from gpulease.cli.attaching.keyboard import Controls
+from gpulease.cli.tty import is_ours, size_of
 
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 _DISABLED = b"\0"
 """_POSIX_VDISABLE of Linux: this character means nothing special."""
-
-
-def is_ours(handle: int) -> bool:
-    """Return whether we may read: a terminal belongs to the job in its foreground."""
-    try:
-        return os.tcgetpgrp(handle) == os.getpgrp()
-    except OSError:
-        return False
-
-
-def attributes_of(handle: int) -> tuple[int, ...]:
-    """Return the attributes of a terminal as the wire has them.
-
-    Raises:
-        termios.error: it is none.
-    """
-    *flags, characters = termios.tcgetattr(handle)
-    return (*flags, *(_number(character) for character in characters))
-
-
-def _number(character: bytes | int) -> int:
-    # Two of them are numbers, where the terminal does not gather lines.
-    return character if isinstance(character, int) else ord(character)
-
-
-def size_of(handle: int) -> tuple[int, int] | None:
-    """Return rows and columns; None where it is no terminal, or does not know."""
-    try:
-        size = os.get_terminal_size(handle)
-    except OSError:
-        return None
-    return (size.lines, size.columns) if size.lines > 0 and size.columns > 0 else None
 
 
 class Terminal:

@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
-from gpulease.cli.streams import PIECE, Inlet, Outlet
+from gpulease.cli.attaching.streams import PIECE, Inlet, Outlet
 from gpulease.frames import HEADER, BadFrame, FrameKind, FrameReader
 from gpulease.outgoing import Outgoing
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpulease.cli.keyboard import Use
+from gpulease.cli.attaching.keyboard import Use
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
-from gpulease.cli.keys import DetachKeys
+from gpulease.cli.attaching.keys import DetachKeys
 
 AGAIN_WITHIN = 1.0
 """Seconds: a second Ctrl-C as soon as this means it."""

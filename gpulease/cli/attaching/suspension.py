@@ -2,10 +2,10 @@
 
 import signal
 
-from gpulease.cli import sentences
-from gpulease.cli.console import Console
-from gpulease.cli.link import Link
-from gpulease.cli.manner import Manner
+from gpulease.cli.attaching import sentences
+from gpulease.cli.attaching.console import Console
+from gpulease.cli.attaching.link import Link
+from gpulease.cli.attaching.manner import Manner
 from gpulease.cli.signals import Signals, can_be_continued
 from gpulease.frames import FrameKind
 

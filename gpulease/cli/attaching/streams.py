@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 
 from gpulease.backlog import Backlog, Piece
-from gpulease.cli.terminal import is_ours
+from gpulease.cli.tty import is_ours
 from gpulease.conduit import ROOM, Conduit
 
 PIECE = 256 * 1024

@@ -1,18 +1,10 @@
-"""The JSON shapes that the daemon and its clients share.
+"""What the daemon answers: jobs, GPUs, itself, and what went wrong.
 
-Plain dataclasses, so that the daemon can describe them in its OpenAPI document and the command can
-read them without paying for what the daemon needs. Sizes are bytes, spans seconds, instants ISO
-8601 in UTC, unknown is null. Arguments, paths and environments of jobs are bytes to the kernel:
-they travel *one character per byte* (Latin-1), see `to_wire` and `from_wire`.
+A field that came later than the first release has a value for a daemon that does not send it.
 """
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
-
-API_PREFIX = "/v1"
-LARGEST_REQUEST = 6 * 1024 * 1024
-"""Bytes of a request's body; the kernel accepts less than this for arguments and environment."""
 
 GpuState = Literal["available", "drained", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
@@ -21,20 +13,6 @@ Outcome = Literal[
 ]
 JobKind = Literal["run", "hold"]
 CheckState = Literal["ok", "warning", "failure"]
-
-
-def to_wire(text: str) -> str:
-    """Return a string of the operating system as one character per byte."""
-    return os.fsencode(text).decode("latin-1")
-
-
-def from_wire(text: str) -> str:
-    """Return the operating system's string for `text`; the inverse of `to_wire`.
-
-    Raises:
-        UnicodeEncodeError: `text` holds a character that is not a byte.
-    """
-    return os.fsdecode(text.encode("latin-1"))
 
 
 @dataclass(slots=True)
@@ -51,100 +29,6 @@ class ErrorReply:
     """The body of every response that is not a success."""
 
     error: ErrorBody
-
-
-@dataclass(slots=True)
-class ClaimRequest:
-    """What a job asks for. `memory` (bytes) or `share` (percent), or neither for the default."""
-
-    memory: int | None = None
-    share: float | None = None
-    gpus: int = 1
-    exclusive: bool = False
-    time_limit: float | None = None
-
-
-@dataclass(slots=True)
-class WorkerOptionsRequest:
-    """How the leased GPUs are presented to the job."""
-
-    visible: Literal["uuid", "index"] = "uuid"
-    growth: bool = False
-    split: int = 1
-    inter_op_threads: int | None = None
-    intra_op_threads: int | None = None
-    log_placement: bool = False
-    soft_placement: bool = False
-    strict: bool = False
-
-
-@dataclass(slots=True)
-class TerminalRequest:
-    """The terminal that a job takes after."""
-
-    rows: int
-    columns: int
-    attributes: list[int] | None = None
-    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
-    characters; null: those of the system."""
-    stderr: bool = True
-    """Whether standard error is the terminal as well; otherwise it is a stream of its own."""
-
-
-@dataclass(slots=True)
-class EarlySignalRequest:
-    """A signal for the main process, `before` seconds ahead of the end of its time."""
-
-    signal: int
-    before: float
-
-
-@dataclass(slots=True)
-class SubmitRequest:
-    """A job to queue. `argv`, `cwd` and `environment` are one character per byte."""
-
-    argv: list[str]
-    cwd: str
-    environment: dict[str, str]
-    umask: int = 0o022
-    soft_limits: dict[str, int] = field(default_factory=dict)
-    """By the names of resource.RLIMIT_*, such as "RLIMIT_NOFILE"; -1 is unlimited."""
-    nice: int = 0
-    claim: ClaimRequest = field(default_factory=ClaimRequest)
-    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
-    name: str | None = None
-    attached: bool = False
-    """Somebody will attach at once: the output waits for them, and stdin is theirs."""
-    wait: float | None = None
-    """Seconds to wait for a grant; 0 is not at all, None is without end."""
-    terminal: TerminalRequest | None = None
-    """A pseudo-terminal of this kind for the job; null: three streams of their own."""
-    early_signal: EarlySignalRequest | None = None
-    grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL; null: as the daemon is configured."""
-
-
-@dataclass(slots=True)
-class HoldRequest:
-    """A lease without a job to queue: it lasts as long as a process, or as long as its time limit.
-
-    `environment` is what the lease is to be put into, one character per byte.
-    """
-
-    environment: dict[str, str]
-    pid: int | None = None
-    """The process that holds it; null: nobody, and then the claim needs a time limit."""
-    claim: ClaimRequest = field(default_factory=ClaimRequest)
-    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
-    name: str | None = None
-    wait: float | None = None
-
-
-@dataclass(slots=True)
-class ExtendRequest:
-    """More time for a job, in seconds, on top of its time limit."""
-
-    by: float
 
 
 @dataclass(slots=True)
@@ -231,6 +115,10 @@ class JobView:
     """When the main process ended, while others of the job keep its leases."""
     processes: int | None = None
     """How many processes it has; null where nobody counted."""
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
+    gives_up_at: str | None = None
+    """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)

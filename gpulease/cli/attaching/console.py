@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulease.cli.keyboard import Keyboard, Use
-from gpulease.cli.manner import Manner
-from gpulease.cli.modes import Modes
+from gpulease.cli.attaching.keyboard import Keyboard, Use
+from gpulease.cli.attaching.manner import Manner
+from gpulease.cli.attaching.modes import Modes
+from gpulease.cli.attaching.streams import Inlet, Outlet
+from gpulease.cli.attaching.terminal import Terminal
 from gpulease.cli.signals import Signals
-from gpulease.cli.streams import Inlet, Outlet
-from gpulease.cli.terminal import Terminal
 from gpulease.frames import FrameKind
 
 _PATIENCE = 1.0

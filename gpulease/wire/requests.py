@@ -1,0 +1,107 @@
+"""What a client asks of the daemon."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+API_PREFIX = "/v1"
+LARGEST_REQUEST = 6 * 1024 * 1024
+"""Bytes of a request's body; the kernel accepts less than this for arguments and environment."""
+
+
+@dataclass(slots=True)
+class ClaimRequest:
+    """What a job asks for. `memory` (bytes) or `share` (percent), or neither for the default."""
+
+    memory: int | None = None
+    share: float | None = None
+    gpus: int = 1
+    exclusive: bool = False
+    time_limit: float | None = None
+
+
+@dataclass(slots=True)
+class WorkerOptionsRequest:
+    """How the leased GPUs are presented to the job."""
+
+    visible: Literal["uuid", "index"] = "uuid"
+    growth: bool = False
+    split: int = 1
+    inter_op_threads: int | None = None
+    intra_op_threads: int | None = None
+    log_placement: bool = False
+    soft_placement: bool = False
+    strict: bool = False
+
+
+@dataclass(slots=True)
+class TerminalRequest:
+    """The terminal that a job takes after."""
+
+    rows: int
+    columns: int
+    attributes: list[int] | None = None
+    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
+    characters; null: those of the system."""
+    stderr: bool = True
+    """Whether standard error is the terminal as well; otherwise it is a stream of its own."""
+
+
+@dataclass(slots=True)
+class EarlySignalRequest:
+    """A signal for the main process, `before` seconds ahead of the end of its time."""
+
+    signal: int
+    before: float
+
+
+@dataclass(slots=True)
+class SubmitRequest:
+    """A job to queue. `argv`, `cwd` and `environment` are one character per byte."""
+
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str]
+    umask: int = 0o022
+    soft_limits: dict[str, int] = field(default_factory=dict)
+    """By the names of resource.RLIMIT_*, such as "RLIMIT_NOFILE"; -1 is unlimited."""
+    nice: int = 0
+    claim: ClaimRequest = field(default_factory=ClaimRequest)
+    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+    name: str | None = None
+    attached: bool = False
+    """Somebody will attach at once: the output waits for them, and stdin is theirs."""
+    wait: float | None = None
+    """Seconds to wait for a grant; 0 is not at all, None is without end."""
+    terminal: TerminalRequest | None = None
+    """A pseudo-terminal of this kind for the job; null: three streams of their own."""
+    early_signal: EarlySignalRequest | None = None
+    grace: float | None = None
+    """Seconds between SIGTERM and SIGKILL; null: as the daemon is configured."""
+    key: str | None = None
+    """Names this submission among all of its user: sent again, it is answered with the job that it
+    made the first time, and makes no other. So it can be repeated when an answer was lost."""
+
+
+@dataclass(slots=True)
+class HoldRequest:
+    """A lease without a job to queue: it lasts as long as a process, or as long as its time limit.
+
+    `environment` is what the lease is to be put into, one character per byte.
+    """
+
+    environment: dict[str, str]
+    pid: int | None = None
+    """The process that holds it; null: nobody, and then the claim needs a time limit."""
+    claim: ClaimRequest = field(default_factory=ClaimRequest)
+    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+    name: str | None = None
+    wait: float | None = None
+    key: str | None = None
+    """As of a job, see `SubmitRequest`."""
+
+
+@dataclass(slots=True)
+class ExtendRequest:
+    """More time for a job, in seconds, on top of its time limit."""
+
+    by: float

@@ -1,0 +1,27 @@
+"""What stands in for a daemon and for a shim, for the tests of the command."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon_stand_in.daemon import StandIn
+from daemon_stand_in.shim import ShimStandIn
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[StandIn]:
+    """Yield a daemon that says what a test tells it to; some files have one of their own."""
+    stand_in = StandIn(tmp_path / "daemon.sock")
+    stand_in.open()
+    yield stand_in
+    stand_in.close()
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
+    """Yield the shim of a job whose directory is `job` in the folder of the test."""
+    directory = tmp_path / "job"
+    directory.mkdir()
+    with ShimStandIn(directory) as stand_in:
+        yield stand_in
