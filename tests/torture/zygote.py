@@ -10,11 +10,14 @@ import signal
 import sys
 
 from gpulease.daemon.main import main
+from gpulease.process.linux import die_with_parent
 from torture import wounds
 
 
 def _be_daemon(wanted: dict[str, object]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Whatever becomes of the torture, no daemon of it stays.
+    die_with_parent(signal.SIGKILL)
     os.environ.update(wanted["environment"])  # type: ignore[call-overload]
     log = os.open(str(wanted["log"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
