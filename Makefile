@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-systemd unit lint types contracts fmt docs docs-check bench check wheel clean
+.PHONY: help demo test test-systemd fuzz unit lint types contracts fmt docs docs-check bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
 
 test: $(VENV)/.tensorflow  ## run all tests
 	$(BIN)/python -m pytest $(PYTEST)
+
+fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours
+	GPULEASE_FUZZ=50 $(BIN)/python -m pytest tests/fuzz --quiet --timeout 36000
 
 unit: $(VENV)/.dev  ## run the tests that take milliseconds
 	$(BIN)/python -m pytest tests/unit $(PYTEST)

@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     faulthandler.enable()
     for talkative in ("alembic", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
+    # Its warnings are of callers that speak no HTTP: any user could fill the journal with them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # The record holds the environments of jobs: nothing that is made here is for others to read,
     # but for what is opened to them by name.
     os.umask(0o077)

@@ -1,6 +1,7 @@
 """One connection to a job's socket: frames in, frames out, and a bound on what waits for it."""
 
 import json
+import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -17,6 +18,8 @@ _BUFFER = memoryview(bytearray(256 << 10))
 """What arrives, until it is cut into frames; one for all, since they take turns."""
 _HEAD = 4096
 """Bytes read where most of what comes is to be poured."""
+_LAST_WORDS = 16
+"""Times that we read at most of one who has hung up: more than a socket holds."""
 _SOCKET_ROOM = 1 << 20
 """Bytes that the system may hold for one who is attached, where it allows so much."""
 _NONSENSE = (
@@ -123,6 +126,16 @@ class Peer:
     def is_level(self) -> bool:
         """Whether it has all that it was sent, or should have been."""
         return not (self._queue.size or self._skipped or self.gone or self.refused)
+
+    def hear_out(self) -> None:
+        """If it has hung up, take its last words and drop it."""
+        if self.gone or self.pour is not None:
+            return  # whose input goes to the job takes its time
+        poller = select.poll()
+        poller.register(self._sock, 0)  # and so of POLLHUP alone
+        for _ in range(_LAST_WORDS if poller.poll(0) else 0):
+            if not self.gone:
+                self._read()
 
     def _own_up(self) -> None:
         """Say what was skipped."""

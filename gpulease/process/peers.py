@@ -126,10 +126,18 @@ class Peers:
             self._all.append(peer)
             if peer.uid != self._owner and peer.uid not in self._masters:
                 peer.refuse("this job is someone else's")
-            elif len(self._all) > (MOST_PEERS if peer.uid in self._masters else _MOST_OF_USER):
+            elif self._is_full_for(peer):
                 peer.refuse("too many are connected to this job")
                 peer.drop()
             self._mind_the_silent()
+
+    def _is_full_for(self, peer: Peer) -> bool:
+        """Tell whether there is no place for `peer`; the places of those who have left are free."""
+        most = MOST_PEERS if peer.uid in self._masters else _MOST_OF_USER
+        if len(self._all) > most:
+            for other in list(self._all):
+                other.hear_out()
+        return len(self._all) > most
 
     def handle(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a peer."""

@@ -39,6 +39,9 @@ from gpulease.wire import (
 
 Body = TypeVar("Body")
 
+JSON_LINES = "application/x-ndjson"
+FRAMES = "application/octet-stream"
+"""As gpulease.frames has them."""
 _REFRESH_S = 1.0
 """How often a watcher of a waiting job looks whether its reason has changed."""
 _KEEP_ALIVE_S = 15.0
@@ -133,7 +136,7 @@ class Handlers:
         """Stream a job, a line of JSON at once and one at each change, until it has ended."""
         job = self._job(job_id)
         lines = self._changes(job.id, _caller(request))
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return StreamingResponse(lines, media_type=JSON_LINES)
 
     async def cancel(self, request: Request, job_id: int) -> Response:
         """End a waiting job; ask a running one to go."""
@@ -194,7 +197,7 @@ class Handlers:
         frames = frames_of(
             directory, query, self._desk.log_limit, lambda: self._job(job.id).state is State.ENDED
         )
-        return StreamingResponse(frames, media_type="application/octet-stream")
+        return StreamingResponse(frames, media_type=FRAMES)
 
     def _job(self, job_id: int) -> Job:
         # SQLite's integers end here.

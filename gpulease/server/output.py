@@ -104,6 +104,8 @@ class _Kept:
         """Return the next piece, empty where there is none yet."""
         try:
             with self._path.open("rb") as file:
+                if self._offset >= os.fstat(file.fileno()).st_size:
+                    return b""  # also where it is further than any file goes
                 # What is further back than the limit has been cut out of the file, and reads as
                 # zeros. Looked at after the reading, since the job goes on writing meanwhile.
                 file.seek(self._offset)

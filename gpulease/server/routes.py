@@ -6,14 +6,15 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, TooLarge
-from gpulease.server.handlers import Desk, Handlers, json_response
+from gpulease.server.handlers import FRAMES, JSON_LINES, Desk, Handlers, json_response
 from gpulease.server.rights import Who
 from gpulease.units import format_size
 from gpulease.wire import (
@@ -31,6 +32,7 @@ from gpulease.wire import (
     SubmitRequest,
 )
 
+_SHAPES = "#/components/schemas/"
 _MOST_READ_IN_VAIN = 64 * 1024 * 1024
 
 
@@ -45,6 +47,8 @@ class Route:
     reply: type | None
     status: int = 200
     takes: type | None = None
+    streams: str = ""
+    """What is streamed where there is no one reply: its media type."""
 
 
 def table(handlers: Handlers) -> tuple[Route, ...]:
@@ -56,7 +60,7 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route("POST", "/holds", Who.ANYONE, handlers.hold, JobView, 201, HoldRequest),
         Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
         Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
-        Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None),
+        Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None, streams=JSON_LINES),
         Route(
             "POST",
             "/jobs/{job_id}/extend",
@@ -68,7 +72,7 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
-        Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None),
+        Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
         Route("POST", "/jobs/{job_id}/cancel", Who.MANAGER, handlers.cancel, JobView),
     )
 
@@ -86,23 +90,48 @@ def build_api(desk: Desk) -> ASGIApp:
             methods=[route.method],
             status_code=route.status,
             response_model=None,
+            response_class=StreamingResponse if route.streams else JSONResponse,
             openapi_extra=_body(route.takes) if route.takes else None,
-            responses={
-                route.status: {"model": route.reply} if route.reply else {},
-                "default": {"model": ErrorReply},
-            },
+            responses={route.status: _reply(route), "default": {"model": ErrorReply}},
         )
+    _describe_bodies(api)
     api.add_exception_handler(GpuleaseError, _refusal)
     api.add_exception_handler(RequestValidationError, _not_understood)
     api.add_exception_handler(HTTPException, _no_such_route)
+    api.add_exception_handler(ClientDisconnect, _to_nobody)
     api.add_exception_handler(Exception, _bug)
     return _Bounded(api)
 
 
+def _reply(route: Route) -> dict[str, Any]:
+    if route.streams:
+        return {"content": {route.streams: {"schema": {"type": "string"}}}}
+    return {"model": route.reply}
+
+
+def _schema(kind: type) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema(ref_template=f"{_SHAPES}{{model}}")
+
+
 def _body(kind: type) -> dict[str, Any]:
     """Describe a request's body for the OpenAPI document; reading it is the handler's."""
-    schema = TypeAdapter(kind).json_schema()
+    schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _describe_bodies(api: FastAPI) -> None:
+    """Put what `_body` refers to into the document, where FastAPI puts the shapes it knows of."""
+    describe = api.openapi  # replaced below, which is FastAPI's own way to change the document
+
+    def whole() -> dict[str, Any]:
+        document = describe()
+        shapes = document["components"]["schemas"]
+        for kind in (SubmitRequest, HoldRequest, ExtendRequest):
+            shape = _schema(kind)
+            shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
+        return document
+
+    api.openapi = whole  # type: ignore[method-assign]
 
 
 async def _refusal(_request: object, error: Exception) -> Response:
@@ -122,6 +151,11 @@ async def _no_such_route(_request: object, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     body = ErrorBody("no_such_route", f"cannot serve this: {error.detail}")
     return json_response(ErrorReply(body), error.status_code)
+
+
+async def _to_nobody(_request: object, _error: Exception) -> Response:
+    """Answer one who left in the middle of a request, which is nothing to tell the log of."""
+    return Response(status_code=400)
 
 
 async def _bug(_request: object, _error: Exception) -> Response:

@@ -225,3 +225,13 @@ def test_a_process_with_a_name_that_is_no_text_does_not_hide_the_status(daemon: 
     assert "xe4h" in seen[0]["command"]
     assert daemon.run("status").returncode == 0
     daemon.run("cancel", str(job))
+
+
+@pytest.mark.parametrize("start", [6, 10**6, (1 << 63) - 1, 10**23])
+def test_output_from_a_byte_that_was_never_written_is_nothing(daemon: Daemon, start: int) -> None:
+    job = daemon.submit("--mem", "512M", "--", "echo", "hello")
+    daemon.wait_until(job, "ended")
+    connection = _Unix(str(daemon.socket))
+    connection.request("GET", f"/v1/jobs/{job}/logs?stdout_from={start}")
+    assert connection.getresponse().read() == b""
+    connection.close()
