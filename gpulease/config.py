@@ -146,11 +146,14 @@ def _value(path: Path | None, key: str, value: object) -> Any:
 
 
 def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where this user's short-lived files belong: XDG_RUNTIME_DIR, or a folder in /tmp."""
+    """Return where this user's short-lived files belong: XDG_RUNTIME_DIR, or a folder in /tmp.
+
+    The former only if it is theirs: to root it may have come from somebody else, through su(1).
+    """
     given = environment.get("XDG_RUNTIME_DIR")
-    if given and Path(given).is_dir():
+    if given and Path(given).is_dir() and Path(given).stat().st_uid == os.geteuid():
         return Path(given) / "gpulease"
-    return Path(f"/tmp/gpulease-{os.getuid()}")  # noqa: S108  the daemon checks whose it is
+    return Path(f"/tmp/gpulease-{os.geteuid()}")  # noqa: S108  the daemon checks whose it is
 
 
 def personal_socket(environment: Mapping[str, str] = os.environ) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpulease.config import PERSONAL_LOG
 from gpulease.errors import NoDaemon
+from gpulease.footing import shaky
 
 STARTS_WITHIN = 60.0
 """Seconds for a daemon to answer; it takes two on an idle machine."""
@@ -101,13 +102,16 @@ def ensure(
 
 
 def _private_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
     # A folder in /tmp may have been laid by someone who would like to be given our environment.
-    if found.st_uid != os.geteuid():
+    # Looked at before as well: root must not make folders where somebody else has a say.
+    why = shaky(folder, os.geteuid())
+    if why is None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = shaky(folder, os.geteuid())
+    if why is not None:
         raise NoDaemon(
-            f"cannot start a daemon for you: {folder} belongs to user {found.st_uid}",
-            "set XDG_RUNTIME_DIR to a directory of your own",
+            f"cannot start a daemon for you: {why}",
+            "set XDG_RUNTIME_DIR and XDG_STATE_HOME to directories of your own",
         )
 
 
@@ -171,7 +175,8 @@ class _Start:
         return found, told is not None and told.pid == pid
 
     def _launch(self) -> None:
-        handle = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(self._log, flags, 0o600)
         try:
             self._said_before = os.fstat(handle).st_size
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(

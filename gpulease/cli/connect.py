@@ -7,7 +7,14 @@ import typer
 
 from gpulease import config, personal
 from gpulease.cli.render import say
-from gpulease.client import Client, answers, machine_daemon, no_daemon_on, trusted_users
+from gpulease.client import (
+    Client,
+    answers,
+    machine_daemon,
+    no_daemon_on,
+    trusted_users,
+    trusted_where_named,
+)
 
 SocketOption = Annotated[
     Path | None,
@@ -29,7 +36,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     """
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
-        return Client(candidates[0])
+        return _named(ctx, socket, candidates[0])
     state = config.personal_settings().state
     found = _first_answering(candidates[-1], state)
     if found is None and state.joinpath("gpulease.db").exists():
@@ -52,7 +59,7 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     """
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
-        return Client(candidates[0]), False
+        return _named(ctx, socket, candidates[0]), False
     settings = config.personal_settings()
     if found := _first_answering(settings.socket, settings.state):
         if found.path != config.SYSTEM_SOCKET and (other := _other_gpus(settings.state)):
@@ -84,6 +91,11 @@ def _first_answering(own: Path, state: Path) -> Client | None:
     """
     found = machine_daemon(say) or personal.answering(own, state, answers)
     return None if found is None else _trusting(found)
+
+
+def _named(ctx: typer.Context, socket: Path | None, path: Path) -> Client:
+    by_option = named_socket(ctx, socket) is not None
+    return Client(path, trusted=trusted_where_named(on_purpose=by_option))
 
 
 def _trusting(path: Path) -> Client:

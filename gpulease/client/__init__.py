@@ -2,7 +2,7 @@
 
 from gpulease.client.api import Client
 from gpulease.client.dial import answers, dial, peer_uid
-from gpulease.client.find import find, no_daemon_on, trusted_users
+from gpulease.client.find import find, no_daemon_on, trusted_users, trusted_where_named
 from gpulease.client.machine import has_daemon, machine_daemon
 from gpulease.client.shapes import decode, encode, indent
 
@@ -19,4 +19,5 @@ __all__ = [
     "no_daemon_on",
     "peer_uid",
     "trusted_users",
+    "trusted_where_named",
 ]

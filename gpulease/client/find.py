@@ -17,17 +17,27 @@ def trusted_users() -> frozenset[int]:
     return frozenset({0, os.geteuid()})
 
 
+def trusted_where_named(*, on_purpose: bool) -> frozenset[int] | None:
+    """Return who may listen on a socket that was named; None is anyone at all.
+
+    What root's environment names (GPULEASE_SOCKET) may be another user's word, kept by sudo(8) or
+    su(1); an option or an argument is root's own.
+    """
+    return None if on_purpose or os.geteuid() != 0 else trusted_users()
+
+
 def find(candidates: Sequence[Path]) -> tuple[Path, frozenset[int] | None]:
     """Return the first of `candidates` that answers, and whom to trust there; None is anyone.
 
-    A single candidate was named, and is believed as it is; whether it answers shows when it is
-    asked. Where the machine has a daemon, that one is waited for, and it is that one or none.
+    A single candidate was named by the environment, see `trusted_where_named`; whether it answers
+    shows when it is asked. Where the machine has a daemon, that one is waited for, and it is that
+    one or none.
 
     Raises:
         NoDaemon: none of several answers.
     """
     if len(candidates) == 1:
-        return candidates[0], None
+        return candidates[0], trusted_where_named(on_purpose=False)
     found = machine_daemon(_log.warning)
     found = found or next((path for path in candidates if answers(path)), None)
     if found is None:

@@ -30,5 +30,16 @@ def encode(view: object) -> bytes:
 
 
 def indent(body: bytes) -> str:
-    """Return JSON laid out for people, with every member in its place."""
-    return msgspec.json.format(body, indent=2).decode()
+    """Return JSON laid out for people, with every member in its place.
+
+    What a terminal would obey is written as JSON can write any character: it may be a stranger's.
+    """
+    text = msgspec.json.format(body, indent=2).decode()
+    if text.isascii() and "\x7f" not in text:
+        return text  # JSON itself holds no other control characters
+    return "".join(each if each.isprintable() or each == "\n" else _escaped(each) for each in text)
+
+
+def _escaped(char: str) -> str:
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

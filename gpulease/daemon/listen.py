@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpulease.daemon.state import make_directories
 from gpulease.errors import BadConfiguration
+from gpulease.footing import shaky
 
 _LONGEST_PATH = 107
 """Bytes of a Unix socket's path, see unix(7); one more is its final NUL."""
@@ -46,17 +47,21 @@ def listen(path: Path, *, to_all: bool) -> socket.socket:
 
 def _make_parent(path: Path, *, to_all: bool) -> None:
     parent = path.parent
-    make_directories(parent, 0o755 if to_all else 0o700)
-    # A folder of ours in a place where anyone may make one, such as /tmp, must be ours.
-    if not to_all and parent.name.startswith("gpulease") and parent.stat().st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, f"{parent} belongs to another user")
+    if not (to_all and shaky(parent, os.geteuid())):
+        make_directories(parent, 0o755 if to_all else 0o700)
+    # A folder of one's own in a place where anyone may make one, such as /tmp, must be one's own.
+    if (to_all or parent.name.startswith("gpulease")) and (why := shaky(parent, os.geteuid())):
+        raise BadConfiguration(
+            f"cannot listen on {path}: {why}",
+            "whoever may write there could listen in our place: give another path with --socket",
+        )
 
 
 def _remove_stale(path: Path) -> None:
     """Remove a socket that nobody listens on any more; nothing else is ever removed."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_socket():
+    if path.is_symlink() or not path.is_socket():
         raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)

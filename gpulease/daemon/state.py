@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from gpulease.errors import StateUnusable
+from gpulease.footing import shaky
 from gpulease.personal import IN_USE, LOCK
+from gpulease.store.repository import FILE_NAME
 
 JOBS = "jobs"
 """Where in it the directories of the jobs are."""
@@ -32,19 +34,31 @@ class StateDirectory:
         """
         self.path = path
         self.jobs = path / JOBS
+        self._refuse_shaky_ground()
         try:
             make_directories(path.parent, 0o755 if os.geteuid() == 0 else 0o700)
             # Others may pass through to the socket of a job that is theirs, and list nothing.
             for directory in (path, self.jobs):
                 directory.mkdir(exist_ok=True)
                 directory.chmod(0o711)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(path / LOCK, flags, 0o600)
         except OSError as error:
             raise StateUnusable(
                 f"cannot use the state directory {path}: {error.strerror or error}",
                 "give a directory that this user can write with --state",
             ) from error
         self._take()
+
+    def _refuse_shaky_ground(self) -> None:
+        """Refuse a directory that somebody else made, or could put another in the place of."""
+        for part in (self.path, *(self.path / name for name in (JOBS, LOCK, FILE_NAME))):
+            if (why := shaky(part, os.geteuid())) is not None:
+                raise StateUnusable(
+                    f"cannot use the state directory {self.path}: {why}",
+                    "what is kept there decides what is run as whom: see that nobody else may "
+                    "write it or any folder above it, or give another with --state",
+                )
 
     def _take(self) -> None:
         try:

@@ -3,7 +3,13 @@
 import logging
 
 from gpulease import config, personal
-from gpulease.client import Client, answers, machine_daemon, trusted_users
+from gpulease.client import (
+    Client,
+    answers,
+    machine_daemon,
+    trusted_users,
+    trusted_where_named,
+)
 
 _log = logging.getLogger("gpulease")
 
@@ -18,7 +24,7 @@ def reach() -> Client:
     """
     *system, own = config.candidate_sockets(None)
     if not system:
-        return Client(own)
+        return Client(own, trusted=trusted_where_named(on_purpose=False))
     state = config.personal_settings().state
     found = machine_daemon(_log.warning) or personal.answering(own, state, answers)
     if found is None:

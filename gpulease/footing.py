@@ -1,0 +1,44 @@
+"""Whose ground a path stands on: whether somebody else could put their own thing in its place.
+
+A daemon of root opens by name what it keeps: whoever may rename a part of the way there, or has
+laid it beforehand, would decide what root reads, writes and runs.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+_ROOT = 0
+
+
+def shaky(path: Path, uid: int) -> str | None:
+    """Return why `path` is not for `uid` to use, as a sentence; None if nobody else has a say.
+
+    For root all of the way there counts. Others have homes and shared folders as they are, and only
+    the last part has to be theirs. What is not there yet can be made by who may write its folder.
+    """
+    if uid != _ROOT:
+        return _wrong_owner(path, uid) if os.path.lexists(path) else None
+    whole = Path(os.path.realpath(path))
+    for part in (path, *path.parents, whole, *whole.parents):
+        if os.path.lexists(part) and (why := _wrong_owner(part, uid) or _open_to_others(part)):
+            return why
+    return None
+
+
+def _wrong_owner(path: Path, uid: int) -> str | None:
+    """Look at a link as well as at what it leads to: who made it can lead it elsewhere."""
+    owners = {path.lstat().st_uid} | ({path.stat().st_uid} if path.exists() else set())
+    strangers = owners - {uid, _ROOT} if path.is_symlink() or uid == _ROOT else owners - {uid}
+    return f"{path} belongs to user {min(strangers)}" if strangers else None
+
+
+def _open_to_others(path: Path) -> str | None:
+    """Return that others may write a folder; one where each keeps to their own (/tmp) is sound."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return None
+    group = found.st_mode & stat.S_IWGRP and found.st_gid != _ROOT
+    return (
+        f"others than root may write to {path}" if group or found.st_mode & stat.S_IWOTH else None
+    )
