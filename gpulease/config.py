@@ -110,9 +110,15 @@ def _read_grace(text: str) -> timedelta:
     return span
 
 
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise BadConfiguration(f"cannot use the path {text[:40]!r}: no file can be called that")
+    return Path(text)
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
-    "socket": Path,
-    "state": Path,
+    "socket": _path,
+    "state": _path,
     "simulate": str,
     "margin": lambda text: 0 if text == "0" else parse_size(text),
     "default_memory": parse_memory,

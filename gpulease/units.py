@@ -21,6 +21,8 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _LARGEST_SIZE = 1024 * TIB
 _LONGEST_SPAN = timedelta(days=3650)
 _SHOWN_LENGTH = 40
+_LONGEST = 100
+"""Characters of anything that is read here; Python refuses to read numbers of thousands."""
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G, or a share of a GPU as 40%"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
 
@@ -50,7 +52,7 @@ def parse_size(text: str) -> int:
     Raises:
         BadValue: `text` is not a size, or is not above zero, or is beyond any machine.
     """
-    found = _SIZE.fullmatch(text.strip())
+    found = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:
         raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", _SIZE_HINT)
     number, unit = found.groups()
@@ -75,7 +77,7 @@ def parse_memory(text: str) -> int | Share:
     Raises:
         BadValue: `text` is neither.
     """
-    found = _SHARE.fullmatch(text.strip())
+    found = _SHARE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:
         return parse_size(text)
     percent = Fraction(found.group(1))

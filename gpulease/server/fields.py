@@ -65,7 +65,7 @@ def _variable(name: str) -> str:
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
     """Return variables that are written one character per byte."""
     return {
-        _variable(name): bytes_string(f"variable {name[:40]}", value)
+        _variable(name): bytes_string(f"variable {printable(name[:40])}", value)
         for name, value in given.items()
     }
 

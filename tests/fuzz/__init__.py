@@ -6,7 +6,7 @@ GPULEASE_FUZZ=20 (`make fuzz`) tries twenty times as many, and others at each ru
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 _TIMES = int(os.environ.get("GPULEASE_FUZZ", "1"))
 
@@ -18,6 +18,8 @@ def examples(count: int, **changes: Any) -> settings:
         derandomize=_TIMES == 1,
         deadline=None,
         database=None,
+        # A failure is shown as small as it can be made, without long thought about its causes.
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
         **changes,
     )

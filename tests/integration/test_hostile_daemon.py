@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -128,15 +129,14 @@ while True:
     "line", [("status",), ("run", "true"), ("hold", "--mem", "1G")], ids=" ".join
 )
 def test_root_tells_nothing_to_a_users_daemon_that_the_environment_names(
-    tmp_path: Path, line: tuple[str, ...]
+    line: tuple[str, ...],
 ) -> None:
-    for part in (tmp_path, *tmp_path.parents[:2]):
-        part.chmod(part.stat().st_mode | 0o011)
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    with ephemeral_user() as user:
+    with (
+        ephemeral_user() as user,
+        tempfile.TemporaryDirectory(prefix="gpulease-hostile-", dir="/tmp") as folder,
+    ):
         os.chown(folder, user.pw_uid, user.pw_gid)
-        path = folder / "s"
+        path = Path(folder, "s")
         with subprocess.Popen(
             [PYTHON, "-c", _FAKE, str(path), str(user.pw_uid)], stdout=subprocess.PIPE, text=True
         ) as fake:
