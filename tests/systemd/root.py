@@ -37,6 +37,10 @@ _PATH = {
 _RECIPE = Path(__file__).read_bytes()
 
 
+class NoDebian(Exception):
+    """There is no archive to fetch one from, or it cannot be unpacked here."""
+
+
 def dependencies() -> list[str]:
     """Return what pyproject.toml says that gpulease needs."""
     with (REPOSITORY / "pyproject.toml").open("rb") as file:
@@ -88,7 +92,10 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _build(root: Path) -> None:
-    run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root))
+    try:
+        run("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root))
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        raise NoDebian(error) from error
     for user, uid in USERS.items():
         inside(root, "useradd", "--create-home", "--shell=/bin/sh", f"--uid={uid}", user)
     inside(root, "groupadd", "--gid=3000", "lab")
