@@ -137,7 +137,7 @@ class Workers:
             log_limit=self._around.log_limit,
             terminal=_terminal(invocation),
             early_signal=_early_signal(invocation),
-            # A user may ask for a day; whoever shuts the machine down did not agree to that.
+            # A user may ask for an hour; whoever shuts the machine down did not agree to that.
             grace_at_shutdown=min(self.grace(job), self._around.grace),
             gpus=self._nodes(job),
         )

@@ -83,7 +83,9 @@ def test_the_job_finds_a_terminal_of_the_same_kind_and_size(sit: Open) -> None:
 def test_a_resized_terminal_is_resized_for_the_job(sit: Open) -> None:
     wait = (
         "import os, signal\n"
-        "signal.signal(signal.SIGWINCH, lambda *_: print('now', *os.get_terminal_size()))\n"
+        # Not with print: a second signal may come while the first is being told.
+        "tell = lambda *_: os.write(1, b'now %d %d\\n' % tuple(os.get_terminal_size()))\n"
+        "signal.signal(signal.SIGWINCH, tell)\n"
         "print('ready', flush=True)\n"
         "input()"
     )

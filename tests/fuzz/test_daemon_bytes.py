@@ -91,13 +91,12 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes(
     assert statuses(answer) == [200]
 
 
-def test_requests_in_one_go_are_answered_each_in_its_turn(daemon: Daemon) -> None:
+def test_requests_sent_ahead_of_an_answer_end_their_own_connection(daemon: Daemon) -> None:
     one = b"GET /v1/jobs/%d HTTP/1.1\r\nHost: x\r\n%s\r\n"
     many = b"".join(one % (10**9 + number, b"") for number in range(50))
     answer = said(daemon.socket, many + one % (7, b"Connection: close\r\n"), more=True)
-    assert statuses(answer) == [404] * 51
-    found = [answer.index(b"cannot find job %d:" % (10**9 + number)) for number in range(50)]
-    assert found == sorted(found)
+    assert statuses(answer) in ([404, 400], [400])
+    served(daemon)
 
 
 def test_a_request_hidden_in_a_body_is_a_body(daemon: Daemon) -> None:

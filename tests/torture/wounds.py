@@ -43,8 +43,8 @@ def install() -> None:
     ):
         _wound_verb(leases, name, verb)
     _wound_verb(keeper, "extend", "extend")
-    _wound_verb(schema, "_migrate", "migration")
-    _wound(schema, "_copy", "migration: before the copy", "migration: after the copy")
+    _wound_verb(schema, "migrate", "migration")
+    _wound(schema, "copy_database", "migration: before the copy", "migration: after the copy")
     _wound_grants()
     _wound_later(launcher.Launcher, "_pass_on", "launch: before it is handed on", "handed on")
     _wound_later(workers.control, "stop", "stop: before the shim is told", "stop: told")
