@@ -1,13 +1,9 @@
 """The daemon's way to launch: through the spawner, which it starts and, if need be, starts anew."""
 
-import array
 import asyncio
 import contextlib
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +18,7 @@ from gpulease.errors import (
     LaunchFailed,
     RecordUnwritable,
 )
+from gpulease.process.answers import read_answers
 from gpulease.process.orders import (
     LARGEST_REQUEST,
     EarlySignalOrder,
@@ -32,11 +29,10 @@ from gpulease.process.orders import (
     pack,
 )
 from gpulease.process.record import Failure, Started, failure, read_record, started
+from gpulease.process.spawning import SpawnerProcess
 
 __all__ = ["AlreadyLaunched", "Identity", "Launch", "Launcher", "Started"]
 
-_CLOSING_PATIENCE_S = 5.0
-_LONGEST_ANSWER = 64 << 10
 _BEFORE_THE_RECORD = ("directory", "record")
 _PASSING = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """What may be over in a moment; as long as there is no record, the launch can be tried again."""
@@ -109,7 +105,7 @@ class Launcher:
         """
         self._confined = confined
         self._enclose = enclose
-        self._spawner: _Spawner | None = None
+        self._spawner: SpawnerProcess | None = None
         self._turn = asyncio.Lock()
 
     async def launch(self, launch: Launch) -> Started:
@@ -153,7 +149,7 @@ class Launcher:
             with contextlib.ExitStack() as passed:
                 answer, theirs = os.pipe()
                 passed.callback(os.close, theirs)
-                reader = await _reader(answer)
+                reader = await read_answers(answer)
                 ours.callback(reader.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
                 passed.callback(os.close, memory)
@@ -179,66 +175,8 @@ class Launcher:
                 return
             if self._spawner is not None:
                 await self._spawner.close()
-            self._spawner = _Spawner(self._confined)
+            self._spawner = SpawnerProcess(self._confined)
             await self._spawner.send(*descriptors)
-
-
-class _Spawner:
-    """The spawner's process, seen from the daemon."""
-
-    def __init__(self, confined: bool) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(False)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-S", "-X", "utf8"),
-                    *("-m", "gpulease.process.spawner", str(theirs.fileno())),
-                    *(["confined"] if confined else []),
-                ],
-                cwd="/",
-                env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-
-    async def send(self, *descriptors: int) -> bool:
-        """Hand over a request; False if the spawner is no more."""
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        while True:
-            try:
-                self._channel.sendmsg([b"L"], ancillary)
-            except BlockingIOError:
-                await self._can_take_more()
-            except (BrokenPipeError, ConnectionResetError):
-                return False
-            else:
-                return True
-
-    async def close(self) -> None:
-        """Close the channel, which ends the spawner, and bury it."""
-        self._channel.close()
-        try:
-            await asyncio.to_thread(self._process.wait, _CLOSING_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
-
-    async def _can_take_more(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(self._channel, _resolve, ready)
-        try:
-            await ready
-        finally:
-            loop.remove_writer(self._channel)
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def _request(launch: Launch) -> bytes:
@@ -321,39 +259,3 @@ def _waiting(answer: bytes) -> int | None:
     """Return the pid of a shim that waits for our word; None if this is its whole answer."""
     pid = json.loads(answer).get("waiting") if answer else None
     return None if pid is None else int(pid)
-
-
-class _Answers:
-    """The daemon's end of the pipe on which a shim tells how its launch goes, line by line."""
-
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
-        self._reader = reader
-        self._transport = transport
-
-    async def line(self) -> bytes:
-        """Return the next line, or nothing if whoever was to write it has died."""
-        with contextlib.suppress(OSError, ValueError):
-            return _whole(await self._reader.readline())
-        return b""
-
-    async def rest(self) -> bytes:
-        """Return what comes until the end, or nothing if that is not a whole line."""
-        with contextlib.suppress(OSError):
-            return _whole(await self._reader.read())
-        return b""
-
-    def close(self) -> None:
-        self._transport.close()
-
-
-def _whole(line: bytes) -> bytes:
-    return line if line.endswith(b"\n") else b""
-
-
-async def _reader(fd: int) -> _Answers:
-    """Read a pipe, and close it at the end."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_LONGEST_ANSWER)
-    pipe = os.fdopen(fd, "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return _Answers(reader, transport)

@@ -4,7 +4,7 @@ import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
@@ -13,15 +13,13 @@ from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
-from gpulease.domain.placement import Hindrance
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
-from gpulease.server.reasons import exit_status, reason, why_it_waits
+from gpulease.server.reasons import exit_status, reason
+from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Event, ProcessFinder
-from gpulease.units import Share
 from gpulease.wire import (
-    ClaimView,
     EventView,
     GpuState,
     GpuView,
@@ -29,7 +27,6 @@ from gpulease.wire import (
     LeaseView,
     MemoryView,
     ProcessView,
-    RefusalView,
     StatusView,
 )
 
@@ -54,7 +51,7 @@ class Views:
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
         self._behind: tuple[Plan | None, dict[Claim, Waiting]] = (None, {})
-        self._told = _Told(None)
+        self._told = Told(None)
         self._used: tuple[Look | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def live(self) -> Sequence[Job]:
@@ -97,7 +94,7 @@ class Views:
             position=self.position(job),
             expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
             command=job.command,
-            claim=told.claim if told else _claim(job.claim),
+            claim=told.claim if told else claim_view(job.claim),
             leases=self._leases(job),
             submitted_at=_instant(job.submitted_at) or "",
             granted_at=_instant(job.granted_at),
@@ -110,7 +107,7 @@ class Views:
             kind="run" if job.holder is None else "hold",
             terminal=job.terminal,
             main_exited_at=_instant(job.main_exited_at),
-            grace=_seconds(self._keeper.grace(job)),
+            grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
@@ -123,7 +120,7 @@ class Views:
         if job.state is not State.QUEUED or plan is None:
             return None
         if self._told.plan is not plan:
-            self._told = _Told(plan, self._told)
+            self._told = Told(plan, self._told)
         found = plan.waiting.get(job.id)
         return self._told.settled(job.claim, found or self._waiting_behind(plan, job))
 
@@ -216,51 +213,6 @@ class Views:
         return views
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What is the same of all who ask for the same and wait for the same."""
-
-    waiting: Waiting
-    claim: ClaimView
-    why: str | None
-    refusals: list[RefusalView]
-    waits_for: list[int]
-
-
-class _Told:
-    """What is told of those who wait, as of one plan: in long queues, much the same of many."""
-
-    def __init__(self, plan: Plan | None, before: "_Told | None" = None) -> None:
-        self.plan = plan
-        self._before = before._latest if before is not None else {}
-        self._latest: dict[Claim, Waiting] = {}
-        self._settled: dict[int, tuple[Waiting, Waiting]] = {}
-        self._words: dict[tuple[Claim, int], _Words] = {}
-
-    def settled(self, claim: Claim, waiting: Waiting) -> Waiting:
-        """Return `waiting`, or its equal from an earlier plan."""
-        known = self._settled.get(id(waiting))
-        if known is None:
-            former = self._before.get(claim)
-            known = waiting, former if former == waiting and former is not None else waiting
-            self._settled[id(waiting)] = known
-            self._latest[claim] = known[1]
-        return known[1]
-
-    def of(self, claim: Claim, waiting: Waiting) -> _Words:
-        """Return what is told of a claim that waits like this."""
-        key = claim, id(waiting)
-        if key not in self._words:
-            self._words[key] = _Words(
-                waiting,
-                _claim(claim),
-                why_it_waits(claim, waiting, None if self.plan is None else len(self.plan.gpus)),
-                [_refusal(each) for each in waiting.refusal.hindrances],
-                list(waiting.refusal.waits_for),
-            )
-        return self._words[key]
-
-
 def _used(
     job: Job,
     lease: Lease,
@@ -285,25 +237,6 @@ def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"
-
-
-def _claim(claim: Claim) -> ClaimView:
-    share = claim.memory if isinstance(claim.memory, Share) else None
-    return ClaimView(
-        memory=None if isinstance(claim.memory, Share) else claim.memory,
-        share=float(share.percent) if share else None,
-        gpus=claim.gpus,
-        exclusive=claim.exclusive,
-        time_limit=_seconds(claim.time_limit),
-    )
-
-
-def _refusal(each: Hindrance) -> RefusalView:
-    return RefusalView(each.gpu, each.index, each.why)
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return None if span is None else span.total_seconds()
 
 
 def _instant(at: datetime | None) -> str | None:

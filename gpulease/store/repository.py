@@ -9,13 +9,10 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    func,
     select,
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -26,23 +23,22 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
-from gpulease.service.ports import Event, Order, Tally
+from gpulease.service.ports import Event
 from gpulease.store import statements
 from gpulease.store.engine import WRITES, be_patient, open_engine
 from gpulease.store.faults import at_start, told
-from gpulease.store.rows import holder_values, job_of, job_values, pack, unpack
+from gpulease.store.reads import drained_gpus, invocation_sizes, jobs_where
+from gpulease.store.rows import unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.tables import (
     EventRow,
     GpuRow,
-    HolderRow,
     InvocationRow,
     JobRow,
-    LeaseRow,
     PropertyRow,
-    SubmissionRow,
 )
 from gpulease.store.tallies import Tallies
+from gpulease.store.transaction import SqlTransaction
 
 FILE_NAME = "gpulease.db"
 
@@ -64,9 +60,11 @@ class SqlStore:
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
             with Session(self.engine) as session:
-                self._live = {job.id: job for job in _jobs(session, JobRow.state != State.ENDED)}
+                self._live = {
+                    job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
+                }
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
-                self._tallies = Tallies(self._live.values(), _invocation_sizes(session))
+                self._tallies = Tallies(self._live.values(), invocation_sizes(session))
         except DatabaseError as error:
             raise at_start(path, error.orig) from error
         except OSError as error:
@@ -81,7 +79,7 @@ class SqlStore:
         self.engine.dispose()
 
     @contextmanager
-    def write(self) -> Iterator["SqlTransaction"]:
+    def write(self) -> Iterator[SqlTransaction]:
         """Open the one write transaction; what it did is on disk when the context ends."""
         with self.alone() as connection:
             with connection.begin():
@@ -123,7 +121,7 @@ class SqlStore:
         if held is not None:
             return held
         with self._reading() as session:
-            return next(iter(_jobs(session, JobRow.id == job)), None)
+            return next(iter(jobs_where(session, JobRow.id == job)), None)
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
@@ -138,7 +136,7 @@ class SqlStore:
                 wanted = wanted.where(JobRow.user == user)
             if state is not None:
                 wanted = wanted.where(JobRow.state == state)
-            return _jobs(session, JobRow.id.in_(wanted))
+            return jobs_where(session, JobRow.id.in_(wanted))
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job.
@@ -166,7 +164,7 @@ class SqlStore:
         As last read, where the file cannot be read: there is still a status to be shown.
         """
         with suppress(RecordUnwritable), told(self.path), self.engine.connect() as connection:
-            self._drained = _drained(connection)
+            self._drained = drained_gpus(connection)
         return self._drained
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
@@ -192,149 +190,3 @@ class SqlStore:
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
             return connection.execute(wanted).scalar_one()
-
-
-class SqlTransaction:
-    """Changes that become true together, on disk, or not at all."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        live: Mapping[JobId, Job],
-        known_gpus: frozenset[GpuUuid],
-        tallies: Tallies,
-    ) -> None:
-        self._connection = connection
-        self._tallies = tallies
-        self.changes: list[tuple[Job | None, Job, int | None]] = []
-        """Each job before and after, and the bytes of a new one's invocation."""
-        self._live = dict(live)
-        self._known_gpus = known_gpus
-
-    def live(self) -> Sequence[Job]:
-        """Return every job that waits or holds memory, by id."""
-        return tuple(self._live.values())
-
-    def outcome(self) -> tuple[dict[JobId, Job], frozenset[GpuUuid]]:
-        """Return the live jobs and the known GPUs as they are when this has been committed."""
-        return self._live, self._known_gpus
-
-    def job(self, job: JobId) -> Job | None:
-        """Return one job, whatever its state."""
-        held = self._live.get(job)
-        if held is not None:
-            return held
-        with Session(self._connection) as session:
-            return next(iter(_jobs(session, JobRow.id == job)), None)
-
-    def tally(self, uid: int) -> Tally:
-        """Return what a user has, with what this transaction has changed."""
-        return self._tallies.of_after(uid, self.changes)
-
-    def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why."""
-        return _drained(self._connection)
-
-    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
-        """Store the GPUs that were not known yet; a lease can only be on a known one."""
-        new = [reading for reading in readings if reading.uuid not in self._known_gpus]
-        for reading in new:
-            self._connection.execute(statements.remember_gpu(reading, at))
-        self._known_gpus |= {reading.uuid for reading in new}
-
-    def ordered(self, uid: int, key: str) -> Job | None:
-        """Return the job that a user has ordered under this key, whatever its state."""
-        with Session(self._connection) as session:
-            number = session.scalar(
-                select(SubmissionRow.job).where(SubmissionRow.uid == uid, SubmissionRow.key == key)
-            )
-        return None if number is None else self.job(JobId(number))
-
-    def add(self, order: Order, at: datetime) -> Job:
-        """Store a new job, QUEUED, with its invocation."""
-        values = job_values(order.queued(JobId(0), at))
-        number = self._connection.execute(statements.ADD_JOB, values).scalar_one()
-        job = order.queued(JobId(number), at)
-        content = pack(order.invocation)
-        self._connection.execute(statements.ADD_INVOCATION, {"job": job.id, "content": content})
-        if job.holder is not None:
-            self._connection.execute(statements.ADD_HOLDER, holder_values(job.id, job.holder))
-        if order.key is not None:
-            self._connection.execute(
-                statements.ADD_SUBMISSION,
-                {"uid": job.owner.uid, "key": order.key, "job": job.id},
-            )
-        self._log(job.id, Event(at, "submitted", str(order.claim)))
-        self._live[job.id] = job
-        self.changes.append((None, job, len(content)))
-        return job
-
-    def save(self, job: Job, event: Event) -> None:
-        """Store a job as it is now, and why."""
-        before = self._live.get(job.id)
-        if job is not before:
-            self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
-            self._save_leases(before, job)
-        self._log(job.id, event)
-        self._live[job.id] = job
-        self.changes.append((before, job, None))
-        if job.state is State.ENDED:
-            del self._live[job.id]
-            self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
-
-    def restore(self, job: Job, event: Event) -> None:
-        """Store a job that the record has lost, under the id that it had."""
-        self._connection.execute(statements.RESTORE_JOB, {**job_values(job), "id": job.id})
-        self._save_leases(None, job)
-        self._log(job.id, event)
-        self._live[job.id] = job
-
-    def _save_leases(self, before: Job | None, job: Job) -> None:
-        if before is not None and before.leases == job.leases:
-            return
-        known = {lease.gpu for lease in before.leases} if before is not None else set()
-        for place, lease in enumerate(job.leases):
-            if lease.gpu not in known:
-                new = {
-                    "job": job.id,
-                    "gpu": lease.gpu,
-                    "place": place,
-                    "memory": lease.memory,
-                    "granted_at": lease.granted_at,
-                }
-                self._connection.execute(statements.ADD_LEASE, new)
-            else:
-                # Never before the grant, whatever the clock has done meanwhile.
-                released = lease.released_at and max(lease.released_at, lease.granted_at)
-                which = {"this": job.id, "that": lease.gpu}
-                self._connection.execute(statements.RELEASE, {**which, "released_at": released})
-
-    def _log(self, job: JobId, event: Event) -> None:
-        entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}
-        self._connection.execute(statements.ADD_EVENT, entry)
-
-
-def _jobs(session: Session, which: ColumnElement[bool]) -> list[Job]:
-    """Read jobs with their leases and holders, by id."""
-    rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
-    leases: dict[int, list[LeaseRow]] = {}
-    of_these = select(JobRow.id).where(which)
-    for lease in session.scalars(
-        select(LeaseRow).where(LeaseRow.job.in_(of_these)).order_by(LeaseRow.place)
-    ):
-        leases.setdefault(lease.job, []).append(lease)
-    of_holds = select(HolderRow).where(HolderRow.job.in_(of_these))
-    holders = {holder.job: holder for holder in session.scalars(of_holds)}
-    return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
-
-
-def _invocation_sizes(session: Session) -> dict[JobId, int]:
-    sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
-    return {JobId(job): size for job, size in sizes}
-
-
-def _drained(connection: Connection) -> Mapping[GpuUuid, str]:
-    rows = connection.execute(
-        select(GpuRow.uuid, GpuRow.drained).where(GpuRow.drained.is_not(None))
-    )
-    return {GpuUuid(gpu): why for gpu, why in rows if why is not None}
