@@ -26,7 +26,7 @@ def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     if names_them and blockers:
         parts = [_blocker(blocker, now, " ({} at the latest)") for blocker in blockers]
         others = len(job.waits_for) - len(parts)
-        parts += [f"one of {others} more"] if others else []
+        parts += ["another" if others == 1 else f"one of {others} more"] if others else []
         return f": {clean(what)} before {' or '.join(parts)} ends{_brackets(_start(job, now))}"
     why = f": {sentence(job.reason)}" if job.reason else ""
     parts = [_blocker(blocker, now, ", ends {}") for blocker in blockers]

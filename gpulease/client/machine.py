@@ -57,6 +57,7 @@ def _obstacle(path: Path) -> OSError | None:
 def _hint() -> str:
     own, program = config.personal_socket(), Path(sys.executable).with_name("gpuleased")
     return (
-        "systemctl status gpuleased says how it is; to use a daemon of your own beside it: "
+        "systemctl status gpuleased says how it is; a daemon of your own beside it would lease the "
+        "same memory once more; if you want that all the same: "
         f"export GPULEASE_SOCKET={own}; {program} --personal &"
     )

@@ -1,5 +1,6 @@
 """The daemon's log as the journal wants it: a level before each line, see sd-daemon(3)."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -37,10 +38,21 @@ class JournalFormatter(logging.Formatter):
         return levelled(super().format(record), level)
 
 
+class WithoutFarewells(logging.Filter):
+    """Drops what uvicorn says of the streams that end with the daemon: that is how they end."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether to log it."""
+        error = record.exc_info[1] if record.exc_info else None
+        is_farewell = isinstance(error, asyncio.CancelledError)
+        return not (is_farewell or str(record.msg).startswith("Cancel %s running task"))
+
+
 def set_up(*, journal: bool) -> None:
     """Send the log to stderr, from INFO on."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JournalFormatter(_IN_THE_JOURNAL) if journal else logging.Formatter(_PLAIN)
     )
+    logging.getLogger("uvicorn.error").addFilter(WithoutFarewells())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

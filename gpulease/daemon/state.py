@@ -67,7 +67,8 @@ class StateDirectory:
                 raise
             raise StateUnusable(
                 f"cannot use the state directory {self.path}: {IN_USE}",
-                "one daemon serves the whole machine; for a second one give another --state",
+                "one daemon serves the whole machine: stop that one first; "
+                "for a second one beside it give another --state",
             ) from None
 
     def job(self, job: int) -> Path:

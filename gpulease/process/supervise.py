@@ -233,7 +233,9 @@ class Supervisor:
         if self._main.suspended is not None:
             peer.tell(FrameKind.SUSPENDED, {"signal": self._main.suspended})
         _tell(peer, FrameKind.STOPPING, told.stopping)
-        _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
+        if told.exited is None:
+            # With nothing left behind, it is no news beside the end.
+            _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
         _tell(peer, FrameKind.EXITED, told.exited)
 
     def seat(self, peer: Peer, hello: Mapping[str, Any]) -> None:

@@ -271,7 +271,7 @@ def _read(kind: type[Body], content: bytes) -> Body:
 
 
 def _who(caller: Caller, job: Job) -> str:
-    return job.owner.user if caller.uid == job.owner.uid else f"uid {caller.uid}"
+    return job.owner.user if caller.uid == job.owner.uid else user_of(caller)
 
 
 def _caller(request: Request) -> Caller:

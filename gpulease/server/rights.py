@@ -57,7 +57,9 @@ class Rights:
         if not self.has(who, caller, job):
             raise NotAllowed(
                 f"cannot {verb} job {job.id}: it belongs to {job.owner.user}",
-                "gpulease list --user NAME shows the jobs of one user",
+                "only its owner and root may"
+                if who is Who.OWNER
+                else "only its owner, the machine's admins and root may",
             )
 
     def _admins_gid(self) -> int | None:

@@ -49,8 +49,7 @@ def test_a_job_that_the_reason_names_is_not_named_twice() -> None:
     job = views.job(17, position=1, waits_for=[12, 13], reason="no room for 6G before job 12 ends")
     blocker = views.running(12, user="alice", expires_at=None)
     assert waiting_text(job, [blocker], NOW) == (
-        "gpulease: job 17 waits, 1st in line: "
-        "no room for 6G before job 12 of alice or one of 1 more ends"
+        "gpulease: job 17 waits, 1st in line: no room for 6G before job 12 of alice or another ends"
     )
 
 
