@@ -38,7 +38,7 @@ def cancel(
     status = 0
     for number in dict.fromkeys(jobs):
         try:
-            show(said(client.cancel(number, grace=within_s)))
+            show(said(client.cancel(number, grace=within_s), within_s))
         except NoDaemon:
             raise
         except GpuleaseError as error:
@@ -47,8 +47,8 @@ def cancel(
     return status
 
 
-def said(job: JobView) -> str:
-    """Say what became of a job that was cancelled."""
+def said(job: JobView, within_s: float | None = None) -> str:
+    """Say what became of a job that was cancelled, with a grace of `within_s` at most."""
     given_back = f"the lease of job {job.id} is given back"
     match job.state:
         case "releasing" if job.kind == "hold":
@@ -56,7 +56,8 @@ def said(job: JobView) -> str:
         case "ended" if job.outcome == "released":
             return given_back
         case "releasing":
-            return f"job {job.id} is asked to end; what is left of it {_afterwards(job)} is killed"
+            then = _afterwards(job, within_s)
+            return f"job {job.id} is asked to end; what is left of it {then} is killed"
         case "ended" if job.outcome == "cancelled":
             return f"job {job.id} is cancelled"
         case "ended":
@@ -65,7 +66,8 @@ def said(job: JobView) -> str:
             return f"job {job.id} will end"
 
 
-def _afterwards(job: JobView) -> str:
+def _afterwards(job: JobView, within_s: float | None) -> str:
     if job.grace is None:
         return "after its grace"  # a daemon of before, which does not tell
-    return f"after {format_span(timedelta(seconds=job.grace))}" if job.grace >= 1 else "at once"
+    seconds = job.grace if within_s is None else min(job.grace, within_s)
+    return f"after {format_span(timedelta(seconds=seconds))}" if seconds >= 1 else "at once"

@@ -14,8 +14,10 @@ def living_shim(directory: Path) -> Entry | None:
     record = read_record(directory)
     if record is None or record.exited is not None or not is_alive(directory):
         return None
-    # Before its worker has started the record does not say who it is.
-    pid = record.started.shim_pid if record.started else control.shim_pid(directory)
+    # One of before, whose record does not begin with who made it, is asked through its socket,
+    # which is the user's: they can see to it that there is no answer.
+    known = record.started.shim_pid if record.started else record.claimed_by
+    pid = control.shim_pid(directory) if known is None else known
     return None if pid is None else entry(pid)
 
 

@@ -75,6 +75,8 @@ class Record(NamedTuple):
     """Why the worker was asked to go."""
     main_exited: MainExited | None = None
     exited: Exited | None = None
+    claimed_by: int | None = None
+    """The pid of the shim, from before it became the user, who has no hand in it."""
 
 
 def read_record(directory: str | os.PathLike[str]) -> Record | None:
@@ -153,6 +155,8 @@ def stamp(moment: datetime) -> str:
 
 def _with(record: Record, line: dict[str, Any]) -> Record:
     match line["event"]:
+        case "claimed":
+            return record._replace(claimed_by=int(line["shim_pid"]))
         case "started":
             return record._replace(started=started(line))
         case "stopping":
@@ -168,9 +172,10 @@ def _with(record: Record, line: dict[str, Any]) -> Record:
 class RecordWriter:
     """The shim's own hold on its record; losing it (by dying) is how others learn of its death."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, end: int) -> None:
+        """Write on from `end`, in bytes."""
         self._fd = fd
-        self._end = 0
+        self._end = end
 
     def append(self, *lines: Mapping[str, Any]) -> None:
         """Write lines, whole or not at all, and return when they are on disk.
@@ -190,8 +195,10 @@ class RecordWriter:
         os.close(self._fd)
 
 
-def claim(directory: int) -> RecordWriter | None:
+def claim(directory: int, shim_pid: int | None = None) -> RecordWriter | None:
     """Make the record in the directory that is open as `directory`; None if there is one already.
+
+    It begins with who makes it, if that is a shim.
 
     The lock is taken before the record gets its name, so no one ever sees one that is unlocked
     while its maker lives; and of many makers at once link(2) lets exactly one through.
@@ -201,7 +208,7 @@ def claim(directory: int) -> RecordWriter | None:
     fd = os.open(private, flags, 0o600, dir_fd=directory)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _take_space(fd)
+        begin = _take_space(fd, shim_pid)
         os.link(private, NAME, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
     except BaseException as error:
@@ -211,7 +218,7 @@ def claim(directory: int) -> RecordWriter | None:
         raise
     finally:
         os.unlink(private, dir_fd=directory)
-    return RecordWriter(fd)
+    return RecordWriter(fd, begin)
 
 
 def forbid(directory: str | os.PathLike[str]) -> bool:
@@ -237,8 +244,11 @@ def forbid(directory: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _take_space(fd: int) -> None:
+def _take_space(fd: int, shim_pid: int | None) -> int:
+    line = {"event": "claimed", "shim_pid": shim_pid}
+    begin = b"" if shim_pid is None else json.dumps(line).encode() + b"\n"
     # Written, not only allocated: then a later line changes no metadata, which makes its sync
     # cheap, and file systems without fallocate are served as well.
-    os.pwrite(fd, bytes(SIZE), 0)
+    os.pwrite(fd, begin.ljust(SIZE, b"\0"), 0)
     os.fsync(fd)
+    return len(begin)

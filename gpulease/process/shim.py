@@ -80,7 +80,7 @@ def _launch(order: ShimOrder, request: int, report: Status, children: int) -> No
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         directory = os.open(order.directory, flags)
     with step("record", "cannot make the job's record"):
-        record = claim(directory)
+        record = claim(directory, os.getpid())
     if record is None:
         report({"already": True})
         return

@@ -7,13 +7,20 @@ say over their names, so reading them as root is safe.
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from gpulease.frames import FrameKind, frame
 
+T = TypeVar("T")
+
 _PIECE = 64 * 1024
 _POLL_S = 0.2
+_LANES = ThreadPoolExecutor(2, "output")
+"""Threads of its own: many readers of slow disks must not hold up what else the daemon does."""
 _FILES = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
@@ -43,12 +50,12 @@ async def frames_of(
         _Kept(kind, directory / _FILES[kind], begin, limit) for kind, begin in query.begin.items()
     ]
     for kept in wanted:
-        await asyncio.to_thread(kept.seek, query.tail)
+        await _away(partial(kept.seek, query.tail))
     while True:
         over = ended() or not query.follow
         idle = True
         for kept in wanted:
-            while piece := await asyncio.to_thread(kept.read):
+            while piece := await _away(kept.read):
                 idle = False
                 if kept.skipped:
                     note = f"[gpulease: {kept.skipped} bytes are no longer kept]\n"
@@ -58,6 +65,10 @@ async def frames_of(
             return
         if idle:
             await asyncio.sleep(_POLL_S)
+
+
+async def _away(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_LANES, call)
 
 
 class _Kept:
@@ -93,6 +104,10 @@ class _Kept:
                 file.seek(start)
                 piece = file.read(at - start)
                 cut = len(piece) - (1 if at == size and piece.endswith(b"\n") else 0)
+                # Counted first, which is quick: there may be a hundred million lines.
+                if found + (here := piece.count(b"\n", 0, cut)) < lines:
+                    found, at = found + here, start
+                    continue
                 while (cut := piece.rfind(b"\n", 0, cut)) >= 0:
                     found += 1
                     if found == lines:

@@ -16,7 +16,7 @@ from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.memory import GpuMemory, JobId
 from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import ledgers, plan, waiting_in
-from gpulease.errors import CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
+from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
 from gpulease.service.bounds import refuse_one_more, refuse_too_much
 from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import (
@@ -43,6 +43,7 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
     with store.write() as tx:
         before = tx.ordered(order.owner.uid, order.key) if order.key is not None else None
         if before is not None:
+            _refuse_another_kind(order, before)
             return before
         at = clock.now()
         refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
@@ -53,6 +54,19 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
         if order.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
+
+
+def _refuse_another_kind(order: Order, before: Job) -> None:
+    """Check that a key is not used for a lease without a job and for a job.
+
+    Raises:
+        BadValue: it is.
+    """
+    if (order.holder is None) != (before.holder is None):
+        raise BadValue(
+            f"cannot use this key: job {before.id} was submitted under it, and is of another kind",
+            "make up a new key for each submission",
+        )
 
 
 def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:

@@ -139,6 +139,14 @@ def test_what_was_refused_may_be_asked_for_again(daemon: Daemon) -> None:
     assert numbers(daemon) == [job.id]
 
 
+def test_a_key_of_a_job_is_none_for_a_lease_without_one(daemon: Daemon) -> None:
+    client = Client(daemon.socket)
+    client.submit(SubmitRequest(["true"], "/", {}, key="k"))
+
+    with pytest.raises(BadValue, match="another kind"):
+        client.hold(HoldRequest({}, os.getpid(), ClaimRequest(1 << 30), key="k"))
+
+
 @pytest.mark.parametrize("key", ["", "x" * 65, "a\nb", "\u00e9"])
 def test_what_is_no_key_is_refused(daemon: Daemon, key: str) -> None:
     with pytest.raises(BadValue, match="key"):

@@ -137,6 +137,16 @@ def test_a_record_can_be_claimed_once(directory: int, tmp_path: Path) -> None:
     assert read_record(tmp_path) == Record()
 
 
+def test_a_record_begins_with_the_shim_that_made_it(directory: int, tmp_path: Path) -> None:
+    writer = claim(directory, 4)
+    assert writer is not None
+    assert read_record(tmp_path) == Record(claimed_by=4)
+
+    for line in LINES:
+        writer.append(line)
+    assert read_record(tmp_path) == STEPS[-1]._replace(claimed_by=4)
+
+
 def test_a_record_is_locked_while_its_maker_lives(directory: int, tmp_path: Path) -> None:
     assert claim(directory) is not None and is_alive(tmp_path)
 
