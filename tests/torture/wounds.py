@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from gpulease.daemon import assembly, workers
-from gpulease.process import launcher
+from gpulease.process import launcher, spawning
 from gpulease.service import keeper, leases, reconcile
 from gpulease.store import schema
 from torture import points
@@ -141,7 +141,7 @@ def _wound_spawner() -> None:
         environment[points.DAEMON] = str(os.getpid())
         return subprocess.Popen(command, env=environment, **options)
 
-    launcher.subprocess = SimpleNamespace(
+    spawning.subprocess = SimpleNamespace(
         Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
 
