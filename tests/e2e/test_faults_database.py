@@ -21,7 +21,7 @@ Break = Callable[[Path], None]
 
 
 def pid_of(daemon: Daemon, job: int) -> int:
-    line = (daemon.state / f"jobs/{job}/record").read_bytes().split(b"\n")[0]
+    line = (daemon.state / f"jobs/{job}/record").read_bytes().split(b"\n")[1]
     return int(json.loads(line)["pid"])
 
 
