@@ -38,6 +38,7 @@ class Daemon:
     settings: Mapping[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    opened: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def socket(self) -> Path:
@@ -96,8 +97,9 @@ class Daemon:
         return done
 
     def open(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start the command and leave it running."""
-        return subprocess.Popen(self.gpulease(*arguments), **options)
+        """Start the command and leave it running, to the end of the test at most."""
+        self.opened.append(subprocess.Popen(self.gpulease(*arguments), **options))
+        return self.opened[-1]
 
     def submit(self, *arguments: str) -> int:
         """Run detached, and return the job's id."""
@@ -112,10 +114,14 @@ class Daemon:
         return shown
 
     def wait_until(self, job: int, *states: str) -> dict[str, Any]:
-        """Return the job as soon as it is in one of `states`."""
+        """Return the job as soon as it is in one of `states`; it may be yet to come."""
 
         def there() -> dict[str, Any] | None:
-            shown = self.job(job)
+            answer = self.run("show", "--json", str(job), check=False)
+            if "there is none" in answer.stderr:
+                return None
+            assert answer.returncode == 0, (answer, self.log)
+            shown: dict[str, Any] = json.loads(answer.stdout)
             return shown if shown["state"] in states else None
 
         return wait_for(f"job {job} is {' or '.join(states)}", there)
@@ -132,6 +138,13 @@ class Daemon:
                 self.wait_until(int(job), "ended")
             self.kill(signal.SIGTERM)
 
+    def close_all(self) -> None:
+        """End what `open` started and the test, perhaps in its middle, left."""
+        for process in self.opened:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
 
 @pytest.fixture
 def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
@@ -147,7 +160,10 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
     yield make
     for daemon in made:
-        daemon.end_all()
+        try:
+            daemon.end_all()
+        finally:
+            daemon.close_all()
 
 
 @pytest.fixture
