@@ -2,15 +2,18 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from gpulease.domain.lease import State
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.service.keeper import Keeper
-from gpulease.service.look import snapshot
+from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Clock, InThread
 from gpulease.store.occupancy import Occupancy, Sample
+
+Observer = Callable[[Look], Awaitable[None]]
+"""Is shown each look that a timer took, in the order of the looks."""
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +25,14 @@ class Sampler:
     """Takes a sample of the GPUs' memory each time it is called, and writes some at a time."""
 
     def __init__(
-        self, keeper: Keeper, occupancy: Occupancy, clock: Clock, writing: InThread
+        self,
+        keeper: Keeper,
+        occupancy: Occupancy,
+        clock: Clock,
+        writing: InThread,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        self._observers = observers
         self._keeper = keeper
         self._occupancy = occupancy
         self._clock = clock
@@ -39,6 +48,17 @@ class Sampler:
         del self._unwritten[:-_MOST_UNWRITTEN]
         if any(job.state is State.QUEUED for job in live):
             self._keeper.wake()
+        for observe in self._observers:
+            await self._shown(seen, observe)
+
+    async def _shown(self, seen: Look, observe: Observer) -> None:
+        """Show a look to one observer; that it fails keeps nothing from the others."""
+        try:
+            await observe(seen)
+        except RecordUnwritable as error:
+            _log.warning("%s; what was seen is looked at again", error.message)
+        except Exception:  # noqa: BLE001 - told in full; the next look is a new try
+            _log.exception("an observer of the GPUs failed")
 
     async def write(self) -> None:
         """Store the samples taken since the last time."""

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from gpulease.errors import StateUnusable
 from gpulease.store.faults import at_start, damaged
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in migrations/versions, which this code needs."""
 
 _INSTALLED = Path(__file__).parent / "migrations"

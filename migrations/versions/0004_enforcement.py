@@ -1,0 +1,29 @@
+"""What holding jobs to their leases has to remember."""
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    _rungs()
+    _watch()
+    _accounts()
+    _health()
+
+
+def _rungs() -> None:
+    """What holds each lease."""
+
+
+def _watch() -> None:
+    """What was done about leases that hold more than was granted, or nothing at all."""
+
+
+def _accounts() -> None:
+    """What jobs took, asked against used, and what frameworks take beside their pools."""
+
+
+def _health() -> None:
+    """What is wrong with GPUs, and what was done about it."""
