@@ -176,6 +176,9 @@ class MemoryStore:
         self._jobs[job.id] = job
         self._events.append((job.id, event))
 
+    def note(self, job: JobId, event: Event) -> None:
+        self._events.append((job, event))
+
 
 class FakeLauncher:
     """Starts nothing: the test says what becomes of each worker."""
@@ -192,6 +195,9 @@ class FakeLauncher:
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
         self.forbidden: list[JobId] = []
+        self.notices: list[tuple[JobId, str]] = []
+        self.reasons: list[str] = []
+        """Why workers were asked to go."""
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -222,6 +228,7 @@ class FakeLauncher:
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
+        self.reasons.append(reason)
 
     def grace(self, job: Job) -> timedelta | None:
         return job.grace
@@ -230,6 +237,9 @@ class FakeLauncher:
         if limit in self.may_tell:
             await self.may_tell[limit].wait()
         self.told.append((job.id, limit))
+
+    async def notify(self, job: Job, text: str) -> None:
+        self.notices.append((job.id, text))
 
     def hears(self, job: int, news: WorkerNews) -> None:
         """Let something happen to the worker of `job`."""

@@ -15,6 +15,7 @@ from typing import Any
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
+from gpulease.domain.notice import one_line
 from gpulease.domain.plan import Plan
 from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
@@ -124,6 +125,19 @@ class Keeper:
         # Others in the line may expect to start at another time.
         self.wake()
         return job
+
+    async def tell_owner(self, job_id: JobId, text: str) -> None:
+        """Put a line on record for the owner of a job, and into the job's output if it runs.
+
+        Raises:
+            RecordUnwritable: it is not on record, and was not said.
+        """
+        line = one_line(text)
+        await self._writing(lambda: leases.note_notice(self.store, job_id, line, self._clock))
+        self._tell()
+        job = self.store.job(job_id)
+        if job is not None and job.state in (State.ACTIVE, State.RELEASING):
+            self._background(self._launcher.notify(job, line))
 
     @property
     def next_change(self) -> asyncio.Event:

@@ -231,6 +231,13 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
     return changed
 
 
+def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:
+    """Store what the owner of a job was told; the job may have ended."""
+    with store.write() as tx:
+        existing(tx, job_id)
+        tx.note(job_id, Event(clock.now(), "notice", text))
+
+
 def existing(tx: Transaction, job_id: JobId) -> Job:
     """Return a job.
 

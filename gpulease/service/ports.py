@@ -91,6 +91,9 @@ class Transaction(Protocol):
     def save(self, job: Job, event: Event) -> None:
         """Store a job as it is now, and why."""
 
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
@@ -243,6 +246,9 @@ class Launcher(Protocol):
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
+
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output, if it has one."""
 
 
 class InThread(Protocol):

@@ -105,6 +105,10 @@ class SqlTransaction:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
 
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+        self._log(job, event)
+
     def restore(self, job: Job, event: Event) -> None:
         """Store a job that the record has lost, under the id that it had."""
         self._connection.execute(statements.RESTORE_JOB, {**job_values(job), "id": job.id})

@@ -98,6 +98,28 @@ def test_a_job_is_granted_launched_and_followed_to_its_end() -> None:
     run(scenario)
 
 
+def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
+    async def scenario(world: World) -> None:
+        job, waiting = await world.submit(), await world.submit()
+        await world.settle()
+        await world.keeper.tell_owner(job, "over\x1b[2J its\nlease")
+        await world.keeper.tell_owner(waiting, "not yet")
+        await world.settle()
+
+        assert world.launcher.notices == [(job, "over?[2J its lease")]
+        assert [each.detail for each in world.store.events(waiting) if each.kind == "notice"] == [
+            "not yet"
+        ]
+
+        world.launcher.exits(job)
+        await world.settle()
+        await world.keeper.tell_owner(job, "it took less")
+        assert world.store.events(job)[-1].detail == "it took less"
+        assert len(world.launcher.notices) == 1, "nobody is there to write it"
+
+    run(scenario)
+
+
 def test_the_end_of_one_job_starts_the_next() -> None:
     async def scenario(world: World) -> None:
         first, second = await world.submit(), await world.submit()
