@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import PurePosixPath
 
-from gpulease.config import LONGEST_GRACE
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import EarlySignal, Invocation, Job, Terminal
 from gpulease.errors import BadValue
+from gpulease.readers import LONGEST_GRACE
 from gpulease.server.fields import (
     LONGEST_NAME,
     Defaults,
