@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.errors import GpuleaseError
@@ -175,6 +175,9 @@ class MemoryStore:
     def save(self, job: Job, event: Event) -> None:
         self._jobs[job.id] = job
         self._events.append((job.id, event))
+
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
 
     def note(self, job: JobId, event: Event) -> None:
         self._events.append((job, event))

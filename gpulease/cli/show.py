@@ -77,7 +77,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyT
     """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in _facts(job, now) if text),
+        *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
         *_leases(job, indexes),
         *_refusals(job),
         *_events(job, now),
@@ -88,9 +88,13 @@ def _pair(name: str, text: str) -> Block:
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
-def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
+def _facts(
+    job: JobView, now: datetime, indexes: Mapping[str, int]
+) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
     yield "why", _what_goes_on(job, now) or _why(job)
+    for lease in job.leases:
+        yield "over", _over(lease, now, indexes)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "gives up", _gives_up(job, now)
@@ -134,6 +138,16 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
             return f"{ended}; 1 process goes on and keeps the lease"
         case count:
             return f"{ended}; {count} processes go on and keep the lease"
+
+
+def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, int]) -> str | None:
+    """Say for how long a job has been over a lease, and what comes of that."""
+    if lease.over_since is None:
+        return None
+    said = f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since, now)}"
+    if lease.stops_at is None:
+        return f"{said}; its owner was told"
+    return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
 
 
 def _gives_up(job: JobView, now: datetime) -> str | None:

@@ -13,7 +13,7 @@ from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
 from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
 from gpulease.client import decode, indent
-from gpulease.wire import GpuView, JobView, MemoryView, StatusView
+from gpulease.wire import GpuView, JobView, LeaseView, MemoryView, StatusView
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -170,13 +170,20 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
             line(str(job.id)),
             line(clean(job.user)),
             line(named(job)),
-            line(label(job), "good" if job.state == "active" else "warn"),
+            _lease_state(job, lease, now),
             line(indexes.get(lease.gpu, UNKNOWN)),
             line(size(lease.memory)),
             line(size(lease.used), "bad" if over else ""),
             line(size(lease.peak)),
             line(until(job.expires_at, now)),
         )
+
+
+def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+    if lease.over_since is None:
+        return line(label(job), "good" if job.state == "active" else "warn")
+    stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
+    return line(f"over{stops}", "bad")
 
 
 def _queue(view: StatusView, now: datetime) -> Iterator[Block]:

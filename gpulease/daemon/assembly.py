@@ -17,8 +17,10 @@ from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
+from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
@@ -35,6 +37,7 @@ from gpulease.server.views import Machine, Views
 from gpulease.service.bounds import Bounds
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
+from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Clock, GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
@@ -80,6 +83,7 @@ class Parts:
     askers: Askers
     sampler: Sampler
     desk: Desk
+    rules: Rules
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -93,6 +97,7 @@ class Parts:
         self.desk.log_limit = settings.log_limit
         self.desk.rights = _rights(settings)
         self.desk.most_streams = settings.most_streams
+        self.rules.adopt(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
@@ -189,6 +194,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         looking=lanes[1],
     )
     askers = Askers(keeper, ends)
+    rules = Rules(settings)
+    overuse = OveruseWatch(rules.overuse)
+    overseer = Overseer(keeper, overuse, clock, lanes[0])
     return Parts(
         settings=settings,
         state=state,
@@ -198,8 +206,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [overseer.observe]),
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers, overuse),
+        rules=rules,
         lanes=lanes,
     )
 
@@ -255,6 +264,7 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
+    overuse: OveruseWatch,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
@@ -266,9 +276,9 @@ def _desk(
     )
     return Desk(
         keeper=keeper,
-        views=Views(keeper, processes, machine),
+        views=Views(keeper, processes, machine, overuse),
         # With views of its own: it draws in a thread.
-        board=Board(Views(keeper, processes, machine), clock),
+        board=Board(Views(keeper, processes, machine, overuse), clock),
         clock=clock,
         defaults=_defaults(settings),
         rights=_rights(settings),

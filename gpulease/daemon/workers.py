@@ -286,6 +286,8 @@ _OUTCOMES = {
     "signaled": Outcome.SIGNALED,
     "cancelled": Outcome.CANCELLED,
     "time_limit": Outcome.TIME_LIMIT,
+    "over_lease": Outcome.OVER_LEASE,
+    "idle": Outcome.IDLE,
     "launch_failed": Outcome.LAUNCH_FAILED,
 }
 

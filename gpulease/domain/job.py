@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
-from gpulease.domain.memory import Holding, JobId
+from gpulease.domain.memory import GpuUuid, Holding, JobId
 from gpulease.domain.placement import Placement
 
 
@@ -26,6 +26,10 @@ class Outcome(StrEnum):
     """Of a lease without a job: given back by its owner, or at the end of its holder."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
+    OVER_LEASE = "over_lease"
+    """It held more memory than it was granted, for longer than is let be."""
+    IDLE = "idle"
+    """It did nothing with its lease while others waited for the memory."""
     GAVE_UP = "gave_up"
     LAUNCH_FAILED = "launch_failed"
     LOST = "lost"
@@ -176,6 +180,14 @@ def main_exited(job: Job, exit_: Exit, at: datetime) -> Job | None:
 def with_time_limit(job: Job, limit: timedelta) -> Job:
     """Return `job` with another limit to its time, which counts from its start as before."""
     return replace(job, claim=replace(job.claim, time_limit=limit))
+
+
+def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
+    """Return `job` with for how long its lease of `gpu` has been over."""
+    leases = (
+        replace(lease, over_for=over_for) if lease.gpu == gpu else lease for lease in job.leases
+    )
+    return replace(job, leases=tuple(leases))
 
 
 def moved(job: Job, by: timedelta) -> Job:

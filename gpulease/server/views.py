@@ -11,13 +11,14 @@ from pathlib import Path
 from gpulease import __version__
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job
-from gpulease.domain.lease import Lease, State
+from gpulease.domain.lease import State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
+from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.wire import (
     EventView,
@@ -45,8 +46,11 @@ class Machine:
 class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
-    def __init__(self, keeper: Keeper, processes: ProcessFinder, machine: Machine) -> None:
+    def __init__(
+        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, overuse: OveruseWatch
+    ) -> None:
         self._keeper = keeper
+        self._overuse = overuse
         self._processes = processes
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
@@ -156,12 +160,24 @@ class Views:
             LeaseView(
                 gpu=lease.gpu,
                 memory=lease.memory,
-                used=_used(job, lease, seen, used),
+                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
                 enforced_by=list(self._machine.enforced_by),
+                **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
         ]
+
+    def _over(self, job: Job, gpu: GpuUuid, seen: Look | None) -> dict[str, str | None]:
+        """Return since when a lease is over, and when that ends its job."""
+        standing = self._overuse.standing(job.id, gpu)
+        if standing.over_for is None or seen is None or job.state is not State.ACTIVE:
+            return {}
+        left = standing.left(self._overuse.policy(job))
+        return {
+            "over_since": _instant(seen.at - standing.over_for),
+            "stops_at": None if left is None else _instant(seen.at + left),
+        }
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""
@@ -211,24 +227,6 @@ class Views:
                 )
             )
         return views
-
-
-def _used(
-    job: Job,
-    lease: Lease,
-    seen: Look | None,
-    used: Mapping[tuple[JobId, GpuUuid], int],
-) -> int | None:
-    if seen is None or not job.holds_memory:
-        return None
-    reading = next((each for each in seen.readings if each.uuid == lease.gpu), None)
-    if reading is None or reading.processes is None:
-        return None
-    unknown = any(
-        each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
-        for each in reading.processes
-    )
-    return None if unknown else used.get((job.id, lease.gpu), 0)
 
 
 def _state(gpu: GpuMemory) -> GpuState:

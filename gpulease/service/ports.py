@@ -94,6 +94,9 @@ class Transaction(Protocol):
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of a job that stays as it is; it may have ended."""
 
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        """Store for how long a lease has been over; nothing of one that is not held any more."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 

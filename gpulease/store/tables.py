@@ -204,6 +204,7 @@ class LeaseRow(Row):
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
+    over_for_us: Mapped[int | None]
 
 
 class EventRow(Row):

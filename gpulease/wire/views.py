@@ -9,7 +9,16 @@ from typing import Literal
 GpuState = Literal["available", "drained", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
-    "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
+    "exited",
+    "signaled",
+    "released",
+    "cancelled",
+    "time_limit",
+    "over_lease",
+    "idle",
+    "gave_up",
+    "launch_failed",
+    "lost",
 ]
 JobKind = Literal["run", "hold"]
 CheckState = Literal["ok", "warning", "failure"]
@@ -59,6 +68,10 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
+    over_since: str | None = None
+    """Since when more was seen in use than was leased and is let be."""
+    stops_at: str | None = None
+    """When the job is stopped for it, if that goes on."""
 
 
 @dataclass(slots=True)
@@ -102,7 +115,8 @@ class JobView:
     ended_at: str | None
     expires_at: str | None
     exit_status: int | None
-    """As a shell shows it: the job's own, 128 + signal, or 124 for the time limit."""
+    """As a shell shows it: the job's own, 128 + signal, or 124 where a limit ended it: its time,
+    its lease, or how long it may be idle."""
     pid: int | None
     directory: str | None
     """Where the job's own socket is, once it has been launched."""

@@ -1,5 +1,8 @@
 """What holding jobs to their leases has to remember."""
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -19,6 +22,7 @@ def _rungs() -> None:
 
 def _watch() -> None:
     """What was done about leases that hold more than was granted, or nothing at all."""
+    op.add_column("leases", sa.Column("over_for_us", sa.Integer(), nullable=True))
 
 
 def _accounts() -> None:
