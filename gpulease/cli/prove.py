@@ -1,0 +1,194 @@
+"""What `doctor --prove` does: try to leave a lease on each rung, and tell what stopped it.
+
+Each proof is a job like any other, which takes memory until somebody keeps it back. The room that
+it would take beyond its lease is looked for first, so that nobody else runs out of it.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gpulease
+from gpulease.cli.caller import this_process
+from gpulease.cli.request import RunOptions, build
+from gpulease.cli.text import size
+from gpulease.client import Client
+from gpulease.errors import GpuleaseError
+from gpulease.frames import FrameKind
+from gpulease.units import GIB, MIB
+from gpulease.wire import CheckState, CheckView, JobView, StatusView
+
+_PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
+_LEASE = 512 * MIB
+_EXCESS = 512 * MIB
+"""So much beyond the lease is tried: more than any tolerance that lets leases mean something."""
+_FRAMEWORK_LEASE = 2 * GIB
+_WAITS = "30s"
+_STAYS_S = 150.0
+"""How long what went too far waits to be stopped: two minutes of grace and something."""
+_LONGEST = "6m"
+_NODES = "/dev/nvidia[0-9]*"
+_NOT_REAL = "not tried: on simulated GPUs no framework is limited, and there are no devices"
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What came of one job that tried to leave its lease."""
+
+    job: JobView
+    said: list[dict[str, Any]] = field(default_factory=list)
+    took_s: float = 0.0
+
+    @property
+    def held(self) -> int:
+        """The most bytes that it said it had."""
+        return max((line.get("held", 0) for line in self.said), default=0)
+
+    @property
+    def refusal(self) -> dict[str, Any] | None:
+        return next((line for line in self.said if "refused" in line), None)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it could not even try; None if it could."""
+        return next((line["cannot"] for line in self.said if "cannot" in line), None)
+
+    @property
+    def was_told(self) -> bool:
+        return any(event.kind == "notice" for event in self.job.events)
+
+
+def prove(client: Client, frameworks: Sequence[tuple[str, str]]) -> Iterator[CheckView]:
+    """Yield what each rung did about a job that tried to leave its lease.
+
+    `frameworks` are those to be tried, each with the Python that has it.
+    """
+    status = client.status()
+    yield _from_outside(client, status)
+    if status.simulated:
+        yield CheckView("proof: framework, devices", "warning", _NOT_REAL)
+        return
+    for framework, python in frameworks:
+        yield _framework(client, framework, python)
+    yield _devices(client)
+
+
+def _from_outside(client: Client, status: StatusView) -> CheckView:
+    """Take more than was leased without any framework: the driver's rung, or else the watch's."""
+    name = "proof: watch"
+    offered = max((gpu.memory.headroom or 0 for gpu in status.gpus), default=0)
+    if offered < _LEASE + _EXCESS:
+        return CheckView(
+            name, "warning",
+            f"not tried: no GPU has {size(_LEASE + _EXCESS)} free, and nobody shall run out for it",
+            "try again when less is leased",
+        )  # fmt: skip
+    way = "host" if status.simulated else "device"
+    arguments = [way, str(_LEASE + _EXCESS), str(_STAYS_S)]
+    try:
+        trial = _try(client, [sys.executable, str(_PROVER), *arguments], _LEASE)
+    except GpuleaseError as error:
+        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
+    if trial.obstacle is not None:
+        return CheckView(name, "warning", f"could not try: {trial.obstacle}")
+    if trial.refusal is not None:
+        return _refused("proof: driver", trial, _LEASE)
+    return _watched(name, trial)
+
+
+def _watched(name: str, trial: _Trial) -> CheckView:
+    far = f"{size(trial.held)} in a lease of {size(_LEASE)}"
+    show = f"gpulease show {trial.job.id} tells what happened"
+    if trial.job.outcome == "over_lease":
+        return CheckView(
+            name, "ok", f"{far} was noticed and ended, {trial.took_s:.0f} s after its start", show
+        )
+    if trial.was_told:
+        return CheckView(name, "warning", f"{far} was told to its owner and not ended", show)
+    return CheckView(name, "failure", f"{far} was noticed by nobody", show)
+
+
+def _refused(name: str, trial: _Trial, lease: int) -> CheckView:
+    assert trial.refusal is not None
+    held, who, why = (trial.refusal[key] for key in ("refused", "by", "why"))
+    state: CheckState = "ok" if held <= lease else "failure"
+    said = f"the {who} gave {size(held)} in a lease of {size(lease)} and refused more ({why})"
+    return CheckView(name, state, said)
+
+
+def _framework(client: Client, framework: str, python: str) -> CheckView:
+    name = f"proof: {framework}"
+    arguments = [framework, str(_FRAMEWORK_LEASE), "0"]
+    try:
+        trial = _try(client, [python, str(_PROVER), *arguments], _FRAMEWORK_LEASE)
+    except GpuleaseError as error:
+        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
+    if trial.refusal is not None:
+        return _refused(name, trial, _FRAMEWORK_LEASE)
+    if trial.obstacle is not None:
+        return CheckView(name, "warning", f"could not try: {trial.obstacle}")
+    return CheckView(
+        name, "failure",
+        f"{size(trial.held)} in a lease of {size(_FRAMEWORK_LEASE)} was given and not refused",
+        f"gpulease logs {trial.job.id} tells what {framework} said",
+    )  # fmt: skip
+
+
+def _devices(client: Client) -> CheckView:
+    name = "proof: devices"
+    try:
+        trial = _try(client, [sys.executable, str(_PROVER), "open", _NODES], _LEASE)
+    except GpuleaseError as error:
+        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
+    opened = [line["opened"] for line in trial.said if "opened" in line]
+    closed = [line["closed"] for line in trial.said if "closed" in line]
+    leased = len(trial.job.leases)
+    if len(opened) > leased:
+        return CheckView(
+            name, "warning", f"a job with {leased} GPU could open {', '.join(opened)}",
+            "run gpuleased as a service of systemd: its scopes close the other GPUs",
+        )  # fmt: skip
+    if not closed:
+        return CheckView(name, "warning", "could not try: there is no second GPU to be kept from")
+    return CheckView(name, "ok", f"a job could open {', '.join(opened)}, not {', '.join(closed)}")
+
+
+def _try(client: Client, argv: Sequence[str], memory: int) -> _Trial:
+    """Run one job to its end and read what it said; interrupted, it is cancelled.
+
+    Raises:
+        GpuleaseError: it could not be run now.
+    """
+    options = RunOptions(
+        mem=f"{memory // MIB}M", time=_LONGEST, name="doctor --prove", wait=_WAITS, detach=True
+    )
+    job = client.submit(build(options, argv, this_process()))
+    began: float | None = None
+    try:
+        for view in client.watch(job.id):
+            job = view
+            if began is None and view.state == "active":
+                began = time.monotonic()
+    except BaseException:
+        client.cancel(job.id, grace=1.0)
+        raise
+    took_s = time.monotonic() - (began or time.monotonic())
+    if job.outcome in ("gave_up", "launch_failed", "cancelled"):
+        raise GpuleaseError(job.reason or str(job.outcome))
+    return _Trial(client.job(job.id), list(_said(client, job.id)), took_s)
+
+
+def _said(client: Client, job: int) -> Iterator[dict[str, Any]]:
+    pieces = client.logs(job, stderr=False)
+    text = b"".join(piece for kind, piece in pieces if kind is FrameKind.STDOUT)
+    for line in text.decode(errors="replace").splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(said, dict):
+            yield said
