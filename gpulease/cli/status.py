@@ -11,9 +11,20 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
+from gpulease.cli.text import (
+    UNKNOWN,
+    asks,
+    between,
+    clean,
+    clock,
+    label,
+    named,
+    sentence,
+    size,
+    until,
+)
 from gpulease.client import decode, indent
-from gpulease.wire import GpuView, JobView, MemoryView, StatusView
+from gpulease.wire import GpuView, JobView, MemoryView, ProcessView, StatusView
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -55,7 +66,7 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
         *_gpus(view, width),
         *_leases(view, now),
         *_queue(view, now),
-        *_others(view),
+        *_others(view, now),
     ]
 
 
@@ -210,14 +221,15 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
     )
 
 
-def _others(view: StatusView) -> Iterator[Block]:
+def _others(view: StatusView, now: datetime) -> Iterator[Block]:
     rows = [
         (
             line(str(gpu.index)),
             line(str(process.pid)),
             line(clean(process.user or UNKNOWN)),
             line(size(process.memory)),
-            line(clean(process.command or process.name or UNKNOWN)),
+            line(between(process.started_at, None, now)),
+            line(_what_runs(process)),
         )
         for gpu in view.gpus
         for process in gpu.processes
@@ -232,6 +244,12 @@ def _others(view: StatusView) -> Iterator[Block]:
         Column("PID", right=True),
         Column("USER", wraps=True),
         Column("MEMORY", right=True),
+        Column("AGE", right=True, leaves=2, below="for "),
         Column("COMMAND", leaves=1, wraps=True, least=24, below=""),
     )
     yield Table(columns, tuple(rows))
+
+
+def _what_runs(process: ProcessView) -> str:
+    command = clean(process.command or process.name or UNKNOWN)
+    return f"{command} (in container {clean(process.container)})" if process.container else command

@@ -18,6 +18,7 @@ from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
 from gpulease.daemon.sampling import Sampler
+from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
@@ -175,7 +176,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     ends = Ends()
     lanes = Lane("writer"), LookLane("look")
     table = ProcessTable()
-    processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
+    processes = Finder(
+        table,
+        installation,
+        lambda job: is_alive(state.job(job)),
+        lambda job: has_scope(state.job(job)),
+    )
     around = _surroundings(settings, probe, lambda: keeper, installation)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpulease.daemon.shims import living_shim, session_of
+from gpulease.daemon.shims import has_scope, living_shim, session_of
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
@@ -181,8 +181,10 @@ class Workers:
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
-        session = session_of(self._state.job(job.id))
-        await self._processes.end_survivors(marker, self.grace(job), owner, session)
+        directory = self._state.job(job.id)
+        session = session_of(directory)
+        scope = job.id if has_scope(directory) else None
+        await self._processes.end_survivors(marker, self.grace(job), owner, session, scope)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )

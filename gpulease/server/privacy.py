@@ -36,7 +36,7 @@ def conceal_status(drawn: bytes, viewer: str) -> bytes:
 
 def _conceal_processes(gpu: GpuView, viewer: str) -> GpuView:
     shown = [
-        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN)
+        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN, container=None)
         for each in gpu.processes
     ]
     return replace(gpu, processes=shown)

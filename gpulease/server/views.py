@@ -208,6 +208,8 @@ class Views:
                     command=who.command if who else None,
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
+                    started_at=_instant(who.started_at) if who else None,
+                    container=who.container if who else None,
                 )
             )
         return views

@@ -155,6 +155,9 @@ class ProcessView:
     command: str | None
     memory: int | None
     job: int | None
+    started_at: str | None = None
+    container: str | None = None
+    """The first digits of the id of the container that it is in."""
 
 
 @dataclass(slots=True)

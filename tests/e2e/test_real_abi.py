@@ -5,8 +5,10 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nvml_stand_in import HANG, Card, StandIn
@@ -49,9 +51,12 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     assert process["user"] == Path(f"/proc/{stranger.pid}").owner()
     assert process["command"] == "sleep 600"
     assert process["job"] is None
+    born = datetime.fromtimestamp(psutil.Process(stranger.pid).create_time(), UTC)
+    assert abs(datetime.fromisoformat(process["started_at"]) - born) < timedelta(seconds=1)
     page = daemon.run("status").stdout
     assert str(stranger.pid) in page
     assert "sleep 600" in page
+    assert "AGE" in page
     refused = daemon.run("run", "--mem", "21G", "--no-wait", "--", "true", check=False)
     assert refused.returncode == 75
     assert "60G is used outside any lease" in refused.stderr
@@ -65,7 +70,8 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     job = daemon.submit("--mem", "30G", "--", "sh", "-c", "sleep 600; :")
     pid = daemon.wait_until(job, "active")["pid"]
     child = wait_for("its child", lambda: _children(pid))[0]
-    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)])
+    # In both of the driver's lists, and still one process.
+    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)], graphics=[(child, 10 * G)])
     seen = wait_for(
         "the child's memory is seen", lambda: daemon.job(job)["leases"][0]["used"] == 10 * G
     )
