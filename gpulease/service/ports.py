@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.claim import Claim
@@ -207,6 +208,31 @@ class WorkerExited:
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
+
+
+class NotLimited(Exception):
+    """The driver keeps no limit of ours on a cgroup; the text says why, for people."""
+
+
+class MemoryLimiter(Protocol):
+    """The driver's own memory limits, on cgroups of version 2; each call blocks for a while."""
+
+    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can."""
+
+    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+        """Let the processes of a cgroup hold at most `memory` bytes; return what is kept to.
+
+        Raises:
+            NotLimited: it is not in force.
+        """
+
+    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+        """Take the limits of a cgroup away.
+
+        Raises:
+            NotLimited: they could not be.
+        """
 
 
 class Launcher(Protocol):

@@ -18,7 +18,10 @@ from nvml_stand_in.library import DRIVER, build
 HANG = -1.0
 """A delay that lasts until the state is changed."""
 
+_M = 1024**2
 _G = 1024**3
+_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+_LIMITS_SINCE = 615
 _NOT_AVAILABLE = 2**64 - 1
 _MEMORY_FUNCTIONS = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
@@ -56,6 +59,9 @@ class Card:
     lost: bool = False
     long_records: bool = False
     """Its newest process lists have records longer than the binding expects."""
+    step: int = 256 * _M
+    """Memory limits on it are rounded down to multiples of this; up if it is below zero. At zero
+    they are taken and not kept."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Codes by function; a name that ends in * stands for all that begin so."""
     delays: Mapping[str, float] = field(default_factory=dict)
@@ -71,6 +77,7 @@ class Card:
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
+            f"step {self.step}",
             *_process_lines("compute", self.processes),
             *_process_lines("graphics", self.graphics),
             *_fault_lines(self._all_faults()),
@@ -109,6 +116,7 @@ class StandIn:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state = self._folder / "state"
         self._calls = self._folder / "calls"
+        self._limits = self._folder / "limits"
         self._loaded = driver
         self._faults = dict(faults or {})
         self._delays = dict(delays or {})
@@ -151,6 +159,8 @@ class StandIn:
         """Put another release of the library on disk, as an upgrade does under running programs."""
         for old in self._folder.glob("libnvidia-ml.so.*"):
             old.unlink()
+        if int(driver.partition(".")[0]) < _LIMITS_SINCE:
+            missing = (*missing, *_LIMITS)
         library = self._folder / f"libnvidia-ml.so.{driver}"
         shutil.copy(build(driver, frozenset(missing)), library)
         (self._folder / "libnvidia-ml.so.1").symlink_to(library.name)
@@ -166,13 +176,20 @@ class StandIn:
             return []
         return self._calls.read_text(encoding="ascii").splitlines()
 
+    def limits(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the soft and the hard limit by the UUID of the GPU and the cgroup's directory."""
+        if not self._limits.exists():
+            return {}
+        lines = [line.split(" ", 3) for line in self._limits.read_text().splitlines()]
+        return {(uuid, path): (int(soft), int(hard)) for uuid, soft, hard, path in lines}
+
     @staticmethod
     def uuid(index: int) -> str:
         """Return the UUID of the card that stood at `index` when it was first given."""
         return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'stand-in {index}')}"
 
     def _write(self) -> None:
-        lines = [f"driver {self._loaded}", f"calls {self._calls}"]
+        lines = [f"driver {self._loaded}", f"calls {self._calls}", f"limits {self._limits}"]
         lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]
         for card in self.gpus:
             lines += card.lines()
