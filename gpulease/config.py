@@ -63,6 +63,8 @@ class Settings:
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
+    driver_limits: bool = True
+    """Whether the driver is told to hold jobs to their leases, where it can."""
     admins: str = "gpulease"
     """The group whose members may act on everyone's jobs; it need not exist."""
     hide_commands: bool = False
@@ -92,6 +94,13 @@ def _parse_switch(text: str) -> bool:
         return {"true": True, "false": False}[text.lower()]
     except KeyError:
         raise BadValue(f"{text!r} is neither true nor false", None) from None
+
+
+def _parse_auto(text: str) -> bool:
+    try:
+        return {"auto": True, "off": False}[text.lower()]
+    except KeyError:
+        raise BadValue(f"{text[:40]!r} is neither auto nor off", "auto, off") from None
 
 
 def _read_count(text: str) -> int:
@@ -136,6 +145,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "longest_grace": _read_grace,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
+    "driver_limits": _parse_auto,
     "admins": str,
     "hide_commands": _parse_switch,
     "leave_when_idle": parse_span,

@@ -35,7 +35,12 @@ from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
-_LIMITS = {"framework": "its framework (TensorFlow, JAX, CuPy)"}
+_LIMITS = {
+    "driver": "the driver",
+    "framework": "its framework (TensorFlow, JAX, CuPy)",
+    "watch": "a watch on what it uses",
+    "devices": "device rules",
+}
 """What may hold a job to its lease, as people would say it."""
 
 
@@ -188,7 +193,9 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
 
 def _limits(lease: LeaseView) -> str:
     """Say what holds the job to its lease; what a later daemon may name stays as it is."""
-    named = (_LIMITS.get(each, clean(each)) for each in lease.enforced_by)
+    limit = lease.driver_limit
+    known = _LIMITS if limit is None else {**_LIMITS, "driver": f"the driver, at {size(limit)}"}
+    named = (known.get(each, clean(each)) for each in lease.enforced_by)
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 

@@ -65,6 +65,7 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
         *_head(view, now),
         *_gpus(view, width),
         *_leases(view, now),
+        *_held_by(view),
         *_queue(view, now),
         *_others(view, now),
     ]
@@ -169,6 +170,17 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("LEFT", right=True, leaves=1, below="left "),
     )
     yield Table(columns, tuple(rows))
+
+
+def _held_by(view: StatusView) -> Iterator[Block]:
+    """Say what holds jobs to their leases here, and what does not."""
+    if not view.enforcement:
+        return
+    has = ", ".join(clean(each.rung) for each in view.enforcement if each.available)
+    yield line(f"held by: {has or 'nothing, jobs are placed and counted only'}", "dim")
+    for each in view.enforcement:
+        if not each.available:
+            yield line(f"not held by {clean(each.rung)}: {clean(each.why)}", "dim")
 
 
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:

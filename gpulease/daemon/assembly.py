@@ -11,10 +11,11 @@ from typing import TypeVar
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
-from gpulease.daemon.enclosure import enclose
-from gpulease.daemon.examine import Examination, closed_to_others
+from gpulease.daemon.examine import Examination
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
+from gpulease.daemon.holding import Holding, build_holding
+from gpulease.daemon.ladder import Ladder
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
 from gpulease.daemon.sampling import Sampler
@@ -24,7 +25,6 @@ from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
-from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
@@ -81,6 +81,7 @@ class Parts:
     askers: Askers
     sampler: Sampler
     desk: Desk
+    holding: Holding
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -95,6 +96,7 @@ class Parts:
         self.desk.rights = _rights(settings)
         self.desk.most_streams = settings.most_streams
         self.workers.adopt(settings.grace, settings.log_limit)
+        self.holding.ladder.driver_limits = settings.driver_limits
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
@@ -172,9 +174,10 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     """
     state, store, installation = open_record(settings)
     probe = open_probe(settings)
-    clock, launcher = SystemClock(), _launcher(confined)
-    ends = Ends()
+    clock, ends = SystemClock(), Ends()
     lanes = Lane("writer"), LookLane("look")
+    holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
+    launcher = Launcher(confined=confined, enclose=holding.enclosure)
     table = ProcessTable()
     processes = Finder(
         table,
@@ -182,13 +185,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         lambda job: is_alive(state.job(job)),
         lambda job: has_scope(state.job(job)),
     )
-    around = _surroundings(settings, probe, lambda: keeper, installation)
+    around = _surroundings(settings, probe, lambda: keeper, installation, holding)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock, ends)),
+        Launchers(workers, Holders(clock, ends, around.rungs)),
         clock,
         _policy(settings),
         writing=lanes[0],
@@ -204,16 +207,11 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [holding.ladder.ask]),
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers, holding.ladder),
+        holding=holding,
         lanes=lanes,
     )
-
-
-def _launcher(confined: bool) -> Launcher:
-    """Return the launcher; the jobs of the system's service are in scopes of their own."""
-    in_scopes = confined and scopes.is_to_be_had()
-    return Launcher(confined=confined, enclose=enclose if in_scopes else None)
 
 
 def _rights(settings: Settings) -> Rights:
@@ -237,7 +235,11 @@ def _defaults(settings: Settings) -> Defaults:
 
 
 def _surroundings(
-    settings: Settings, probe: GpuProbe, keeper: Callable[[], Keeper], installation: str
+    settings: Settings,
+    probe: GpuProbe,
+    keeper: Callable[[], Keeper],
+    installation: str,
+    holding: Holding,
 ) -> Surroundings:
     return Surroundings(
         installation=installation,
@@ -250,6 +252,8 @@ def _surroundings(
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
+        rungs=lambda: holding.ladder.everywhere,
+        lift=holding.lift,
     )
 
 
@@ -261,14 +265,12 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
+    ladder: Ladder,
 ) -> Desk:
-    simulated = settings.simulate is not None
-    # As root: a hook that the user cannot read holds nobody.
-    hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
-    enforced_by = ("framework",) if hooked else ()
-    machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
+    simulated, driver = settings.simulate, keeper.probe.driver
+    machine = Machine(driver, simulated is not None, state.job, ladder)
     examination = Examination(
-        lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS
+        lambda: keeper.seen, driver, simulated, state.path, HOOKS, ladder.rungs
     )
     return Desk(
         keeper=keeper,

@@ -6,7 +6,7 @@ Where the worker's side (what a job finds) and the process side (how it is start
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +53,10 @@ class Surroundings:
     hooks: Path
     grace: timedelta
     log_limit: int
+    rungs: Callable[[], tuple[str, ...]] = tuple
+    """What holds every lease here, see enforcement.Rung."""
+    lift: Callable[[Job], Awaitable[None]] | None = None
+    """Takes away what the driver holds an ended job by."""
 
 
 class Workers:
@@ -140,6 +144,7 @@ class Workers:
             # A user may ask for an hour; whoever shuts the machine down did not agree to that.
             grace_at_shutdown=min(self.grace(job), self._around.grace),
             gpus=self._nodes(job),
+            memory={lease.gpu: lease.memory for lease in job.leases},
         )
 
     def _nodes(self, job: Job) -> tuple[str, ...] | None:
@@ -173,9 +178,13 @@ class Workers:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
         directory = self._state.job(job.id)
         async for event in control.follow(directory):
-            if isinstance(event, control.Lost):
-                yield await self._bury(job)
-            elif (news := _news(event)) is not None:
+            lost = isinstance(event, control.Lost)
+            news = await self._bury(job) if lost else _news(event)
+            if isinstance(news, WorkerStarted):
+                yield replace(news, rungs=self._around.rungs())
+            elif news is not None:
+                if isinstance(news, WorkerExited) and self._around.lift is not None:
+                    await self._around.lift(job)
                 yield news
 
     async def _bury(self, job: Job) -> WorkerExited:

@@ -107,3 +107,7 @@ class Lease:
     released_at: datetime | None = None
     peak: int | None = None
     """The most bytes that were seen in use under it, as far as has been recorded."""
+    enforced_by: tuple[str, ...] | None = None
+    """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
+    driver_limit: int | None = None
+    """The bytes to which the driver itself keeps it, as the driver says."""

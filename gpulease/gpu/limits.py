@@ -13,7 +13,7 @@ from gpulease.domain.memory import GpuUuid
 from gpulease.gpu import binding
 from gpulease.gpu.binding import Handle, NvmlFailure
 from gpulease.gpu.nvml import NoAnswer, NvmlProbe
-from gpulease.service.ports import NotLimited
+from gpulease.service.limiting import NotLimited
 from gpulease.units import MIB, format_size
 
 _STEP = 256 * MIB
@@ -32,11 +32,15 @@ class DriverLimits:
         self._probe = probe
 
     def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
-        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can."""
+        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
+
+        Raises:
+            NotLimited: there is no telling now.
+        """
         try:
             self._probe.on_gpu(gpu, partial(binding.memory_limits, cgroup=cgroup))
         except NoAnswer as failure:
-            return str(failure)
+            raise NotLimited(str(failure)) from failure
         except NvmlFailure as failure:
             # Anything else it may have against this one cgroup.
             return _why(failure) if _is_final(failure) else None

@@ -60,6 +60,22 @@ def directory_of(job: int) -> Path | None:
     return None
 
 
+def device_directory_of(job: int) -> Path | None:
+    """Return the directory of a job's scope where device rules are kept, or None."""
+    for hierarchy in (*_mounts()[2], *_unified()):
+        if (path := hierarchy / SLICE / scope_name(job)).is_dir():
+            return path
+    return None
+
+
+def own_directory() -> Path | None:
+    """Return the directory of this process's cgroup of version 2, or None."""
+    for controllers, path in _lines(os.getpid()):
+        if not controllers and _unified():
+            return _unified()[0] / path.lstrip("/")
+    return None
+
+
 def scopes() -> Iterator[tuple[int, Path]]:
     """Yield the number and the directory of every job's scope in cgroups of version 2."""
     for hierarchy in _hierarchies():
@@ -100,9 +116,9 @@ def _unified() -> tuple[Path, ...]:
 
 
 @cache
-def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return where the hierarchies are mounted that systemd keeps, and which are of version 2."""
-    followed, unified = [], []
+def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
+    """Return where the hierarchies are that systemd keeps, those of version 2, those of devices."""
+    followed, unified, devices = [], [], []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -111,4 +127,6 @@ def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             unified.append(path)
         if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
             followed.append(path)
-    return tuple(followed), tuple(unified)
+        if kind == "cgroup" and "devices" in options.split(","):
+            devices.append(path)
+    return tuple(followed), tuple(unified), tuple(devices)

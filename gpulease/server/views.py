@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 from gpulease import __version__
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Rung, ladder
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
@@ -27,6 +29,7 @@ from gpulease.wire import (
     LeaseView,
     MemoryView,
     ProcessView,
+    RungView,
     StatusView,
 )
 
@@ -39,7 +42,22 @@ class Machine:
     simulated: bool
     directory_of: Callable[[JobId], Path]
     """Where a job's record, output and socket are."""
-    enforced_by: Sequence[str] = ()
+    holds: "Rungs"
+
+
+class Rungs(Protocol):
+    """What holds leases on this machine."""
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """The rungs on which all leases stand that are granted now."""
+
+    @property
+    def watch(self) -> Callable[[], bool]:
+        """Whether something is done about what is over its lease."""
+
+    def rungs(self) -> list[RungView]:
+        """Return each rung, and what there is to say of it."""
 
 
 class Views:
@@ -70,6 +88,7 @@ class Views:
             at=_instant(now) or "",
             gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
             jobs=[],
+            enforcement=self._machine.holds.rungs(),
         )
 
     def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
@@ -158,10 +177,20 @@ class Views:
                 memory=lease.memory,
                 used=_used(job, lease, seen, used),
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
-                enforced_by=list(self._machine.enforced_by),
+                enforced_by=self._rungs(job, lease),
+                driver_limit=lease.driver_limit,
             )
             for lease in job.leases
         ]
+
+    def _rungs(self, job: Job, lease: Lease) -> list[str]:
+        """Return what holds the lease, or held it; watching may begin and end meanwhile."""
+        holds = self._machine.holds
+        rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
+        if job.holds_memory:
+            rungs -= {Rung.WATCH}
+            rungs |= {Rung.WATCH.value} if holds.watch() else set()
+        return list(ladder(rungs))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""

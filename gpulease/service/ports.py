@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.claim import Claim
@@ -182,6 +181,8 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
+    rungs: tuple[str, ...] = ()
+    """What holds it to its leases, if nothing was noted at its launch; see enforcement.Rung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,31 +209,6 @@ class WorkerExited:
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
-
-
-class NotLimited(Exception):
-    """The driver keeps no limit of ours on a cgroup; the text says why, for people."""
-
-
-class MemoryLimiter(Protocol):
-    """The driver's own memory limits, on cgroups of version 2; each call blocks for a while."""
-
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
-        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can."""
-
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
-        """Let the processes of a cgroup hold at most `memory` bytes; return what is kept to.
-
-        Raises:
-            NotLimited: it is not in force.
-        """
-
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
-        """Take the limits of a cgroup away.
-
-        Raises:
-            NotLimited: they could not be.
-        """
 
 
 class Launcher(Protocol):

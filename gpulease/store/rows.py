@@ -90,10 +90,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         submitted_at=row.submitted_at,
         gives_up_at=row.gives_up_at,
         state=State(row.state),
-        leases=tuple(
-            Lease(GpuUuid(each.gpu), each.memory, each.granted_at, each.released_at, each.peak)
-            for each in leases
-        ),
+        leases=tuple(_lease_of(each) for each in leases),
         granted_at=row.granted_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
@@ -106,6 +103,30 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         terminal=row.terminal,
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
+    )
+
+
+def lease_values(lease: Lease) -> dict[str, object]:
+    """Return the columns of `lease` that change in its life."""
+    rungs = lease.enforced_by
+    return {
+        # Never before the grant, whatever the clock has done meanwhile.
+        "released_at": lease.released_at and max(lease.released_at, lease.granted_at),
+        "enforced_by": None if rungs is None else ",".join(rungs),
+        "driver_limit": lease.driver_limit,
+    }
+
+
+def _lease_of(row: LeaseRow) -> Lease:
+    rungs = row.enforced_by
+    return Lease(
+        GpuUuid(row.gpu),
+        row.memory,
+        row.granted_at,
+        row.released_at,
+        row.peak,
+        None if rungs is None else tuple(filter(None, rungs.split(","))),
+        row.driver_limit,
     )
 
 

@@ -204,6 +204,9 @@ class LeaseRow(Row):
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
+    enforced_by: Mapped[str | None]
+    """The rungs that it stands on, with commas between them; empty for none, null if unknown."""
+    driver_limit: Mapped[int | None]
 
 
 class EventRow(Row):

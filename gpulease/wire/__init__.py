@@ -39,6 +39,7 @@ from gpulease.wire.views import (
     Outcome,
     ProcessView,
     RefusalView,
+    RungView,
     StatusView,
 )
 
@@ -69,6 +70,7 @@ __all__ = [
     "Outcome",
     "ProcessView",
     "RefusalView",
+    "RungView",
     "StatusView",
     "SubmitRequest",
     "TerminalRequest",

@@ -59,6 +59,9 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
+    """Of driver, framework, watch and devices those that hold the job to it."""
+    driver_limit: int | None = None
+    """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
 
 
 @dataclass(slots=True)
@@ -178,6 +181,16 @@ class GpuView:
 
 
 @dataclass(slots=True)
+class RungView:
+    """One of the things that can hold jobs to their leases, and whether it does on this machine."""
+
+    rung: str
+    available: bool
+    why: str
+    """What it does here, or why it is not to be had."""
+
+
+@dataclass(slots=True)
 class StatusView:
     """One look at the whole machine; `jobs` are those that wait or hold a GPU."""
 
@@ -188,6 +201,7 @@ class StatusView:
     at: str
     gpus: list[GpuView]
     jobs: list[JobView]
+    enforcement: list[RungView] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,8 @@
 """What holding jobs to their leases has to remember."""
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -15,6 +18,8 @@ def upgrade() -> None:
 
 def _rungs() -> None:
     """What holds each lease."""
+    op.add_column("leases", sa.Column("enforced_by", sa.String(), nullable=True))
+    op.add_column("leases", sa.Column("driver_limit", sa.Integer(), nullable=True))
 
 
 def _watch() -> None:

@@ -14,6 +14,7 @@ from gpulease.wire import (
     MemoryView,
     ProcessView,
     RefusalView,
+    RungView,
     StatusView,
 )
 
@@ -54,12 +55,13 @@ def job(number: int = 17, **changed: Any) -> JobView:
 
 def running(number: int = 12, gpu: str = FIRST, **changed: Any) -> JobView:
     """Return a job that holds 6 GiB of a GPU."""
+    rungs = ["driver", "framework", "watch"]
     settled: dict[str, Any] = {
         "state": "active",
         "reason": None,
         "position": None,
         "claim": claim(6 * GIB, time_limit=14400.0),
-        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, ["framework", "watch"])],
+        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, rungs, 6 * GIB)],
         "granted_at": "2026-03-02T13:30:00Z",
         "started_at": "2026-03-02T13:30:01Z",
         "expires_at": "2026-03-02T17:30:01Z",
@@ -160,6 +162,12 @@ def busy_status() -> StatusView:
             ),
         ],
         jobs=[running(12, name="resnet-50-with-a-rather-long-name"), waiting(), second_waiting()],
+        enforcement=[
+            RungView("driver", False, "this driver has no memory limits; they come with r615"),
+            RungView("framework", True, "hooks keep honest programs in"),
+            RungView("watch", True, "what jobs use is compared with their leases"),
+            RungView("devices", False, "a job can open every GPU: systemd does not run here"),
+        ],
     )
 
 

@@ -48,7 +48,7 @@ struct process { int kind; unsigned int pid; unsigned long long memory; };
 struct gpu {
     char uuid[TEXT], name[TEXT];
     unsigned long long total, used, reserved;
-    int utilization, temperature, mig, long_records, count;
+    int utilization, temperature, mig, minor, long_records, count;
     long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
     struct process process[MOST_PROCESSES];
     struct rules faults, delays;
@@ -86,6 +86,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
+    else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
     else if (!strcmp(word, "step")) gpu->step = atol(rest);
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
@@ -292,6 +293,14 @@ int nvmlDeviceGetName(void *handle, char *name, unsigned int size)
     struct gpu *gpu;
     ENTER(handle, &gpu);
     return copy_text(name, size, gpu->name);
+}
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned int *minor)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *minor = (unsigned int)gpu->minor;
+    return SUCCESS;
 }
 
 /* The first version counts what the driver holds back as used. */

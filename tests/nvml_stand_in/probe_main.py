@@ -13,7 +13,7 @@ from gpulease.domain.memory import GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu.limits import DriverLimits
 from gpulease.gpu.nvml import NvmlProbe
-from gpulease.service.ports import NotLimited
+from gpulease.service.limiting import NotLimited
 
 
 def main() -> None:

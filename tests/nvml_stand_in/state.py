@@ -59,6 +59,8 @@ class Card:
     lost: bool = False
     long_records: bool = False
     """Its newest process lists have records longer than the binding expects."""
+    minor: int | None = None
+    """The number of its device node."""
     step: int = 256 * _M
     """Memory limits on it are rounded down to multiples of this; up if it is below zero. At zero
     they are taken and not kept."""
@@ -78,6 +80,7 @@ class Card:
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
             f"step {self.step}",
+            f"minor {self.minor or 0}",
             *_process_lines("compute", self.processes),
             *_process_lines("graphics", self.graphics),
             *_fault_lines(self._all_faults()),
@@ -92,6 +95,7 @@ class Card:
         absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
         absent += ["nvmlDeviceGetTemperature"] if self.temperature is None else []
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
+        absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []
         return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
 
 
