@@ -84,6 +84,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyT
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
         *(_pair(name, text) for name, text in _facts(job, now) if text),
         *_leases(job, indexes),
+        *_unheld(job),
         *_refusals(job),
         *_events(job, now),
     ]
@@ -189,6 +190,14 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _unheld(job: JobView) -> Iterator[Block]:
+    """Name the processes on a GPU that the framework hook does not reach."""
+    for each in job.unheld:
+        who = f"process {each.pid} ({clean(each.command)})"
+        said = f"{who} is not held by the framework hook: {clean(each.why)}"
+        yield Hanging(line(said, "warn"), 2)
 
 
 def _limits(lease: LeaseView) -> str:

@@ -1,12 +1,10 @@
 """The composition root: the parts of the daemon, built from the settings and wired together."""
 
-import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
@@ -15,13 +13,15 @@ from gpulease.daemon.examine import Examination
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
-from gpulease.daemon.ladder import Ladder
+from gpulease.daemon.lanes import Lane, LookLane
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.unhooked import Unhooked
 from gpulease.daemon.workers import Surroundings, Workers
+from gpulease.domain.memory import JobId
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
@@ -41,30 +41,7 @@ from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
-T = TypeVar("T")
-
-
-class Lane:
-    """One thread: what is given to it happens in order, and never on the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
-        """Return the result of `call`, awaited."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def close(self) -> None:
-        """Let what was given finish."""
-        self._pool.shutdown(wait=True)
-
-
-class LookLane(Lane):
-    """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
-
-    def close(self) -> None:
-        """Leave what hangs behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+_log = logging.getLogger("gpuleased")
 
 
 @dataclass(slots=True)
@@ -198,6 +175,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         looking=lanes[1],
     )
     askers = Askers(keeper, ends)
+    unhooked = Unhooked(store.live, around.rungs, HOOKS, _tell_the_log)
+    simulated = settings.simulate is not None
+    machine = Machine(probe.driver, simulated, state.job, holding.ladder, unhooked.of)
     return Parts(
         settings=settings,
         state=state,
@@ -207,11 +187,18 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [holding.ladder.ask]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers, holding.ladder),
+        sampler=Sampler(
+            keeper, Occupancy(store), clock, lanes[0], [holding.ladder.ask, unhooked.look]
+        ),
+        desk=_desk(settings, keeper, processes, clock, workers, askers, machine),
         holding=holding,
         lanes=lanes,
     )
+
+
+async def _tell_the_log(job: JobId, text: str) -> None:
+    """Stand in for whatever reaches the owner of a job."""
+    _log.info("job %s: %s", job, text)
 
 
 def _rights(settings: Settings) -> Rights:
@@ -261,16 +248,18 @@ def _desk(
     settings: Settings,
     keeper: Keeper,
     processes: Finder,
-    state: StateDirectory,
     clock: Clock,
     workers: Workers,
     askers: Askers,
-    ladder: Ladder,
+    machine: Machine,
 ) -> Desk:
-    simulated, driver = settings.simulate, keeper.probe.driver
-    machine = Machine(driver, simulated is not None, state.job, ladder)
     examination = Examination(
-        lambda: keeper.seen, driver, simulated, state.path, HOOKS, ladder.rungs
+        lambda: keeper.seen,
+        machine.driver,
+        settings.simulate,
+        settings.state,
+        HOOKS,
+        machine.holds.rungs,
     )
     return Desk(
         keeper=keeper,
@@ -280,7 +269,7 @@ def _desk(
         clock=clock,
         defaults=_defaults(settings),
         rights=_rights(settings),
-        directory_of=state.job,
+        directory_of=machine.directory_of,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=examination.results,

@@ -16,6 +16,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.domain.reach import Unheld
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.keeper import Keeper
@@ -31,6 +32,7 @@ from gpulease.wire import (
     ProcessView,
     RungView,
     StatusView,
+    UnheldView,
 )
 
 
@@ -43,6 +45,7 @@ class Machine:
     directory_of: Callable[[JobId], Path]
     """Where a job's record, output and socket are."""
     holds: "Rungs"
+    unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
 
 
 class Rungs(Protocol):
@@ -130,6 +133,10 @@ class Views:
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
+            unheld=[
+                UnheldView(each.pid, each.command, each.why)
+                for each in self._machine.unheld(job.id)
+            ],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 

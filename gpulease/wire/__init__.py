@@ -41,6 +41,7 @@ from gpulease.wire.views import (
     RefusalView,
     RungView,
     StatusView,
+    UnheldView,
 )
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "StatusView",
     "SubmitRequest",
     "TerminalRequest",
+    "UnheldView",
     "WorkerOptionsRequest",
     "from_wire",
     "spoken",

@@ -65,6 +65,15 @@ class LeaseView:
 
 
 @dataclass(slots=True)
+class UnheldView:
+    """A process of a job that uses a GPU and that the framework hook does not hold."""
+
+    pid: int
+    command: str
+    why: str
+
+
+@dataclass(slots=True)
 class RefusalView:
     """Why one GPU cannot take a waiting job now."""
 
@@ -124,6 +133,7 @@ class JobView:
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
+    unheld: list[UnheldView] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)
 
 

@@ -111,11 +111,14 @@ class StandIn:
         missing: Sequence[str] = (),
         faults: Mapping[str, int] | None = None,
         delays: Mapping[str, float] | None = None,
+        seen_as: Path | None = None,
     ) -> None:
         """Install `driver` under `folder`, without the functions in `missing`.
 
         `faults` and `delays` hold for the functions of the driver as a whole; see `Card`.
+        `seen_as` is what `folder` is called where the driver is used, if that is in a container.
         """
+        self._seen = (seen_as or folder) / "nvml"
         self._folder = folder / "nvml"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state = self._folder / "state"
@@ -130,10 +133,10 @@ class StandIn:
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process finds this driver."""
-        paths = [str(self._folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        paths = [str(self._seen), os.environ.get("LD_LIBRARY_PATH", "")]
         return {
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
-            "NVML_STAND_IN": str(self._state),
+            "NVML_STAND_IN": str(self._seen / self._state.name),
         }
 
     def update(
@@ -193,7 +196,9 @@ class StandIn:
         return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'stand-in {index}')}"
 
     def _write(self) -> None:
-        lines = [f"driver {self._loaded}", f"calls {self._calls}", f"limits {self._limits}"]
+        kept = {"calls": self._calls.name, "limits": self._limits.name}
+        lines = [f"driver {self._loaded}"]
+        lines += [f"{word} {self._seen / name}" for word, name in kept.items()]
         lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]
         for card in self.gpus:
             lines += card.lines()
