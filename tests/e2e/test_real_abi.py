@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -83,6 +84,30 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     readable = {check["state"] for check in checks if check["name"] == "hooks"} == {"ok"}
     enforced_by = ["framework"] if readable else []
     assert daemon.job(job)["leases"][0]["enforced_by"] == enforced_by
+
+
+def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    python = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
+    job = daemon.submit("--mem", "30G", "--", *python)
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)])
+    if "framework" not in daemon.job(job)["leases"][0]["enforced_by"]:
+        pytest.skip("not every user can read the hooks where this checkout is")
+    (unheld,) = wait_for("it is noticed", lambda: daemon.job(job)["unheld"])
+    assert unheld["pid"] == pid
+    assert "-I" in unheld["why"]
+    assert f"process {pid} ({sys.executable} -I -c" in daemon.run("show", str(job)).stdout
+    assert "is not held by the framework hook" in daemon.log
+    # Nothing was put around it, and nothing says that something was.
+    status = daemon.status()
+    lacks = {each["rung"]: each["why"] for each in status["enforcement"] if not each["available"]}
+    assert lacks.keys() >= {"driver", "devices"}
+    page = daemon.run("status").stdout
+    assert all(f"not held by {rung}: {why}" in page for rung, why in lacks.items())
+    assert "not held by devices" in daemon.run("doctor", check=False).stdout
 
 
 def _children(pid: int) -> list[int]:
