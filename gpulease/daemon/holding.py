@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpulease.config import Settings
 from gpulease.daemon.enclosure import Enclosure
-from gpulease.daemon.ladder import Circumstances, Ladder
+from gpulease.daemon.ladder import Circumstances, Ladder, why_no_scopes
 from gpulease.daemon.lifting import Lifting
 from gpulease.daemon.places import closed_to_others
 from gpulease.daemon.shims import has_scope
@@ -55,7 +55,8 @@ def build_holding(
     limiter = DriverLimits(probe) if isinstance(probe, NvmlProbe) else None
     # As root: a hook that the user cannot read holds nobody.
     closed = closed_to_others(HOOKS) if os.geteuid() == 0 else None
-    around = Circumstances(settings.simulate is not None, confined, closed)
+    no_scopes = why_no_scopes(confined)
+    around = Circumstances(settings.simulate is not None, no_scopes, closed)
     ladder = Ladder(around, limiter, probe.driver, driver_limits=settings.driver_limits)
 
     async def note(job: JobId, enclosed: Enclosed) -> None:
@@ -64,5 +65,5 @@ def build_holding(
     return Holding(
         ladder,
         Lifting(limiter, lambda job: has_scope(state.job(job))),
-        Enclosure(ladder.limiter, note) if ladder.in_scopes else None,
+        Enclosure(ladder.limiter, note) if no_scopes is None else None,
     )

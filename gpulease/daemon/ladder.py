@@ -19,8 +19,8 @@ class Circumstances:
     """What decides on the rungs and does not change while the daemon runs."""
 
     simulated: bool
-    confined: bool
-    """The system's service runs: its jobs are put into scopes."""
+    no_scopes: str | None
+    """Why jobs are not put into scopes of their own; None: they are."""
     hooks_closed_at: Path | None
     """The directory that keeps users from the hooks."""
 
@@ -44,11 +44,6 @@ class Ladder:
         self._limiter = limiter
         self._driver = driver
         self._asked: tuple[str | None, dict[int, str | None]] | None = None
-
-    @property
-    def in_scopes(self) -> bool:
-        """Whether jobs are put into scopes of their own."""
-        return self._around.confined and scopes.is_to_be_had()
 
     @property
     def everywhere(self) -> tuple[str, ...]:
@@ -102,11 +97,12 @@ class Ladder:
 
     def _no_driver_limit(self) -> str | None:
         """Return why there are no limits by the driver; None also where some GPU has them."""
+        no_scopes = self._around.no_scopes
         obstacles = {
             "simulated GPUs have no driver": self._limiter is None,
             "turned off by driver_limits": not self.driver_limits,
             "only root can set them": os.geteuid() != 0,
-            f"no scope, so no driver limit: {self._no_scopes()}": not self.in_scopes,
+            f"no scope, so no driver limit: {no_scopes}": no_scopes is not None,
             "there are no cgroups of version 2 here": not cgroups.has_version_2(),
         }
         for why, stands in obstacles.items():
@@ -133,16 +129,21 @@ class Ladder:
     def _devices(self) -> tuple[bool, str]:
         if self._around.simulated:
             return False, "simulated GPUs have no devices"
-        if not self.in_scopes:
-            return False, f"a job can open every GPU: {self._no_scopes()}"
+        if self._around.no_scopes is not None:
+            return False, f"a job can open every GPU: {self._around.no_scopes}"
         own = cgroups.own_directory()
         if own is not None and device_rules.kernel_has_them(own) is False:
             return False, "a job can open every GPU: this kernel has no CONFIG_CGROUP_BPF"
         return True, "a job can open its own GPUs alone"
 
-    def _no_scopes(self) -> str:
-        if not scopes.is_to_be_had():
-            return "systemd does not run here"
-        if os.geteuid() != 0:
-            return "a personal daemon makes no scopes"
-        return "gpuleased was not started by its systemd unit"
+
+def why_no_scopes(confined: bool) -> str | None:
+    """Return why jobs are not put into scopes of their own, or None if they are.
+
+    `confined` says that this is the system's service.
+    """
+    if not scopes.is_to_be_had():
+        return "systemd does not run here"
+    if os.geteuid() != 0:
+        return "a personal daemon makes no scopes"
+    return None if confined else "gpuleased was not started by its systemd unit"

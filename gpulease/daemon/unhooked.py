@@ -51,7 +51,7 @@ class Unhooked:
         if Rung.FRAMEWORK not in self._rungs():
             jobs = set()
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
-        found = await asyncio.to_thread(self._judge, pids)
+        found = await asyncio.to_thread(self._judge, pids) if pids else {}
         self._of = {}
         for pid, unheld in found.items():
             job = seen.jobs_by_pid[pid]
