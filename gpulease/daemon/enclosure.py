@@ -8,6 +8,7 @@ import asyncio
 import logging
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -54,7 +55,20 @@ class Enclosure:
         Raises:
             RecordUnwritable: it cannot be noted at this moment; nothing was launched.
         """
-        await self._note(JobId(launch.job), await self._enclose(pid, launch))
+        enclosed = await self._enclose(pid, launch)
+        try:
+            await self._note(JobId(launch.job), enclosed)
+        except RecordUnwritable:
+            # The shim is about to leave, and its cgroup with it.
+            await self._lift(launch.job, enclosed)
+            raise
+
+    async def _lift(self, job: int, enclosed: Enclosed) -> None:
+        limiter, directory = self._limiter(), cgroups.directory_of(job)
+        for gpu in enclosed.limits if limiter is not None and directory is not None else ():
+            assert limiter is not None and directory is not None
+            with suppress(NotLimited):
+                await asyncio.to_thread(limiter.lift, gpu, directory)
 
     async def _enclose(self, pid: int, launch: Launch) -> Enclosed:
         gpus, missing = launch.gpus, []
@@ -95,9 +109,10 @@ class Enclosure:
         for uuid, answer in zip(uuids, answers, strict=True):
             if isinstance(answer, int):
                 limits[uuid] = answer
-            elif isinstance(answer, NotLimited):
+            elif isinstance(answer, Exception):
                 refusals.append(f"no limit by the driver on {uuid[:_SHORT_UUID]}: {answer}")
-                _log.warning("job %s: %s", launch.job, refusals[-1])
+                bug = None if isinstance(answer, NotLimited) else answer
+                _log.warning("job %s: %s", launch.job, refusals[-1], exc_info=bug)
             else:
                 raise answer
         return limits, refusals

@@ -15,8 +15,10 @@ from gpulease.daemon.lifting import Lifting
 from gpulease.daemon.shims import has_scope
 from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.errors import RecordUnwritable
 from gpulease.process import cgroups, device_rules, scopes
 from gpulease.process.launcher import Launcher
+from gpulease.process.record import read_record
 from gpulease.service.limiting import NotLimited
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 from process_rig import end, job_directory, output, run, shell, wait_until
@@ -169,6 +171,22 @@ def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
     run(Lifting(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
     assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
     rig.scope.mkdir()
+
+
+def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:
+    async def refuse(job: JobId, enclosed: Enclosed) -> None:
+        assert rig.limits() == {FIRST: G}
+        raise RecordUnwritable("the disk is full", "make room")
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=Enclosure(lambda: rig.limiter, refuse, rig.make))
+        with pytest.raises(RecordUnwritable):
+            await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
+        await launcher.close()
+
+    run(scenario())
+    assert rig.limits() == {}
+    assert read_record(directory) is None, "so that it can be launched again"
 
 
 def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
