@@ -1,5 +1,6 @@
 """What holds for every test: the code is this tree's, and no property fails for a slow machine."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,24 @@ _PACKAGE = Path(__file__).parents[1] / "gpulease"
 _WHERE = "import importlib.util as u; s = u.find_spec('gpulease'); print(s and s.origin)"
 
 
+_ASKED_TO_IGNORE = {
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+}
+"""What nohup(1) and a shell's `&` have a command ignore, and all that it starts."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    """Make this machine one on which the tests can tell something."""
+    # A command that was started with Ctrl-C ignored is right to ignore it, and hands that on.
+    for number, usual in _ASKED_TO_IGNORE.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+    _refuse_a_mixture(config)
+
+
+def _refuse_a_mixture(config: pytest.Config) -> None:
     """Refuse to test a mixture: daemons are started in /, and import what is installed.
 
     pytest itself imports from the directory it was started in, which may be another checkout.
