@@ -1,12 +1,15 @@
 """What holds for every test: the code is this tree's, and no property fails for a slow machine."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from gpulease.config import SYSTEM_SOCKET
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -49,3 +52,14 @@ def _refuse_a_mixture(config: pytest.Config) -> None:
             f"try: {sys.executable} -m pip install -e {_PACKAGE.parent}",
             returncode=pytest.ExitCode.USAGE_ERROR,
         )
+
+
+@pytest.fixture
+def no_daemon_of_the_machine() -> None:
+    """Skip where the commands of a test would meet the daemon of this very machine."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(SYSTEM_SOCKET))
+        except OSError:
+            return
+    pytest.skip(f"a gpuleased listens on {SYSTEM_SOCKET}, which this test would find")
