@@ -28,6 +28,8 @@ VERBS = {
     "attach": "Come back to a running job.",
     "cancel": "End jobs.",
     "extend": "Give jobs more time, or less.",
+    "drain": "Grant nothing more on a GPU.",
+    "resume": "Grant on a GPU again.",
     "doctor": "Find what is wrong, and its mend.",
     "completion": "Make your shell complete all this.",
 }
@@ -47,6 +49,8 @@ _POINTERS = {
     **dict.fromkeys(("info", "inspect", "describe", "check"), _ABOUT),
     **dict.fromkeys(("lease", "alloc", "salloc", "reserve"), _LEASE),
     **dict.fromkeys(("log", "tail", "output", "cat"), "'logs' prints what a job has written"),
+    **dict.fromkeys(("cordon", "disable"), "'drain' grants nothing more on a GPU"),
+    **dict.fromkeys(("uncordon", "undrain", "enable"), "'resume' grants on a GPU again"),
     **dict.fromkeys(("wait", "fg", "reattach"), "'attach' comes back to a job that runs"),
 }
 """What people who come from other tools type first."""

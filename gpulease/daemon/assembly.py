@@ -33,9 +33,10 @@ from gpulease.server.handlers import Desk
 from gpulease.server.rights import Rights
 from gpulease.server.views import Machine, Views
 from gpulease.service.bounds import Bounds
+from gpulease.service.drains import Drains
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
-from gpulease.service.ports import Clock, GpuProbe
+from gpulease.service.ports import Clock, GpuProbe, InThread
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
@@ -199,7 +200,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         workers=workers,
         askers=askers,
         sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers),
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers, lanes[0]),
         lanes=lanes,
     )
 
@@ -255,6 +256,7 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
+    writing: InThread,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
@@ -277,6 +279,7 @@ def _desk(
         most_streams=settings.most_streams,
         doctor=examination.results,
         processes=processes,
+        drains=Drains(keeper.store, clock, writing, keeper.wake),
         environment=workers.environment,
         watch_asker=askers.watch,
     )

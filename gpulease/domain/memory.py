@@ -52,6 +52,17 @@ class GpuReading:
     """What the driver said when the GPU could not be read, for people."""
     minor: int | None = None
     """The number in the name of its device node, which is not its index."""
+    parent: GpuUuid | None = None
+    """Of a MIG device: the GPU that it is a part of, whose index it has."""
+    place: int | None = None
+    """Of a MIG device: its number on that GPU."""
+    divided: bool = False
+    """It is in MIG mode: its parts are leased, and not itself."""
+
+    @property
+    def label(self) -> str:
+        """What people call it: its index, and of a MIG device its place on that GPU."""
+        return str(self.index) if self.place is None else f"{self.index}:{self.place}"
 
 
 @dataclass(frozen=True, slots=True)

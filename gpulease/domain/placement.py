@@ -106,7 +106,7 @@ def _out_of_service(gpu: GpuMemory) -> _Found:
     if gpu.reading.fault is not None or gpu.headroom is None:
         return Obstacle.UNREADABLE, detail or "its memory cannot be read", ()
     if gpu.drained is not None:
-        return Obstacle.DRAINED, f"drained: {gpu.drained}", ()
+        return Obstacle.DRAINED, gpu.drained, ()
     return None
 
 

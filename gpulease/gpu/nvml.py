@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Self
 
+from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu import binding
@@ -103,6 +104,10 @@ class NvmlProbe:
     def driver(self) -> str | None:
         """Return the driver's version, as it was when NVML was last initialised."""
         return self._driver
+
+    def health(self) -> tuple[Heard, ...]:
+        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
+        return ()
 
     def close(self) -> None:
         """End NVML's session, unless a call still hangs in it, and let the threads end."""

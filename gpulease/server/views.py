@@ -177,7 +177,7 @@ class Views:
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail=gpu.drained or reading.detail,
+            detail="; ".join(each for each in (reading.detail, gpu.drained) if each) or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,

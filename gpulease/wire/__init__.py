@@ -11,6 +11,7 @@ from gpulease.wire.requests import (
     LARGEST_REQUEST,
     CancelRequest,
     ClaimRequest,
+    DrainRequest,
     EarlySignalRequest,
     ExtendRequest,
     HoldRequest,
@@ -39,6 +40,7 @@ from gpulease.wire.views import (
     Outcome,
     ProcessView,
     RefusalView,
+    StandingView,
     StatusView,
 )
 
@@ -51,6 +53,7 @@ __all__ = [
     "ClaimRequest",
     "ClaimView",
     "DoctorView",
+    "DrainRequest",
     "EarlySignalRequest",
     "EnvironmentView",
     "ErrorBody",
@@ -69,6 +72,7 @@ __all__ = [
     "Outcome",
     "ProcessView",
     "RefusalView",
+    "StandingView",
     "StatusView",
     "SubmitRequest",
     "TerminalRequest",

@@ -175,6 +175,21 @@ class GpuView:
 
 
 @dataclass(slots=True)
+class StandingView:
+    """Whether a GPU takes new leases, after somebody drained or resumed it."""
+
+    gpu: str
+    label: str
+    """Its index, and of a MIG device its place on that GPU: 0, 0:1."""
+    drained: str | None
+    """Why nothing more is granted there, as a sentence; null where something may be."""
+    changed: bool
+    """Whether this request made it so."""
+    jobs: list[int]
+    """The jobs that hold a lease on it, and go on."""
+
+
+@dataclass(slots=True)
 class StatusView:
     """One look at the whole machine; `jobs` are those that wait or hold a GPU."""
 
