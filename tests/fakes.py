@@ -101,6 +101,11 @@ class FakeFinder:
     jobs: dict[int, JobId] = field(default_factory=dict)
     processes: dict[int, LivingProcess] = field(default_factory=dict)
 
+    servers: frozenset[int] = frozenset()
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        return self.servers & set(pids)
+
     def identify(self, pid: int) -> None:
         return None
 

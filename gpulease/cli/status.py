@@ -221,7 +221,7 @@ def _others(view: StatusView) -> Iterator[Block]:
         )
         for gpu in view.gpus
         for process in gpu.processes
-        if process.job is None
+        if process.job is None and not (process.serves and gpu.memory.leased)
     ]
     if not rows:
         return

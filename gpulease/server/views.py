@@ -197,7 +197,7 @@ class Views:
     def _process_views(
         self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
     ) -> list[ProcessView]:
-        views = []
+        views, seen = [], self._keeper.seen
         for process in reading.processes or ():
             who = self._processes.identify(process.pid)
             views.append(
@@ -208,6 +208,7 @@ class Views:
                     command=who.command if who else None,
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
+                    serves=seen is not None and process.pid in seen.servers,
                 )
             )
         return views
@@ -228,7 +229,10 @@ def _used(
         each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
         for each in reading.processes
     )
-    return None if unknown else used.get((job.id, lease.gpu), 0)
+    # Where an MPS server is and the job is not listed, its memory may stand on that account.
+    servers = seen.servers - seen.jobs_by_pid.keys()
+    served = any(each.pid in servers for each in reading.processes)
+    return None if unknown else used.get((job.id, lease.gpu), None if served else 0)
 
 
 def _state(gpu: GpuMemory) -> GpuState:

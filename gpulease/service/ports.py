@@ -183,6 +183,9 @@ class ProcessFinder(Protocol):
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
 
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
+
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return who a process is, or None for one that is gone."""
 

@@ -155,6 +155,8 @@ class ProcessView:
     command: str | None
     memory: int | None
     job: int | None
+    serves: bool = False
+    """It is an MPS server: what it holds may be that of the jobs on this GPU."""
 
 
 @dataclass(slots=True)
