@@ -72,10 +72,10 @@ class _Verbs(QuickGroup):
         if args[0] not in VERBS:
             if meant := _POINTERS.get(args[0].lower()):
                 ctx.fail(f"there is no {args[0]!r} here; {meant}")
-            if near := get_close_matches(args[0], VERBS, n=1):
-                ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
             if args[0].endswith(".py") or "/" in args[0]:
                 ctx.fail(f"there is no verb {args[0]!r}; to run it: gpulease run {args[0]}")
+            if near := get_close_matches(args[0], VERBS, n=1):
+                ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 

@@ -1,7 +1,8 @@
 """Reads the GPUs of this machine through NVML, within a deadline whatever the driver does.
 
 One lane for each GPU keeps a hanging one from holding up the others; one more lists the GPUs when
-NVML is initialised, and again, with growing pauses, for as long as something is wrong.
+NVML is initialised, and again, with growing pauses, for as long as something is wrong. Their health
+is listened to on lanes of its own, within the same sessions of NVML.
 """
 
 import threading
@@ -18,6 +19,7 @@ from gpulease.errors import NoGpus
 from gpulease.gpu import binding
 from gpulease.gpu.binding import DriverGone, NvmlFailure
 from gpulease.gpu.devices import Device, list_devices, match
+from gpulease.gpu.health import HealthEars
 from gpulease.gpu.lane import Call, Lane, Monotonic
 from gpulease.gpu.reading import read_gpu
 from gpulease.gpu.refusals import no_answer, no_devices, refusal
@@ -36,10 +38,15 @@ class _Listing:
     devices: tuple[Device, ...]
 
 
-def _list_anew(stop_first: bool) -> _Listing:
+def _stop(ears: HealthEars) -> None:
+    ears.free()
+    binding.stop()
+
+
+def _list_anew(stop_first: HealthEars | None) -> _Listing:
     """Initialise NVML and list the GPUs; runs on a lane, since any of this may hang."""
-    if stop_first:
-        binding.stop()
+    if stop_first is not None:
+        _stop(stop_first)
     binding.start()
     driver = binding.ask("nvmlSystemGetDriverVersion")
     return _Listing(None if driver is None else str(driver), list_devices())
@@ -59,6 +66,7 @@ class NvmlProbe:
         self._driver: str | None = None
         self._trouble: str | None = None
         self._retry = Retry(first_retry, clock)
+        self._ears = HealthEars(clock)
 
     @classmethod
     def open(
@@ -107,22 +115,26 @@ class NvmlProbe:
 
     def health(self) -> tuple[Heard, ...]:
         """Return what was heard of the GPUs' health since the last call; waits for nothing."""
-        return ()
+        with self._lock:
+            if self._trouble is not None or self._listing is not None:
+                return ()
+            return self._ears.look(self._devices)
 
     def close(self) -> None:
         """End NVML's session, unless a call still hangs in it, and let the threads end."""
         with self._lock:
             idle = self._is_idle() and not self._lister.is_busy
             self._lister.close()
+            self._ears.close()
             for lane in self._lanes.values():
                 lane.close()
             if idle:
                 last: Lane[None] = Lane("nvml-stop", self._clock)
-                last.ask(binding.stop).wait(self._deadline)
+                last.ask(partial(_stop, self._ears)).wait(self._deadline)
                 last.close()
 
     def _first_listing(self, within: timedelta) -> _Listing:
-        call = self._lister.ask(partial(_list_anew, stop_first=False))
+        call = self._lister.ask(partial(_list_anew, stop_first=None))
         if not call.wait(within.total_seconds()):
             raise no_answer(within)
         try:
@@ -140,7 +152,8 @@ class NvmlProbe:
                 return
             self._retry.begun()
             # Never under a call that still hangs in the driver: NVML does not say that it may.
-            self._listing = self._lister.ask(partial(_list_anew, stop_first=self._is_idle()))
+            ended = self._ears if self._is_idle() else None
+            self._listing = self._lister.ask(partial(_list_anew, stop_first=ended))
         call = self._listing
         if not self._wait(call, until):
             self._trouble = f"the driver is being initialised again, {self._age(call)} so far"
@@ -156,6 +169,7 @@ class NvmlProbe:
             # After a failure of the whole driver, calls that hang in it belong to the past.
             for uuid in [uuid for uuid, lane in self._lanes.items() if lane.is_busy]:
                 self._lanes.pop(uuid).close()
+            self._ears.forget()
         self._trouble = None
         self._driver = listing.driver or self._driver
         self._devices = match(self._devices, listing.devices)
@@ -192,7 +206,7 @@ class NvmlProbe:
             self._retry.wanted(_LONGEST_PAUSE_SOME)
 
     def _is_idle(self) -> bool:
-        return not any(lane.is_busy for lane in self._lanes.values())
+        return self._ears.is_idle and not any(lane.is_busy for lane in self._lanes.values())
 
     def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
         return tuple(device.unread(Fault.UNREADABLE, reason) for device in self._devices)
