@@ -13,7 +13,7 @@ from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
 from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
 from gpulease.client import decode, indent
-from gpulease.wire import GpuView, JobView, MemoryView, StatusView
+from gpulease.wire import GpuEventView, GpuView, JobView, MemoryView, StatusView
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -23,6 +23,9 @@ _LEGEND: Line = (
     *(Span("!", "stranger"), Span(" unmanaged  ", "dim")),
     *(Span(".", "room"), Span(" free to lease", "dim")),
 )
+_MOST_EVENTS = 3
+"""Of one GPU's health; the others are in --json."""
+_SAID_BY_STATE = frozenset({"drained", "resumed", "faulty"})
 _STATES: dict[str, Style] = {"available": "good", "drained": "warn"}
 
 
@@ -52,7 +55,7 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
     """Lay out one look at the machine, with a legend if there is room for what it explains."""
     return [
         *_head(view, now),
-        *_gpus(view, width),
+        *_gpus(view, now, width),
         *_leases(view, now),
         *_queue(view, now),
         *_others(view),
@@ -66,7 +69,7 @@ def _head(view: StatusView, now: datetime) -> Iterator[Block]:
     yield (Span(clean(view.host), "title"), Span(rest, "dim"))
 
 
-def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
+def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]:
     if not view.gpus:
         yield line("no GPUs", "warn")
         return
@@ -90,6 +93,15 @@ def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
     for gpu in view.gpus:
         if gpu.detail:
             yield line(f"GPU {gpu.index}: {clean(gpu.detail)}", "warn")
+        for event in _telling(gpu):
+            times = f", {event.count} times" if event.count > 1 else ""
+            said = f"GPU {gpu.index}: {clock(event.at, now)}  {clean(event.detail)}{times}"
+            yield line(said, "dim")
+
+
+def _telling(gpu: GpuView) -> list[GpuEventView]:
+    """Return the last of what happened to a GPU's health, but what its state says already."""
+    return [event for event in gpu.events if event.kind not in _SAID_BY_STATE][-_MOST_EVENTS:]
 
 
 def _gpu(gpu: GpuView) -> tuple[Line, ...]:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ class Examination:
     simulated: str | None
     state: Path
     hooks: Path
+    health: Callable[[], Iterable[CheckView]] = tuple
 
     def results(self) -> DoctorView:
         """Return every check, in the order in which a reader needs them."""
@@ -32,6 +33,7 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self.health(),
                 self._identity(),
                 self._space(),
                 self._hooks(),
@@ -51,7 +53,7 @@ class Examination:
     def _gpus(self) -> Iterator[CheckView]:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
-            name = f"GPU {reading.index}"
+            name = f"GPU {reading.label}"
             if reading.fault is not None:
                 yield CheckView(
                     name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",

@@ -23,6 +23,8 @@ class Blame(StrEnum):
     CONTAINED = "contained"
     """The hardware failed, and the driver has ended the programs that it touched."""
     HARDWARE = "hardware"
+    GONE = "gone"
+    """The GPU does not answer any more, which keeps new leases off it without our doing."""
     UNKNOWN = "unknown"
 
 
@@ -122,6 +124,24 @@ def lasting(figures: Figures) -> Finding | None:
     return None
 
 
+_TOLD = MappingProxyType(
+    {
+        Blame.APPLICATION: "GPU {gpu}: {what}: the fault of a program there, which may be this job",
+        Blame.CONTAINED: "GPU {gpu}: {what}: programs there were ended, which may be this job's",
+        Blame.HARDWARE: (
+            "GPU {gpu}: {what}: a fault of the hardware; this job may fail, or compute nonsense"
+        ),
+        Blame.GONE: "GPU {gpu} is lost ({what}): what this job does there will fail",
+    }
+)
+
+
+def notice(gpu: str, found: Finding) -> str | None:
+    """Return what the owner of a job on the GPU called `gpu` is told; None: nothing to tell."""
+    text = _TOLD.get(found.blame)
+    return None if text is None else text.format(gpu=gpu, what=found.what)
+
+
 def findings(heard: Heard, before: Figures | None) -> tuple[Finding, ...]:
     """Return what is new about a GPU, whose figures were `before`."""
     found = [xid(number, count) for number, count in Counter(heard.xids).items()]
@@ -148,10 +168,16 @@ def _new_errors(heard: Heard, before: Figures | None, found: list[Finding]) -> l
 
 def after(standing: Standing, found: tuple[Finding, ...], at: datetime) -> Standing:
     """Return the standing of a GPU after these findings: the hardware's faults hold it back."""
-    for each in found:
-        if each.blame is Blame.HARDWARE and not (each.lasts and each.kind == standing.excused):
-            standing = replace(standing, ailment=Ailment(each.kind, each.what, at))
-    return standing
+    bad = [
+        each
+        for each in found
+        if each.blame is Blame.HARDWARE and not (each.lasts and each.kind == standing.excused)
+    ]
+    if not bad:
+        return standing
+    # What lasts comes last: that is what a person who resumes the GPU has to excuse.
+    why = "; ".join(each.what for each in bad)
+    return replace(standing, ailment=Ailment(bad[-1].kind, why, at))
 
 
 def without_excuse(standing: Standing, figures: Figures) -> Standing:

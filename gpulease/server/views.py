@@ -4,7 +4,7 @@ import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.keeper import Keeper
@@ -21,6 +22,7 @@ from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.wire import (
     EventView,
+    GpuEventView,
     GpuState,
     GpuView,
     JobView,
@@ -29,6 +31,10 @@ from gpulease.wire import (
     ProcessView,
     StatusView,
 )
+
+_TOLD_FOR = timedelta(days=1)
+_MOST_EVENTS = 200
+"""Of the health of all GPUs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Views:
             version=__version__,
             simulated=self._machine.simulated,
             at=_instant(now) or "",
-            gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
+            gpus=self._gpus(gpus, seen, now),
             jobs=[],
         )
 
@@ -170,7 +176,22 @@ class Views:
             self._used = seen, seen.used_by_job()
         return self._used[1]
 
-    def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
+    def _gpus(self, gpus: Sequence[GpuMemory], seen: Look | None, now: datetime) -> list[GpuView]:
+        try:
+            told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
+        except RecordUnwritable:
+            # There is still a status to be shown.
+            told = ()
+        by_gpu: dict[GpuUuid, list[GpuEventView]] = {}
+        for each in told:
+            view = GpuEventView(_instant(each.at) or "", each.kind, each.detail, each.count)
+            by_gpu.setdefault(each.gpu, []).append(view)
+        jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
+        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, [])) for gpu in gpus]
+
+    def _gpu(
+        self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId], events: list[GpuEventView]
+    ) -> GpuView:
         reading = gpu.reading
         return GpuView(
             index=gpu.index,
@@ -192,6 +213,7 @@ class Views:
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
             kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
+            events=events,
         )
 
     def _process_views(

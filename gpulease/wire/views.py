@@ -160,6 +160,17 @@ class ProcessView:
 
 
 @dataclass(slots=True)
+class GpuEventView:
+    """One entry in the history of a GPU's health: "xid 79", "lost", "faulty", "drained" ..."""
+
+    at: str
+    """When it was last seen, if more than once."""
+    kind: str
+    detail: str
+    count: int
+
+
+@dataclass(slots=True)
 class GpuView:
     """One GPU and what is on it."""
 
@@ -174,6 +185,8 @@ class GpuView:
     processes: list[ProcessView]
     kept_for: int | None = None
     """The waiting job that is to have it first; what is free is free for that one alone."""
+    events: list[GpuEventView] = field(default_factory=list)
+    """What happened to its health in the last day, oldest first."""
 
 
 @dataclass(slots=True)
