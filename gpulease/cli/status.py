@@ -11,7 +11,18 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
+from gpulease.cli.text import (
+    UNKNOWN,
+    asks,
+    clean,
+    clock,
+    index_of,
+    label,
+    named,
+    sentence,
+    size,
+    until,
+)
 from gpulease.client import decode, indent
 from gpulease.wire import GpuEventView, GpuView, JobView, MemoryView, StatusView
 
@@ -26,7 +37,7 @@ _LEGEND: Line = (
 _MOST_EVENTS = 3
 """Of one GPU's health; the others are in --json."""
 _SAID_BY_STATE = frozenset({"drained", "resumed", "faulty"})
-_STATES: dict[str, Style] = {"available": "good", "drained": "warn"}
+_STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": "dim"}
 
 
 def status(
@@ -92,10 +103,10 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
         yield _LEGEND
     for gpu in view.gpus:
         if gpu.detail:
-            yield line(f"GPU {gpu.index}: {clean(gpu.detail)}", "warn")
+            yield line(f"GPU {index_of(gpu)}: {clean(gpu.detail)}", "warn")
         for event in _telling(gpu):
             times = f", {event.count} times" if event.count > 1 else ""
-            said = f"GPU {gpu.index}: {clock(event.at, now)}  {clean(event.detail)}{times}"
+            said = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
             yield line(said, "dim")
 
 
@@ -107,7 +118,7 @@ def _telling(gpu: GpuView) -> list[GpuEventView]:
 def _gpu(gpu: GpuView) -> tuple[Line, ...]:
     memory = gpu.memory
     return (
-        line(str(gpu.index)),
+        line(index_of(gpu)),
         line(clean(gpu.name)),
         _gpu_state(gpu),
         bar(memory),
@@ -175,7 +186,7 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
     if job.state in ("queued", "ended"):
         return
-    indexes = {gpu.uuid: str(gpu.index) for gpu in view.gpus}
+    indexes = {gpu.uuid: index_of(gpu) for gpu in view.gpus}
     for lease in job.leases:
         over = lease.used is not None and lease.used > lease.memory
         yield (
@@ -225,7 +236,7 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
 def _others(view: StatusView) -> Iterator[Block]:
     rows = [
         (
-            line(str(gpu.index)),
+            line(index_of(gpu)),
             line(str(process.pid)),
             line(clean(process.user or UNKNOWN)),
             line(size(process.memory)),

@@ -56,12 +56,17 @@ class GpuReading:
     """Of a MIG device: the GPU that it is a part of, whose index it has."""
     place: int | None = None
     """Of a MIG device: its number on that GPU."""
+    access: tuple[str, ...] | None = None
+    """Of a MIG device: the device nodes that it takes beside its GPU's; None if not known."""
     divided: bool = False
     """It is in MIG mode: its parts are leased, and not itself."""
 
     @property
     def label(self) -> str:
         """What people call it: its index, and of a MIG device its place on that GPU."""
+        if self.place is None and self.uuid.startswith("MIG-"):
+            # One that is not there any more, of which the record has kept no place.
+            return f"{self.index}:?"
         return str(self.index) if self.place is None else f"{self.index}:{self.place}"
 
 
@@ -104,6 +109,11 @@ class GpuMemory:
     @property
     def index(self) -> int:
         return self.reading.index
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Where it stands when people count GPUs: by index, and its parts after it."""
+        return self.index, -1 if self.reading.place is None else self.reading.place
 
     @property
     def leased(self) -> int:

@@ -158,7 +158,7 @@ class _Desk:
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
         start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
-        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.index)
+        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.order)
         full = Refusal(tuple(all_of_them), refusal.fits)
         return Waiting(full, start, reserves(job.claim, full))
 

@@ -21,7 +21,7 @@ from gpulease.gpu.binding import DriverGone, NvmlFailure
 from gpulease.gpu.devices import Device, list_devices, match
 from gpulease.gpu.health import HealthEars
 from gpulease.gpu.lane import Call, Lane, Monotonic
-from gpulease.gpu.reading import read_gpu
+from gpulease.gpu.parts import read_with_parts, unread
 from gpulease.gpu.refusals import no_answer, no_devices, refusal
 from gpulease.gpu.retry import Retry
 from gpulease.units import format_span
@@ -30,6 +30,9 @@ _LONGEST_PAUSE_ALL = timedelta(minutes=1)
 """Between attempts while no GPU can be read: nothing is disturbed by them."""
 _LONGEST_PAUSE_SOME = timedelta(minutes=5)
 """Between attempts while some can: each takes NVML away from these for a moment."""
+
+
+_Readings = tuple[GpuReading, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class NvmlProbe:
         self._lock = threading.Lock()
         self._lister: Lane[_Listing] = Lane("nvml-lister", clock)
         self._listing: Call[_Listing] | None = None
-        self._lanes: dict[GpuUuid, Lane[GpuReading]] = {}
+        self._lanes: dict[GpuUuid, Lane[_Readings]] = {}
+        self._parts: dict[GpuUuid, _Readings] = {}
+        """The MIG devices of each GPU, as they were last read."""
         self._devices: tuple[Device, ...] = ()
         self._driver: str | None = None
         self._trouble: str | None = None
@@ -180,22 +185,31 @@ class NvmlProbe:
 
     def _read_all(self, until: float) -> tuple[GpuReading, ...]:
         calls = [(device, self._begin(device)) for device in self._devices]
-        readings = tuple(self._collect(device, call, until) for device, call in calls)
-        self._plan_retry(readings)
-        return readings
+        collected = [self._collect(device, call, until) for device, call in calls]
+        self._plan_retry([readings[0] for readings in collected])
+        return tuple(reading for readings in collected for reading in readings)
 
-    def _begin(self, device: Device) -> Call[GpuReading]:
+    def _begin(self, device: Device) -> Call[_Readings]:
         if device.uuid not in self._lanes:
             self._lanes[device.uuid] = Lane(f"nvml-{device.uuid}", self._clock)
-        return self._lanes[device.uuid].ask(partial(read_gpu, device))
+        return self._lanes[device.uuid].ask(partial(read_with_parts, device))
 
-    def _collect(self, device: Device, call: Call[GpuReading], until: float) -> GpuReading:
+    def _collect(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
+        """Return the reading of a GPU, and those of its MIG devices after it."""
+        readings = self._answer(device, call, until)
+        if readings[0].fault is not None:
+            return tuple(unread(device, self._parts.get(device.uuid, ()), readings[0]))
+        self._parts[device.uuid] = readings[1:]
+        return readings
+
+    def _answer(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
         if not self._wait(call, until):
             detail = f"the driver has not answered for {self._age(call)}"
-            return device.unread(Fault.UNREADABLE, detail)
+            return (device.unread(Fault.UNREADABLE, detail),)
         if call.ended_at is not None and call.ended_at - call.began_at > self._deadline:
             # Its figures are as old as its first part: the next read will have fresh ones.
-            return device.unread(Fault.UNREADABLE, f"the driver took {self._age(call)} to answer")
+            detail = f"the driver took {self._age(call)} to answer"
+            return (device.unread(Fault.UNREADABLE, detail),)
         return call.outcome.result()
 
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
@@ -209,11 +223,19 @@ class NvmlProbe:
         return self._ears.is_idle and not any(lane.is_busy for lane in self._lanes.values())
 
     def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
-        return tuple(device.unread(Fault.UNREADABLE, reason) for device in self._devices)
+        return tuple(
+            reading
+            for device in self._devices
+            for reading in unread(
+                device,
+                self._parts.get(device.uuid, ()),
+                device.unread(Fault.UNREADABLE, reason),
+            )
+        )
 
-    def _wait(self, call: Call[GpuReading] | Call[_Listing], until: float) -> bool:
+    def _wait(self, call: Call[_Readings] | Call[_Listing], until: float) -> bool:
         return call.wait(min(until, call.began_at + self._deadline) - self._clock())
 
-    def _age(self, call: Call[GpuReading] | Call[_Listing]) -> str:
+    def _age(self, call: Call[_Readings] | Call[_Listing]) -> str:
         ended_at = self._clock() if call.ended_at is None else call.ended_at
         return format_span(timedelta(seconds=ended_at - call.began_at))

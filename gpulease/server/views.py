@@ -214,6 +214,8 @@ class Views:
             processes=self._process_views(reading, jobs_by_pid),
             kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
             events=events,
+            label=reading.label,
+            parent=reading.parent,
         )
 
     def _process_views(
@@ -260,6 +262,8 @@ def _used(
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
+    if gpu.reading.divided:
+        return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"

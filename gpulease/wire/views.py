@@ -6,7 +6,7 @@ A field that came later than the first release has a value for a daemon that doe
 from dataclasses import dataclass, field
 from typing import Literal
 
-GpuState = Literal["available", "drained", "unreadable", "lost"]
+GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
     "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
@@ -68,6 +68,8 @@ class RefusalView:
     gpu: str
     index: int
     why: str
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -187,6 +189,10 @@ class GpuView:
     """The waiting job that is to have it first; what is free is free for that one alone."""
     events: list[GpuEventView] = field(default_factory=list)
     """What happened to its health in the last day, oldest first."""
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    parent: str | None = None
+    """Of a MIG device: the UUID of the GPU that it is a part of."""
 
 
 @dataclass(slots=True)
