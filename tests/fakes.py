@@ -89,6 +89,9 @@ class FakeGpus:
     def driver(self) -> str | None:
         return "0.0"
 
+    def library(self) -> str | None:
+        return None
+
     def health(self) -> Sequence[Heard]:
         heard, self.heard = self.heard, []
         return heard

@@ -277,6 +277,7 @@ def _desk(
         state.path,
         HOOKS,
         lambda: health_checks(keeper, health, clock),
+        keeper.probe.library,
     )
     return Desk(
         keeper=keeper,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpulease.config import Settings
-from gpulease.domain.health import Act, Figures, GpuEvent, lasting
+from gpulease.domain.health import Act, Figures, GpuEvent, Modes, lasting
 from gpulease.domain.memory import GpuReading, JobId
 from gpulease.domain.standing import Standing
 from gpulease.errors import RecordUnwritable
@@ -42,12 +42,17 @@ async def _tell_owner(job: JobId, text: str) -> None:
     _log.info("job %s: %s", job, text)
 
 
+_COMPUTE_MODES = {
+    0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process",
+}  # fmt: skip
+_CLOSED_MODES = frozenset(_COMPUTE_MODES) - {0}
 _A_DAY = timedelta(days=1)
 _MOST_EVENTS = 1000
 
 
 def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
     """Yield what is to be said about the health of each GPU, and of who drained it."""
+    yield from mps_check(keeper)
     act = health.policy.act
     if act is not Act.DRAIN:
         what = {Act.TELL: "faults are told and drain nothing", Act.OFF: "nobody looks at it"}
@@ -68,9 +73,50 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
                 f"GPU {reading.label}", "warning", str(standing.drain),
                 f"gpulease resume {reading.label}",
             )  # fmt: skip
+        if reading.uuid in health.modes:
+            yield _modes(reading, health.modes[reading.uuid])
         if act is not Act.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
             yield _health(reading, standing, health, of_it)
+
+
+def _modes(reading: GpuReading, modes: Modes) -> CheckView:
+    """Say how a GPU is set up, and warn where leases beside each other cannot work so."""
+    name, label = f"GPU {reading.label} modes", reading.label
+    known = {
+        "MIG": reading.divided,
+        "ECC": modes.ecc,
+        "persistence": modes.persistence,
+    }
+    switches = ", ".join(
+        f"{what} {'unknown' if is_on is None else 'on' if is_on else 'off'}"
+        for what, is_on in known.items()
+    )
+    compute = _COMPUTE_MODES.get(-1 if modes.compute is None else modes.compute, "unknown")
+    message = f"{switches}, compute mode {compute}"
+    if modes.compute in _CLOSED_MODES:
+        return CheckView(
+            name, "warning", f"{message}: jobs beside each other will fail there",
+            f"nvidia-smi -i {label} -c DEFAULT",
+        )  # fmt: skip
+    return CheckView(name, "ok", message)
+
+
+def mps_check(keeper: Keeper) -> Iterator[CheckView]:
+    """Say where MPS runs, since it changes what can be known of each job's memory."""
+    for reading in keeper.seen.readings if keeper.seen is not None else ():
+        servers = [
+            each.pid
+            for each in reading.processes or ()
+            if keeper.seen is not None and each.pid in keeper.seen.servers
+        ]
+        if servers:
+            yield CheckView(
+                "MPS", "warning",
+                f"an MPS server (pid {servers[0]}) is on GPU {reading.label}: what its clients use "
+                "may not be told apart, and counts as used by the leases that run there",
+                "docs/admin.md says what that means for the ledger",
+            )  # fmt: skip
 
 
 def _health(

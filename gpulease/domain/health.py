@@ -72,6 +72,16 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class Modes:
+    """How an admin has set a GPU up; None for what its driver does not tell."""
+
+    ecc: bool | None = None
+    persistence: bool | None = None
+    compute: int | None = None
+    """As NVML counts: 0 is for everyone, 2 for nobody, 3 for one process at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """What was heard of one GPU since the last time."""
 
@@ -81,6 +91,8 @@ class Heard:
     """None where they were not read this time."""
     listens: bool | None = None
     """Whether its XIDs can be heard at all; None while that is not known."""
+    modes: Modes | None = None
+    """Read whenever the figures are."""
 
 
 @dataclass(frozen=True, slots=True)

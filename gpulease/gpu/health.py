@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from gpulease.domain.health import Figures, Heard
+from gpulease.domain.health import Figures, Heard, Modes
 from gpulease.domain.memory import GpuUuid
 from gpulease.gpu import binding
 from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
@@ -97,15 +97,15 @@ class HealthEars:
         due = ears.read_at is None or (
             self._clock() - ears.read_at >= _FIGURES_EVERY.total_seconds()
         )
-        figures = None
-        if due or xids:
-            try:
-                figures = read_figures(handle)
-                ears.read_at = self._clock()
-            except NvmlFailure:
-                # It cannot be read, which its readings say; what was heard of it counts.
-                figures = None
-        return Heard(uuid, xids, figures, ears.listens)
+        if not due and not xids:
+            return Heard(uuid, listens=ears.listens)
+        try:
+            figures, modes = read_figures(handle), read_modes(handle)
+        except NvmlFailure:
+            # It cannot be read, which its readings say; what was heard of it counts.
+            return Heard(uuid, xids, listens=ears.listens)
+        ears.read_at = self._clock()
+        return Heard(uuid, xids, figures, ears.listens, modes)
 
 
 def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
@@ -153,6 +153,22 @@ def read_figures(handle: Handle) -> Figures:
         None if rows is None else bool(rows[2]),
         None if rows is None else bool(rows[3]),
         None if pages is None else bool(pages),
+    )
+
+
+def read_modes(handle: Handle) -> Modes:
+    """Read how a GPU is set up.
+
+    Raises:
+        GpuLost, DriverGone: it tells nothing at all now.
+    """
+    ecc = binding.ask("nvmlDeviceGetEccMode", handle)
+    persistence = binding.ask("nvmlDeviceGetPersistenceMode", handle)
+    compute = binding.ask("nvmlDeviceGetComputeMode", handle)
+    return Modes(
+        None if ecc is None else bool(ecc[0]),
+        None if persistence is None else bool(persistence),
+        None if compute is None else int(compute),
     )
 
 

@@ -38,6 +38,7 @@ _Readings = tuple[GpuReading, ...]
 @dataclass(frozen=True, slots=True)
 class _Listing:
     driver: str | None
+    library: str | None
     devices: tuple[Device, ...]
 
 
@@ -52,7 +53,12 @@ def _list_anew(stop_first: HealthEars | None) -> _Listing:
         _stop(stop_first)
     binding.start()
     driver = binding.ask("nvmlSystemGetDriverVersion")
-    return _Listing(None if driver is None else str(driver), list_devices())
+    library = binding.ask("nvmlSystemGetNVMLVersion")
+    return _Listing(
+        None if driver is None else str(driver),
+        None if library is None else str(library),
+        list_devices(),
+    )
 
 
 class NvmlProbe:
@@ -69,6 +75,7 @@ class NvmlProbe:
         """The MIG devices of each GPU, as they were last read."""
         self._devices: tuple[Device, ...] = ()
         self._driver: str | None = None
+        self._library: str | None = None
         self._trouble: str | None = None
         self._retry = Retry(first_retry, clock)
         self._ears = HealthEars(clock)
@@ -117,6 +124,10 @@ class NvmlProbe:
     def driver(self) -> str | None:
         """Return the driver's version, as it was when NVML was last initialised."""
         return self._driver
+
+    def library(self) -> str | None:
+        """Return the version of NVML itself, as it was when it was last initialised."""
+        return self._library
 
     def health(self) -> tuple[Heard, ...]:
         """Return what was heard of the GPUs' health since the last call; waits for nothing."""
@@ -177,6 +188,7 @@ class NvmlProbe:
             self._ears.forget()
         self._trouble = None
         self._driver = listing.driver or self._driver
+        self._library = listing.library or self._library
         self._devices = match(self._devices, listing.devices)
 
     def _fail(self, reason: str) -> None:

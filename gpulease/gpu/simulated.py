@@ -101,6 +101,10 @@ class SimulatedGpus:
         """Return None: there is no driver."""
         return None
 
+    def library(self) -> str | None:
+        """Return None: NVML is not used."""
+        return None
+
     def health(self) -> tuple[Heard, ...]:
         """Return what a test has put into `heard`; each is heard once."""
         heard, self.heard = tuple(self.heard), []

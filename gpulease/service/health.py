@@ -17,6 +17,7 @@ from gpulease.domain.health import (
     Finding,
     GpuEvent,
     Heard,
+    Modes,
     after,
     findings,
     is_over,
@@ -79,6 +80,7 @@ class HealthWatch:
         """The latest of each GPU."""
         self.listens: dict[GpuUuid, bool] = {}
         """Whether its XIDs can be heard."""
+        self.modes: dict[GpuUuid, Modes] = {}
         self._store = store
         self._probe = probe
         self._clock = clock
@@ -123,6 +125,8 @@ class HealthWatch:
             found[each.gpu] = found.get(each.gpu, ()) + findings(each, self.figures.get(each.gpu))
             if each.figures is not None:
                 self.figures[each.gpu] = each.figures
+            if each.modes is not None:
+                self.modes[each.gpu] = each.modes
             if each.listens is not None:
                 self.listens[each.gpu] = each.listens
         for uuid, reading in there.items():

@@ -149,6 +149,9 @@ class GpuProbe(Protocol):
     def driver(self) -> str | None:
         """Return the driver's version."""
 
+    def library(self) -> str | None:
+        """Return the version of the library that reads the GPUs, NVML."""
+
     def health(self) -> Sequence[Heard]:
         """Return what was heard of the GPUs' health since the last call; waits for nothing."""
 

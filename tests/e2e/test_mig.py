@@ -1,5 +1,6 @@
 """MIG devices: leased like GPUs, one to a job; and GPUs that are listed and not leased."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +88,26 @@ def test_a_gpu_with_unified_memory_is_listed_with_the_reason_and_not_leased(
     assert refused.returncode == 125
     assert "no GPU here has memory to lease" in refused.stderr
     assert "unified memory" in daemon.run("doctor", check=False).stdout
+
+
+def test_doctor_tells_how_each_gpu_is_set_up_and_warns_of_what_cannot_be_shared(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    alone = Card(compute_mode=3, ecc=None)
+    daemon, _ = on(make_daemon, tmp_path, Card(mig=True, parts=PARTS), alone)
+
+    def found() -> dict[str, dict[str, str]] | None:
+        reply = json.loads(daemon.run("doctor", "--json", check=False).stdout)
+        checks = {check["name"]: check for check in reply["checks"]}
+        return checks if "GPU 1 modes" in checks else None
+
+    checks = wait_for("the modes are known", found)
+    assert "NVML 13.580" in checks["driver"]["message"]
+    assert checks["GPU 0 modes"]["message"] == (
+        "MIG on, ECC on, persistence on, compute mode default"
+    )
+    assert "MIG off, ECC unknown" in checks["GPU 1 modes"]["message"]
+    assert checks["GPU 1 modes"]["state"] == "warning"
+    assert checks["GPU 1 modes"]["mend"] == "nvidia-smi -i 1 -c DEFAULT"
+    assert checks["GPU 1 health"]["message"] == "no fault is known"
+    assert "2 MIG devices are leased" in checks["GPU 0"]["message"]

@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from gpulease.domain.health import Figures, Heard
+from gpulease.domain.health import Figures, Heard, Modes
 from gpulease.domain.memory import Fault
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
@@ -45,6 +45,7 @@ def test_figures_are_read_at_the_first_look_and_at_once_when_there_was_an_xid(
         before = probe.heard_until(lambda found: listening(found) and len(found) > 8)
         assert figures(before) == [_WELL]
         assert figures(before, 1) == [Figures(3, False, False, True)]
+        assert {one.modes for one in before if one.modes} == {Modes(True, True, 0)}
         stand_in.change(0, xids=[63], remap_pending=True)
         heard = probe.heard_until(lambda found: bool(xids(found)))
     assert figures(heard) == [Figures(0, True, False, False)]

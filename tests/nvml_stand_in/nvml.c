@@ -51,6 +51,7 @@ struct gpu {
     int utilization, temperature, mig, long_records, count;
     struct process process[MOST_PROCESSES];
     struct rules faults, delays;
+    int compute_mode;
     int ecc, remap_pending, remap_failed, pages_pending;
     int xid_count, xid[MOST_XIDS];
     int parts;
@@ -106,6 +107,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
     else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
+    else if (!strcmp(word, "compute_mode")) gpu->compute_mode = atoi(rest);
     else if (!strcmp(word, "health"))
         sscanf(rest, "%d %d %d %d", &gpu->ecc, &gpu->remap_pending, &gpu->remap_failed,
                &gpu->pages_pending);
@@ -551,5 +553,38 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned int index, void *
     if (index >= (unsigned int)gpu->parts) return NOT_FOUND;
     if (!strcmp(gpu->part[index].uuid, "-")) return NOT_FOUND;
     *part = handle_of(gpu->part[index].uuid);
+    return SUCCESS;
+}
+
+/* ---- how a GPU is set up ---- */
+
+int nvmlSystemGetNVMLVersion(char *version, unsigned int size)
+{
+    ENTER(NULL, NULL);
+    return copy_text(version, size, "13." VERSION);
+}
+
+int nvmlDeviceGetEccMode(void *handle, unsigned int *current, unsigned int *pending)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->ecc < 0) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(void *handle, unsigned int *mode)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *mode = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(void *handle, unsigned int *mode)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *mode = (unsigned int)gpu->compute_mode;
     return SUCCESS;
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from gpulease.domain.health import Figures, Heard
+from gpulease.domain.health import Figures, Heard, Modes
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 
 _MAIN = Path(__file__).with_name("probe_main.py")
@@ -105,12 +105,13 @@ class ProbeProcess:
 
 
 def _heard(fields: dict[str, Any]) -> Heard:
-    figures = fields.pop("figures")
+    figures, modes = fields.pop("figures"), fields.pop("modes")
     return Heard(
         GpuUuid(fields["gpu"]),
         tuple(fields["xids"]),
         figures and Figures(**figures),
         fields["listens"],
+        modes and Modes(**modes),
     )
 
 

@@ -71,6 +71,7 @@ class Card:
     mig: bool | None = False
     parts: Sequence["Part"] = ()
     """Its MIG devices, by their place."""
+    compute_mode: int = 0
     ecc: int | None = 0
     """Memory errors that could not be corrected."""
     remap_pending: bool | None = False
@@ -96,6 +97,7 @@ class Card:
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
+            f"compute_mode {self.compute_mode}",
             "health "
             + " ".join(
                 str(-1 if figure is None else int(figure))
