@@ -63,6 +63,10 @@ class Settings:
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
+    health: str = "drain"
+    """What is done about faults of a GPU's hardware: "drain" it, only "tell", or "off"."""
+    health_quiet: timedelta = timedelta(minutes=10)
+    """How long a GPU that was drained for a fault must be without one to be used again."""
     admins: str = "gpulease"
     """The group whose members may act on everyone's jobs; it need not exist."""
     hide_commands: bool = False
@@ -110,6 +114,12 @@ def _read_grace(text: str) -> timedelta:
     return span
 
 
+def _read_health(text: str) -> str:
+    if text not in ("drain", "tell", "off"):
+        raise BadValue(f"{text[:40]!r} is not one of drain, tell, off", None)
+    return text
+
+
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise BadConfiguration(f"cannot use the path {text[:40]!r}: no file can be called that")
@@ -136,6 +146,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "longest_grace": _read_grace,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
+    "health": _read_health,
+    "health_quiet": parse_span,
     "admins": str,
     "hide_commands": _parse_switch,
     "leave_when_idle": parse_span,

@@ -71,8 +71,9 @@ def _concerns(job: dict[str, Any], verb: str) -> bool:
 
 def _gpus(typed: str, named: list[str]) -> Iterator[str]:
     for gpu in _ask("/status", named)["gpus"]:
-        if str(gpu["index"]).startswith(typed):
-            yield f"{gpu['index']}\t{_clean(gpu['name'])}, {gpu['state']}"
+        index = gpu.get("label") or str(gpu["index"])
+        if index.startswith(typed):
+            yield f"{_clean(index)}\t{_clean(gpu['name'])}, {gpu['state']}"
 
 
 def _spoken(name: str) -> str:

@@ -19,6 +19,7 @@ from gpulease.cli.text import (
     between,
     clean,
     clock,
+    index_of,
     label,
     named,
     ordinal,
@@ -63,17 +64,17 @@ def show(
     show_page(shown, screen_of(sys.stdout, environment()))
 
 
-def _indexes(client: Client, job: JobView) -> Mapping[str, int]:
+def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
     """Return the index of each GPU by its UUID; none where nobody needs them, or can tell."""
     if not job.leases:
         return {}
     try:
-        return {gpu.uuid: gpu.index for gpu in client.status().gpus}
+        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
     except GpuleaseError:
         return {}
 
 
-def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyType({})) -> Page:
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
@@ -162,7 +163,7 @@ def _asked(job: JobView) -> str:
     return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
-def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
+def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     if not job.leases:
         return
     columns = (
@@ -192,7 +193,7 @@ def _limits(lease: LeaseView) -> str:
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 
-def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:
+def _gpu(uuid: str, indexes: Mapping[str, str]) -> str:
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
 
 
@@ -200,7 +201,7 @@ def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
     columns = (Column("GPU", right=True), Column("WHY NOT NOW", wraps=True, least=16))
-    rows = ((line(str(refusal.index)), line(clean(refusal.why))) for refusal in job.refusals)
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
     yield line("")
     yield Table(columns, tuple(rows))
 

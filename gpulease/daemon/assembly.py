@@ -14,6 +14,7 @@ from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.enclosure import enclose
 from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
+from gpulease.daemon.health import health_checks, health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
@@ -33,9 +34,11 @@ from gpulease.server.handlers import Desk
 from gpulease.server.rights import Rights
 from gpulease.server.views import Machine, Views
 from gpulease.service.bounds import Bounds
+from gpulease.service.drains import Drains
+from gpulease.service.health import HealthWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
-from gpulease.service.ports import Clock, GpuProbe
+from gpulease.service.ports import Clock, GpuProbe, InThread
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
@@ -80,6 +83,7 @@ class Parts:
     askers: Askers
     sampler: Sampler
     desk: Desk
+    health: HealthWatch
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -89,6 +93,7 @@ class Parts:
         """
         self.settings = settings
         self.keeper.policy = _policy(settings)
+        self.health.policy = health_policy(settings)
         self.desk.defaults = _defaults(settings)
         self.desk.log_limit = settings.log_limit
         self.desk.rights = _rights(settings)
@@ -189,6 +194,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         looking=lanes[1],
     )
     askers = Askers(keeper, ends)
+    health = watch_health(settings, keeper, clock, lanes)
     return Parts(
         settings=settings,
         state=state,
@@ -198,8 +204,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [health.observe]),
+        health=health,
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers, health, lanes[0]),
         lanes=lanes,
     )
 
@@ -255,6 +262,8 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
+    health: HealthWatch,
+    writing: InThread,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
@@ -262,7 +271,13 @@ def _desk(
     enforced_by = ("framework",) if hooked else ()
     machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
     examination = Examination(
-        lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS
+        lambda: keeper.seen,
+        keeper.probe.driver,
+        settings.simulate,
+        state.path,
+        HOOKS,
+        lambda: health_checks(keeper, health, clock),
+        keeper.probe.library,
     )
     return Desk(
         keeper=keeper,
@@ -277,6 +292,7 @@ def _desk(
         most_streams=settings.most_streams,
         doctor=examination.results,
         processes=processes,
+        drains=Drains(keeper.store, clock, writing, keeper.wake),
         environment=workers.environment,
         watch_asker=askers.watch,
     )

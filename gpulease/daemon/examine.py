@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ class Examination:
     simulated: str | None
     state: Path
     hooks: Path
+    health: Callable[[], Iterable[CheckView]] = tuple
+    library: Callable[[], str | None] = lambda: None
 
     def results(self) -> DoctorView:
         """Return every check, in the order in which a reader needs them."""
@@ -32,6 +34,7 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self.health(),
                 self._identity(),
                 self._space(),
                 self._hooks(),
@@ -46,12 +49,15 @@ class Examination:
                 "driver", "ok", f"simulating {self.simulated}; no real GPU is used",
                 "start gpuleased without --simulate to use the GPUs of this machine",
             )  # fmt: skip
-        return CheckView("driver", "ok", f"NVIDIA driver {self.driver() or 'of unknown version'}")
+        library = self.library()
+        nvml = f", NVML {library}" if library else ""
+        driver = self.driver() or "of unknown version"
+        return CheckView("driver", "ok", f"NVIDIA driver {driver}{nvml}")
 
     def _gpus(self) -> Iterator[CheckView]:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
-            name = f"GPU {reading.index}"
+            name = f"GPU {reading.label}"
             if reading.fault is not None:
                 yield CheckView(
                     name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",
@@ -95,8 +101,17 @@ class Examination:
 
     def _systemd(self) -> CheckView:
         systemd = "running" if _SYSTEMD.exists() else "not running"
-        cgroups = "v2" if _CGROUPS_V2.exists() else "not v2"
+        cgroups = _cgroups()
         return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
+
+
+def _cgroups() -> str:
+    try:
+        controllers = _CGROUPS_V2.read_text(encoding="ascii").split()
+    except OSError:
+        return "not v2"
+    dmem = "with" if "dmem" in controllers else "without"
+    return f"v2, {dmem} the kernel's controller of device memory (dmem)"
 
 
 def closed_to_others(path: Path) -> Path | None:

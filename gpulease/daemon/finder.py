@@ -9,6 +9,7 @@ from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
 from gpulease.process import tree
+from gpulease.process.mps import mps_servers
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import LivingProcess
 
@@ -50,6 +51,10 @@ class Finder:
             return None
         command = shlex.join(found.command)[:_LONGEST_COMMAND]
         return Identity(found.user, _readable(found.name), _readable(command) or None)
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
+        return mps_servers(pids)
 
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""

@@ -146,9 +146,9 @@ class Workers:
         """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
         readings = self._around.readings()
         found = [readings.get(lease.gpu) for lease in job.leases]
-        minors = [reading.minor for reading in found if reading is not None]
-        known = [f"/dev/nvidia{minor}" for minor in minors if minor is not None]
-        return tuple(known) if known and len(known) == len(job.leases) else None
+        nodes = [_nodes_of(reading) for reading in found]
+        known = [node for each in nodes for node in each or ()]
+        return tuple(known) if known and all(each is not None for each in nodes) else None
 
     def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
         """Return the variables of `invocation` as they are under the leases of `job`."""
@@ -243,6 +243,14 @@ def _unwritable(job: Job, error: OSError) -> RecordUnwritable:
         f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
         "an admin should see that the state directory can be written",
     )
+
+
+def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
+    """Return the device nodes that a program opens for one GPU; None where that is not known."""
+    if reading is None or reading.minor is None:
+        return None
+    beside = () if reading.parent is None else reading.access
+    return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
 
 
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:

@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 
+from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 from gpulease.errors import BadValue
 from gpulease.gpu.resident import ResidentMemory
@@ -78,6 +79,7 @@ class SimulatedGpus:
         self.unmanaged = dict(unmanaged or {})
         self.processes = {gpu: dict(held) for gpu, held in (processes or {}).items()}
         self.faults = dict(faults or {})
+        self.heard: list[Heard] = []
         self._residents = residents
 
     @classmethod
@@ -98,6 +100,15 @@ class SimulatedGpus:
     def driver(self) -> str | None:
         """Return None: there is no driver."""
         return None
+
+    def library(self) -> str | None:
+        """Return None: NVML is not used."""
+        return None
+
+    def health(self) -> tuple[Heard, ...]:
+        """Return what a test has put into `heard`; each is heard once."""
+        heard, self.heard = tuple(self.heard), []
+        return heard
 
     def close(self) -> None:
         """Do nothing; here so that a probe is a probe."""

@@ -20,6 +20,7 @@ from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults, user_of
+from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
 from gpulease.server.orders import cancel_grace_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
@@ -28,6 +29,7 @@ from gpulease.server.privacy import conceal, conceal_list, conceal_status
 from gpulease.server.rights import Rights, Who, check_submit
 from gpulease.server.turns import turn_in
 from gpulease.server.views import Views
+from gpulease.service.drains import Drains
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.wire import (
@@ -66,6 +68,7 @@ class Desk:
     """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
     processes: ProcessFinder
+    drains: Drains
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as they are under the leases of a job."""
     watch_asker: Callable[[Job], None]
@@ -77,6 +80,7 @@ class Handlers:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.gpus = GpuHandlers(desk)
 
     async def status(self, request: Request) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""

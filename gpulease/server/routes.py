@@ -21,6 +21,7 @@ from gpulease.wire import (
     API_PREFIX,
     CancelRequest,
     DoctorView,
+    DrainRequest,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
@@ -28,6 +29,7 @@ from gpulease.wire import (
     HoldRequest,
     JobList,
     JobView,
+    StandingView,
     StatusView,
     SubmitRequest,
 )
@@ -80,6 +82,15 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             JobView,
             takes=CancelRequest,
         ),
+        Route(
+            "POST",
+            "/gpus/{gpu}/drain",
+            Who.ADMIN,
+            handlers.gpus.drain,
+            StandingView,
+            takes=DrainRequest,
+        ),
+        Route("POST", "/gpus/{gpu}/resume", Who.ADMIN, handlers.gpus.resume, StandingView),
     )
 
 
@@ -124,7 +135,7 @@ def _body(kind: type) -> dict[str, Any]:
     schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
     return {
         "requestBody": {
-            "required": kind is not CancelRequest,
+            "required": kind not in (CancelRequest, DrainRequest),
             "content": {"application/json": {"schema": schema}},
         }
     }
@@ -137,7 +148,7 @@ def _describe_bodies(api: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         document = describe()
         shapes = document["components"]["schemas"]
-        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest):
+        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest, DrainRequest):
             shape = _schema(kind)
             shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
         return document

@@ -4,7 +4,7 @@ import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.keeper import Keeper
@@ -21,6 +22,7 @@ from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.wire import (
     EventView,
+    GpuEventView,
     GpuState,
     GpuView,
     JobView,
@@ -29,6 +31,10 @@ from gpulease.wire import (
     ProcessView,
     StatusView,
 )
+
+_TOLD_FOR = timedelta(days=1)
+_MOST_EVENTS = 200
+"""Of the health of all GPUs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Views:
             version=__version__,
             simulated=self._machine.simulated,
             at=_instant(now) or "",
-            gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
+            gpus=self._gpus(gpus, seen, now),
             jobs=[],
         )
 
@@ -170,14 +176,29 @@ class Views:
             self._used = seen, seen.used_by_job()
         return self._used[1]
 
-    def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
+    def _gpus(self, gpus: Sequence[GpuMemory], seen: Look | None, now: datetime) -> list[GpuView]:
+        try:
+            told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
+        except RecordUnwritable:
+            # There is still a status to be shown.
+            told = ()
+        by_gpu: dict[GpuUuid, list[GpuEventView]] = {}
+        for each in told:
+            view = GpuEventView(_instant(each.at) or "", each.kind, each.detail, each.count)
+            by_gpu.setdefault(each.gpu, []).append(view)
+        jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
+        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, [])) for gpu in gpus]
+
+    def _gpu(
+        self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId], events: list[GpuEventView]
+    ) -> GpuView:
         reading = gpu.reading
         return GpuView(
             index=gpu.index,
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail=gpu.drained or reading.detail,
+            detail="; ".join(each for each in (reading.detail, gpu.drained) if each) or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,
@@ -192,12 +213,15 @@ class Views:
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
             kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
+            events=events,
+            label=reading.label,
+            parent=reading.parent,
         )
 
     def _process_views(
         self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
     ) -> list[ProcessView]:
-        views = []
+        views, seen = [], self._keeper.seen
         for process in reading.processes or ():
             who = self._processes.identify(process.pid)
             views.append(
@@ -208,6 +232,7 @@ class Views:
                     command=who.command if who else None,
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
+                    serves=seen is not None and process.pid in seen.servers,
                 )
             )
         return views
@@ -228,12 +253,17 @@ def _used(
         each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
         for each in reading.processes
     )
-    return None if unknown else used.get((job.id, lease.gpu), 0)
+    # Where an MPS server is and the job is not listed, its memory may stand on that account.
+    servers = seen.servers - seen.jobs_by_pid.keys()
+    served = any(each.pid in servers for each in reading.processes)
+    return None if unknown else used.get((job.id, lease.gpu), None if served else 0)
 
 
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
+    if gpu.reading.divided:
+        return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"

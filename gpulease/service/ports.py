@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
 
 T = TypeVar("T")
 
@@ -94,6 +96,15 @@ class Transaction(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+
+    def note(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
+
 
 class Store(Protocol):
     """The record of jobs and leases."""
@@ -119,6 +130,12 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        """Return the latest entries about the health of all GPUs, oldest first."""
+
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a GPU that was seen once, and nothing else of it."""
 
@@ -131,6 +148,12 @@ class GpuProbe(Protocol):
 
     def driver(self) -> str | None:
         """Return the driver's version."""
+
+    def library(self) -> str | None:
+        """Return the version of the library that reads the GPUs, NVML."""
+
+    def health(self) -> Sequence[Heard]:
+        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
 
 
 class ProcessIdentity(Protocol):
@@ -162,6 +185,9 @@ class ProcessFinder(Protocol):
 
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
 
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return who a process is, or None for one that is gone."""

@@ -6,11 +6,13 @@ from datetime import datetime
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
+from gpulease.domain.health import GpuEvent
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
 from gpulease.service.ports import Event, Order, Tally
-from gpulease.store import statements
+from gpulease.store import gpus, statements
 from gpulease.store.reads import drained_gpus, jobs_where
 from gpulease.store.rows import holder_values, job_values, pack
 from gpulease.store.tables import JobRow, SubmissionRow
@@ -57,6 +59,18 @@ class SqlTransaction:
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
         return drained_gpus(self._connection)
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+        return gpus.standings(self._connection)
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+        gpus.set_standing(self._connection, gpu, standing)
+
+    def note(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
+        gpus.note_event(self._connection, event)
 
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""

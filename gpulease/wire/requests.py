@@ -108,6 +108,13 @@ class ExtendRequest:
 
 
 @dataclass(slots=True)
+class DrainRequest:
+    """Why nothing more is to be granted on a GPU; no body at all is the same as this without."""
+
+    why: str | None = None
+
+
+@dataclass(slots=True)
 class CancelRequest:
     """How a job is to be cancelled; no body at all is the same as this without a grace."""
 

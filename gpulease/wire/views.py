@@ -6,7 +6,7 @@ A field that came later than the first release has a value for a daemon that doe
 from dataclasses import dataclass, field
 from typing import Literal
 
-GpuState = Literal["available", "drained", "unreadable", "lost"]
+GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
     "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
@@ -68,6 +68,8 @@ class RefusalView:
     gpu: str
     index: int
     why: str
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -155,6 +157,19 @@ class ProcessView:
     command: str | None
     memory: int | None
     job: int | None
+    serves: bool = False
+    """It is an MPS server: what it holds may be that of the jobs on this GPU."""
+
+
+@dataclass(slots=True)
+class GpuEventView:
+    """One entry in the history of a GPU's health: "xid 79", "lost", "faulty", "drained" ..."""
+
+    at: str
+    """When it was last seen, if more than once."""
+    kind: str
+    detail: str
+    count: int
 
 
 @dataclass(slots=True)
@@ -172,6 +187,27 @@ class GpuView:
     processes: list[ProcessView]
     kept_for: int | None = None
     """The waiting job that is to have it first; what is free is free for that one alone."""
+    events: list[GpuEventView] = field(default_factory=list)
+    """What happened to its health in the last day, oldest first."""
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    parent: str | None = None
+    """Of a MIG device: the UUID of the GPU that it is a part of."""
+
+
+@dataclass(slots=True)
+class StandingView:
+    """Whether a GPU takes new leases, after somebody drained or resumed it."""
+
+    gpu: str
+    label: str
+    """Its index, and of a MIG device its place on that GPU: 0, 0:1."""
+    drained: str | None
+    """Why nothing more is granted there, as a sentence; null where something may be."""
+    changed: bool
+    """Whether this request made it so."""
+    jobs: list[int]
+    """The jobs that hold a lease on it, and go on."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,8 @@
 """What holding jobs to their leases has to remember."""
 
+import sqlalchemy as sa
+from alembic import op
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -27,3 +30,24 @@ def _accounts() -> None:
 
 def _health() -> None:
     """What is wrong with GPUs, and what was done about it."""
+    for name, kind in (
+        ("drained_by", sa.String()),
+        ("drained_at", sa.Integer()),
+        ("ailment", sa.String()),
+        ("ailment_kind", sa.String()),
+        ("ailment_at", sa.Integer()),
+        ("excused", sa.String()),
+    ):
+        op.add_column("gpus", sa.Column(name, kind))
+    op.create_table(
+        "gpu_events",
+        sa.Column("id", sa.Integer(), primary_key=True),
+        sa.Column(
+            "gpu", sa.String(), sa.ForeignKey("gpus.uuid", name="fk_gpu_events_gpu"), nullable=False
+        ),
+        sa.Column("at", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("detail", sa.String(), nullable=False),
+        sa.Column("count", sa.Integer(), nullable=False, server_default="1"),
+    )
+    op.create_index("ix_gpu_events_gpu", "gpu_events", ["gpu"])

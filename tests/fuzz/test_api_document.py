@@ -42,6 +42,8 @@ OPERATIONS = [
     ("GET", "/v1/jobs/{job_id}/environment"),
     ("GET", "/v1/jobs/{job_id}/logs"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
+    ("POST", "/v1/gpus/{gpu}/drain"),
+    ("POST", "/v1/gpus/{gpu}/resume"),
 ]
 
 

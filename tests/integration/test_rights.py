@@ -130,6 +130,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         Who.ANYONE: set(callers.values()),
         Who.MANAGER: {"owner", "admin", "root"},
         Who.OWNER: {"owner", "root"},
+        Who.ADMIN: {"admin", "root"},
     }
     rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
     for route in table(Handlers(None)):  # type: ignore[arg-type]
@@ -157,11 +158,13 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         job = submit(daemon, owner, *command)
         if len(command) > 1:
             daemon.wait_until(job, "active")
-    target = "/v1" + route.path.format(job_id=job)
+    target = "/v1" + route.path.format(job_id=job, gpu=1)
     status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
+    if "{gpu}" in route.path:
+        call(daemon, "root", "POST", "/v1/gpus/1/resume")
     return status
 
 
