@@ -19,6 +19,7 @@ from gpulease.cli.text import (
     between,
     clean,
     clock,
+    instant,
     label,
     named,
     ordinal,
@@ -95,6 +96,8 @@ def _facts(
     yield "why", _what_goes_on(job, now) or _why(job)
     for lease in job.leases:
         yield "over", _over(lease, now, indexes)
+    yield "idle", _idle(job, now)
+    yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "gives up", _gives_up(job, now)
@@ -148,6 +151,24 @@ def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, int]) -> str | 
     if lease.stops_at is None:
         return f"{said}; its owner was told"
     return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
+
+
+def _idle(job: JobView, now: datetime) -> str | None:
+    """Say since when a job does nothing, and what comes of that."""
+    if job.idle_since is None:
+        return None
+    said = f"nothing has happened on its GPU for {since(job.idle_since, now)}"
+    if job.idle_ends_at is None:
+        return said
+    left = until(job.idle_ends_at, now)
+    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
+
+
+def _kept(job: JobView, now: datetime) -> str | None:
+    end = job.kept_until
+    if end is None or instant(end) <= now:
+        return None
+    return f"until {clock(end, now)}, used or not"
 
 
 def _gives_up(job: JobView, now: datetime) -> str | None:

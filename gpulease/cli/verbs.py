@@ -28,6 +28,7 @@ VERBS = {
     "attach": "Come back to a running job.",
     "cancel": "End jobs.",
     "extend": "Give jobs more time, or less.",
+    "keep": "Keep a lease that is idle on purpose.",
     "doctor": "Find what is wrong, and its mend.",
     "completion": "Make your shell complete all this.",
 }

@@ -33,8 +33,9 @@ from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
 from gpulease.server.rights import Rights
-from gpulease.server.views import Machine, Views
+from gpulease.server.views import Machine, Views, Watches
 from gpulease.service.bounds import Bounds
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
 from gpulease.service.overuse import OveruseWatch
@@ -196,7 +197,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     askers = Askers(keeper, ends)
     rules = Rules(settings)
     overuse = OveruseWatch(rules.overuse)
-    overseer = Overseer(keeper, overuse, clock, lanes[0])
+    rests = RestWatch(rules.idleness)
+    overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
+    observers = [overseer.look_for_overuse, overseer.look_for_idleness]
     return Parts(
         settings=settings,
         state=state,
@@ -206,8 +209,10 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [overseer.observe]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers, overuse),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
+        desk=_desk(
+            settings, keeper, processes, state, clock, workers, askers, Watches(overuse, rests)
+        ),
         rules=rules,
         lanes=lanes,
     )
@@ -264,7 +269,7 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
-    overuse: OveruseWatch,
+    watches: Watches,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
@@ -276,9 +281,9 @@ def _desk(
     )
     return Desk(
         keeper=keeper,
-        views=Views(keeper, processes, machine, overuse),
+        views=Views(keeper, processes, machine, watches),
         # With views of its own: it draws in a thread.
-        board=Board(Views(keeper, processes, machine, overuse), clock),
+        board=Board(Views(keeper, processes, machine, watches), clock),
         clock=clock,
         defaults=_defaults(settings),
         rights=_rights(settings),

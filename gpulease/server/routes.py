@@ -28,6 +28,7 @@ from gpulease.wire import (
     HoldRequest,
     JobList,
     JobView,
+    KeepRequest,
     StatusView,
     SubmitRequest,
 )
@@ -67,6 +68,9 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             handlers.extend,
             JobView,
             takes=ExtendRequest,
+        ),
+        Route(
+            "POST", "/jobs/{job_id}/keep", Who.MANAGER, handlers.keep, JobView, takes=KeepRequest
         ),
         Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
@@ -124,7 +128,7 @@ def _body(kind: type) -> dict[str, Any]:
     schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
     return {
         "requestBody": {
-            "required": kind is not CancelRequest,
+            "required": kind not in (CancelRequest, KeepRequest),
             "content": {"application/json": {"schema": schema}},
         }
     }
@@ -137,7 +141,7 @@ def _describe_bodies(api: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         document = describe()
         shapes = document["components"]["schemas"]
-        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest):
+        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest, KeepRequest):
             shape = _schema(kind)
             shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
         return document

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from gpulease import __version__
 from gpulease.domain.claim import Claim
+from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.overuse import OveruseWatch
@@ -43,14 +45,23 @@ class Machine:
     enforced_by: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """What is known of leases that hold too much, and of jobs that do nothing."""
+
+    overuse: OveruseWatch
+    rests: RestWatch
+
+
 class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
     def __init__(
-        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, overuse: OveruseWatch
+        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
     ) -> None:
         self._keeper = keeper
-        self._overuse = overuse
+        self._overuse = watches.overuse
+        self._rests = watches.rests
         self._processes = processes
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
@@ -86,6 +97,7 @@ class Views:
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
         why, _, hint = why.partition("\n\nhint: ")
+        idle_since, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -113,6 +125,9 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
+            kept_until=_instant(job.kept_until) if job.holds_memory else None,
+            idle_since=idle_since,
+            idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
@@ -178,6 +193,16 @@ class Views:
             "over_since": _instant(seen.at - standing.over_for),
             "stops_at": None if left is None else _instant(seen.at + left),
         }
+
+    def _idle(self, job: Job) -> tuple[str | None, str | None]:
+        """Return since when a job does nothing, and when that ends it, where that matters."""
+        seen, rest = self._keeper.seen, self._rests.rest(job.id)
+        policy = self._rests.policy(job)
+        if seen is None or rest.idle_for is None or policy.release is Release.OFF:
+            return None, None
+        left = rest.left(policy)
+        ends_at = None if left is None else seen.at + left
+        return _instant(seen.at - rest.idle_for), _instant(ends_at)
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""

@@ -21,6 +21,7 @@ from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.extend import extend
+from gpulease.service.keep import keep
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
     Clock,
@@ -124,6 +125,12 @@ class Keeper:
             await asyncio.wait({telling}, timeout=_TOLD_WITHIN_S)
         # Others in the line may expect to start at another time.
         self.wake()
+        return job
+
+    async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
+        """Let a job be idle for a while. Raises as `keep.keep` does."""
+        job = await self._writing(lambda: keep(self.store, job_id, span, who, self._clock))
+        self._tell()
         return job
 
     async def tell_owner(self, job_id: JobId, text: str) -> None:

@@ -133,6 +133,12 @@ class JobView:
     """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
     gives_up_at: str | None = None
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
+    kept_until: str | None = None
+    """Until when nobody minds that nothing happens under its lease."""
+    idle_since: str | None = None
+    """Since when nothing was seen to happen under its lease, where that has consequences."""
+    idle_ends_at: str | None = None
+    """When the lease is taken back for it, if that goes on."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)
