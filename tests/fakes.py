@@ -64,6 +64,7 @@ class FakeGpus:
     unmanaged: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
     broken: dict[str, GpuReading] = field(default_factory=dict)
+    utilization: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> tuple[GpuReading, ...]:
         return tuple(
@@ -78,9 +79,10 @@ class FakeGpus:
             index,
             "Fake",
             total=self.sizes[uuid],
-            used=sum(held.values()) + self.unmanaged.get(uuid, 0),
+            used=sum(each or 0 for each in held.values()) + self.unmanaged.get(uuid, 0),
             reserved=0,
             processes=tuple(ProcessReading(pid, used) for pid, used in held.items()),
+            utilization=self.utilization.get(uuid),
         )
 
     def driver(self) -> str | None:
