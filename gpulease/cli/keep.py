@@ -46,5 +46,5 @@ def keep(
 
 def said(job: JobView, now: datetime) -> str:
     """Say until when a job is kept."""
-    end = job.kept_until
+    end = job.kept_until_at
     return f"job {job.id} is kept until {clock(end, now)}, for {until(end, now)}, used or not"

@@ -145,9 +145,11 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
 
 def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, int]) -> str | None:
     """Say for how long a job has been over a lease, and what comes of that."""
-    if lease.over_since is None:
+    if lease.over_since_at is None:
         return None
-    said = f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since, now)}"
+    said = (
+        f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since_at, now)}"
+    )
     if lease.stops_at is None:
         return f"{said}; its owner was told"
     return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
@@ -155,9 +157,9 @@ def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, int]) -> str | 
 
 def _idle(job: JobView, now: datetime) -> str | None:
     """Say since when a job does nothing, and what comes of that."""
-    if job.idle_since is None:
+    if job.idle_since_at is None:
         return None
-    said = f"nothing has happened on its GPU for {since(job.idle_since, now)}"
+    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
     if job.idle_ends_at is None:
         return said
     left = until(job.idle_ends_at, now)
@@ -165,7 +167,7 @@ def _idle(job: JobView, now: datetime) -> str | None:
 
 
 def _kept(job: JobView, now: datetime) -> str | None:
-    end = job.kept_until
+    end = job.kept_until_at
     if end is None or instant(end) <= now:
         return None
     return f"until {clock(end, now)}, used or not"

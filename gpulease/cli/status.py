@@ -180,7 +180,7 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
 
 
 def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
-    if lease.over_since is None:
+    if lease.over_since_at is None:
         return line(label(job), "good" if job.state == "active" else "warn")
     stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
     return line(f"over{stops}", "bad")

@@ -136,7 +136,7 @@ class Job:
     """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
     holder: Holder | None = None
     """Whom the lease is for, if there is nothing to run under it."""
-    kept_until: datetime | None = None
+    kept_until_at: datetime | None = None
     """Until when nobody minds that nothing happens under its lease."""
 
     @property
@@ -205,7 +205,7 @@ def moved(job: Job, by: timedelta) -> Job:
         granted_at=at(job.granted_at),
         started_at=at(job.started_at),
         main_exited_at=at(job.main_exited_at),
-        kept_until=at(job.kept_until),
+        kept_until_at=at(job.kept_until_at),
     )
 
 

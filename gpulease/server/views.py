@@ -97,7 +97,7 @@ class Views:
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
         why, _, hint = why.partition("\n\nhint: ")
-        idle_since, idle_ends_at = self._idle(job)
+        idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -125,8 +125,8 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
-            kept_until=_instant(job.kept_until) if job.holds_memory else None,
-            idle_since=idle_since,
+            kept_until_at=_instant(job.kept_until_at) if job.holds_memory else None,
+            idle_since_at=idle_since_at,
             idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
@@ -190,7 +190,7 @@ class Views:
             return {}
         left = standing.left(self._overuse.policy(job))
         return {
-            "over_since": _instant(seen.at - standing.over_for),
+            "over_since_at": _instant(seen.at - standing.over_for),
             "stops_at": None if left is None else _instant(seen.at + left),
         }
 

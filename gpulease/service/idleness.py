@@ -73,7 +73,7 @@ class RestWatch:
                 before,
                 policy,
                 wanted=any(lease.gpu in wanted for lease in job.leases),
-                kept=job.kept_until is not None and seen.at < job.kept_until,
+                kept=job.kept_until_at is not None and seen.at < job.kept_until_at,
                 now=now,
             )
             if step is IdleStep.NOTHING:

@@ -37,6 +37,6 @@ def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -
                 f"cannot keep job {job_id}: it is {job.state}", f"gpulease show {job_id} tells more"
             )
         at = clock.now()
-        kept = replace(job, kept_until=at + span)
+        kept = replace(job, kept_until_at=at + span)
         tx.save(kept, Event(at, "keep", f"for {format_span(span)}, by {who}"))
     return kept

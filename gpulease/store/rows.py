@@ -49,7 +49,7 @@ def job_values(job: Job) -> dict[str, object]:
         "main_exited_at": job.main_exited_at,
         "terminal": job.terminal,
         "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
-        "kept_until": job.kept_until,
+        "kept_until_at": job.kept_until_at,
     }
 
 
@@ -104,7 +104,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         terminal=row.terminal,
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
-        kept_until=row.kept_until,
+        kept_until_at=row.kept_until_at,
     )
 
 

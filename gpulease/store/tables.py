@@ -143,7 +143,7 @@ class JobRow(Row):
     main_exited_at: Mapped[datetime | None]
     terminal: Mapped[bool] = mapped_column(server_default=text("0"))
     grace_us: Mapped[int | None]
-    kept_until: Mapped[datetime | None]
+    kept_until_at: Mapped[datetime | None]
 
 
 class HolderRow(Row):

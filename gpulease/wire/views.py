@@ -68,7 +68,7 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
-    over_since: str | None = None
+    over_since_at: str | None = None
     """Since when more was seen in use than was leased and is let be."""
     stops_at: str | None = None
     """When the job is stopped for it, if that goes on."""
@@ -133,9 +133,9 @@ class JobView:
     """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
     gives_up_at: str | None = None
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
-    kept_until: str | None = None
+    kept_until_at: str | None = None
     """Until when nobody minds that nothing happens under its lease."""
-    idle_since: str | None = None
+    idle_since_at: str | None = None
     """Since when nothing was seen to happen under its lease, where that has consequences."""
     idle_ends_at: str | None = None
     """When the lease is taken back for it, if that goes on."""

@@ -26,7 +26,7 @@ def test_who_does_nothing_goes_when_somebody_waits_and_who_computes_stays(
     sleeper = daemon.submit("--mem", "900M", "--", "sleep", "600")
     worker = daemon.submit("--mem", "900M", "--", sys.executable, "-c", BUSY)
     daemon.wait_until(worker, "active")
-    wait_for("it is idle", lambda: daemon.job(sleeper)["idle_since"])
+    wait_for("it is idle", lambda: daemon.job(sleeper)["idle_since_at"])
     assert notices(daemon, sleeper) == [], "nobody waits"
 
     waiting = daemon.submit("--mem", "900M", "--", "true")
@@ -55,10 +55,10 @@ def test_a_kept_lease_stays_and_its_time_counts_anew_afterwards(
 
     kept = daemon.run("keep", str(sleeper), "--for", "2h")
     assert kept.stdout.startswith("job 1 is kept until ")
-    wait_for("it counts no more", lambda: daemon.job(sleeper)["idle_since"] is None)
+    wait_for("it counts no more", lambda: daemon.job(sleeper)["idle_since_at"] is None)
     daemon.kill()
     daemon.start()
-    assert daemon.job(sleeper)["kept_until"]
+    assert daemon.job(sleeper)["kept_until_at"]
     assert "used or not" in daemon.run("show", str(sleeper)).stdout
 
     assert daemon.run("keep", str(sleeper), "--for", "1s").returncode == 0
@@ -89,7 +89,7 @@ def test_on_a_gpu_that_computes_and_on_one_that_does_not_say_nobody_is_idle(
     daemon.wait_until(job, "active")
     before = daemon.status()["at"]
     wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
-    assert daemon.job(job)["idle_since"] is None
+    assert daemon.job(job)["idle_since_at"] is None
 
     stand_in.change(0, utilization=0)
     wait_for("it is told", lambda: notices(daemon, job))

@@ -89,13 +89,13 @@ def test_back_within_the_lease_in_time_is_enough(
     job = daemon.submit("--mem", "300M", *appetite.command())
     wait_for("it is told", lambda: notices(daemon, job))
     lease = daemon.job(job)["leases"][0]
-    assert lease["over_since"] and lease["stops_at"]
+    assert lease["over_since_at"] and lease["stops_at"]
     page = daemon.run("show", str(job)).stdout
     assert "over its lease of GPU 0" in page and "stopped in 9m" in page
     assert "over, stops in 9m" in daemon.run("status").stdout
 
     appetite.set(100)
-    wait_for("it is within", lambda: daemon.job(job)["leases"][0]["over_since"] is None)
+    wait_for("it is within", lambda: daemon.job(job)["leases"][0]["over_since_at"] is None)
     assert "over its lease" not in daemon.run("show", str(job)).stdout
     assert daemon.job(job)["state"] == "active"
 
@@ -124,7 +124,7 @@ def test_warn_never_stops_and_users_may_have_their_own_policy(
     wait_for("it is told", lambda: notices(daemon, job))
     assert "next time ask for --mem" in notices(daemon, job)[0]
     lease = daemon.job(job)["leases"][0]
-    assert lease["over_since"] and lease["stops_at"] is None
+    assert lease["over_since_at"] and lease["stops_at"] is None
     # Over for many graces, and then the same lease under the general policy is not let be.
     wait_for(
         "it has been over for three graces",
