@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nvml_stand_in import Card, StandIn
+
 from .conftest import Daemon, alive, wait_for
 
+G = 1024**3
 HUNGRY = str(Path(__file__).with_name("hungry.py"))
 WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
 
@@ -198,3 +201,26 @@ def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
             assert shell.poll() is None
         finally:
             shell.kill()
+
+
+def test_through_the_real_abi_a_figure_that_is_missing_is_no_overuse_and_one_that_comes_is(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G)])
+    daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings=WATCHED
+    ).start()
+    job = daemon.submit("--mem", "1G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=3 * G, processes=[(pid, None)])
+    wait_for("it is seen", lambda: daemon.status()["gpus"][0]["memory"]["used"] == 3 * G)
+    before = daemon.status()["at"]
+    wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
+    assert daemon.job(job)["leases"][0]["over_since_at"] is None
+    assert notices(daemon, job) == []
+
+    stand_in.change(0, used=3 * G, processes=[(pid, 3 * G)])
+    end = ended(daemon, job)
+    assert end["outcome"] == "over_lease"
+    assert "it held 3G of GPU 0 under a lease of 1G" in end["reason"]
+    assert "unless that ends within 1s" in log(daemon, job)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakes import G, MemoryStore, hold_order
+from fakes import NOON, G, MemoryStore, hold_order
 from gpulease.daemon.watch import Overseer
 from gpulease.domain.idleness import IdlePolicy, Release
 from gpulease.domain.job import Outcome
@@ -16,7 +16,9 @@ from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.errors import RecordUnwritable
 from gpulease.service.idleness import RestWatch
+from gpulease.service.leases import revoke
 from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import WorkerStarted
 
 from .test_keeper import World, at_once
 
@@ -123,6 +125,22 @@ def test_after_the_grace_it_is_stopped_the_usual_way_with_its_reason() -> None:
             "it held 3G of GPU 0 (5G at most) under a lease of 2G for longer than 40s"
             "\n\nhint: ask for --mem 5.2G"
         )
+
+    play(scenario)
+
+
+def test_a_daemon_that_died_before_it_could_stop_the_job_stops_it_for_the_same_reason() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        revoke(world.store, job, Outcome.OVER_LEASE, "it held too much", world.clock)
+        await world.keeper.stop_following()
+
+        world.keeper = world.new_keeper()
+        world.keeper.recover()
+        world.launcher.hears(job, WorkerStarted(101, 201, NOON))
+        await world.settle()
+        assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["over_lease"])
+        await world.keeper.stop_following()
 
     play(scenario)
 
