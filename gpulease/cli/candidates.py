@@ -25,6 +25,7 @@ _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _STATES = {
     "attach": frozenset({"granted", "active", "releasing"}),
     "show": _LIVE | {"ended"},
+    "keep": frozenset({"granted", "active"}),
     "logs": frozenset({"active", "releasing", "ended"}),
 }
 """The states of the jobs that a verb can do something with; of the other verbs, those that live."""

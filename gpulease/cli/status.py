@@ -24,7 +24,7 @@ from gpulease.cli.text import (
     until,
 )
 from gpulease.client import decode, indent
-from gpulease.wire import GpuEventView, GpuView, JobView, MemoryView, StatusView
+from gpulease.wire import GpuEventView, GpuView, JobView, LeaseView, MemoryView, StatusView
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -193,13 +193,20 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
             line(str(job.id)),
             line(clean(job.user)),
             line(named(job)),
-            line(label(job), "good" if job.state == "active" else "warn"),
+            _lease_state(job, lease, now),
             line(indexes.get(lease.gpu, UNKNOWN)),
             line(size(lease.memory)),
             line(size(lease.used), "bad" if over else ""),
             line(size(lease.peak)),
             line(until(job.expires_at, now)),
         )
+
+
+def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+    if lease.over_since_at is None:
+        return line(label(job), "good" if job.state == "active" else "warn")
+    stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
+    return line(f"over{stops}", "bad")
 
 
 def _queue(view: StatusView, now: datetime) -> Iterator[Block]:

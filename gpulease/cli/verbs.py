@@ -30,6 +30,7 @@ VERBS = {
     "extend": "Give jobs more time, or less.",
     "drain": "Grant nothing more on a GPU.",
     "resume": "Grant on a GPU again.",
+    "keep": "Keep a lease that is idle on purpose.",
     "doctor": "Find what is wrong, and its mend.",
     "completion": "Make your shell complete all this.",
 }

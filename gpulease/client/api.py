@@ -121,6 +121,18 @@ class Client:
         body = msgspec.json.encode(wire.ExtendRequest(by))
         return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/extend", body=body))
 
+    def keep(self, number: int, span: float | None = None) -> wire.JobView:
+        """Let a job be idle for `span` seconds, or for an hour, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it waits, has ended, or was asked to go.
+            BadValue: that is longer than a day.
+        """
+        body = msgspec.json.encode(wire.KeepRequest(span))
+        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/keep", body=body))
+
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
     ) -> wire.JobList:

@@ -11,15 +11,17 @@ from typing import TypeVar
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
+from gpulease.daemon.desk import Room, build_desk, defaults, rights
 from gpulease.daemon.enclosure import enclose
-from gpulease.daemon.examine import Examination, closed_to_others
 from gpulease.daemon.finder import Finder
-from gpulease.daemon.health import health_checks, health_policy, watch_health
+from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
+from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
@@ -28,17 +30,15 @@ from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
-from gpulease.server.board import Board
-from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
-from gpulease.server.rights import Rights
-from gpulease.server.views import Machine, Views
+from gpulease.server.views import Watches
 from gpulease.service.bounds import Bounds
-from gpulease.service.drains import Drains
 from gpulease.service.health import HealthWatch
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
-from gpulease.service.ports import Clock, GpuProbe, InThread
+from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
@@ -84,6 +84,7 @@ class Parts:
     sampler: Sampler
     desk: Desk
     health: HealthWatch
+    rules: Rules
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -94,10 +95,11 @@ class Parts:
         self.settings = settings
         self.keeper.policy = _policy(settings)
         self.health.policy = health_policy(settings)
-        self.desk.defaults = _defaults(settings)
+        self.desk.defaults = defaults(settings)
         self.desk.log_limit = settings.log_limit
-        self.desk.rights = _rights(settings)
+        self.desk.rights = rights(settings)
         self.desk.most_streams = settings.most_streams
+        self.rules.adopt(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
 
     async def close(self) -> None:
@@ -195,6 +197,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     )
     askers = Askers(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
+    rules = Rules(settings)
+    overuse = OveruseWatch(rules.overuse)
+    rests = RestWatch(rules.idleness)
+    overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
+    observers = [overseer.look_for_overuse, overseer.look_for_idleness, health.observe]
+    watches = Watches(overuse, rests)
     return Parts(
         settings=settings,
         state=state,
@@ -204,9 +212,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [health.observe]),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
         health=health,
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers, health, lanes[0]),
+        rules=rules,
+        desk=build_desk(
+            settings,
+            Room(keeper, processes, state, clock, workers, askers, health, watches, lanes[0]),
+        ),
         lanes=lanes,
     )
 
@@ -217,11 +229,6 @@ def _launcher(confined: bool) -> Launcher:
     return Launcher(confined=confined, enclose=enclose if in_scopes else None)
 
 
-def _rights(settings: Settings) -> Rights:
-    uid = os.geteuid()
-    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
-
-
 def _policy(settings: Settings) -> Policy:
     bounds = Bounds(
         waiting=settings.most_waiting,
@@ -230,11 +237,6 @@ def _policy(settings: Settings) -> Policy:
         unbounded=frozenset({0, os.geteuid()}),
     )
     return Policy(settings.margin, settings.smallest_lease, bounds)
-
-
-def _defaults(settings: Settings) -> Defaults:
-    # What everyone gets who does not ask cannot be too long to ask for.
-    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
 
 
 def _surroundings(
@@ -251,48 +253,4 @@ def _surroundings(
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
-    )
-
-
-def _desk(
-    settings: Settings,
-    keeper: Keeper,
-    processes: Finder,
-    state: StateDirectory,
-    clock: Clock,
-    workers: Workers,
-    askers: Askers,
-    health: HealthWatch,
-    writing: InThread,
-) -> Desk:
-    simulated = settings.simulate is not None
-    # As root: a hook that the user cannot read holds nobody.
-    hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
-    enforced_by = ("framework",) if hooked else ()
-    machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
-    examination = Examination(
-        lambda: keeper.seen,
-        keeper.probe.driver,
-        settings.simulate,
-        state.path,
-        HOOKS,
-        lambda: health_checks(keeper, health, clock),
-        keeper.probe.library,
-    )
-    return Desk(
-        keeper=keeper,
-        views=Views(keeper, processes, machine),
-        # With views of its own: it draws in a thread.
-        board=Board(Views(keeper, processes, machine), clock),
-        clock=clock,
-        defaults=_defaults(settings),
-        rights=_rights(settings),
-        directory_of=state.job,
-        log_limit=settings.log_limit,
-        most_streams=settings.most_streams,
-        doctor=examination.results,
-        processes=processes,
-        drains=Drains(keeper.store, clock, writing, keeper.wake),
-        environment=workers.environment,
-        watch_asker=askers.watch,
     )

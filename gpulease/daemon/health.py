@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from gpulease.config import Settings
 from gpulease.domain.health import Act, Figures, GpuEvent, Modes, lasting
-from gpulease.domain.memory import GpuReading, JobId
+from gpulease.domain.memory import GpuReading
 from gpulease.domain.standing import Standing
 from gpulease.errors import RecordUnwritable
 from gpulease.service.health import HealthPolicy, HealthWatch
@@ -31,15 +31,11 @@ def watch_health(
         keeper.probe,
         clock,
         health_policy(settings),
-        _tell_owner,
+        keeper.tell_owner,
         wake=keeper.wake,
         writing=lanes[0],
         looking=lanes[1],
     )
-
-
-async def _tell_owner(job: JobId, text: str) -> None:
-    _log.info("job %s: %s", job, text)
 
 
 _COMPUTE_MODES = {

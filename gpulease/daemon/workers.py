@@ -4,6 +4,7 @@ Where the worker's side (what a job finds) and the process side (how it is start
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -198,6 +199,14 @@ class Workers:
         except TimeoutError:
             _log.warning("the shim of job %s does not listen: its time limit stays", job.id)
 
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output; one that cannot be written is let go."""
+        directory = self._state.job(job.id)
+        self._wake(directory)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
+                await control.notify(directory, text)
+
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Ask the worker to go, and after a grace make it go: the job's own, or a shorter one."""
         directory, own = self._state.job(job.id), self.grace(job)
@@ -285,6 +294,8 @@ _OUTCOMES = {
     "signaled": Outcome.SIGNALED,
     "cancelled": Outcome.CANCELLED,
     "time_limit": Outcome.TIME_LIMIT,
+    "over_lease": Outcome.OVER_LEASE,
+    "idle": Outcome.IDLE,
     "launch_failed": Outcome.LAUNCH_FAILED,
 }
 

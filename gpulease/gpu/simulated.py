@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 from gpulease.errors import BadValue
+from gpulease.gpu.busy import BusyTime
 from gpulease.gpu.resident import ResidentMemory
 from gpulease.units import format_size, parse_size
 
@@ -81,6 +82,7 @@ class SimulatedGpus:
         self.faults = dict(faults or {})
         self.heard: list[Heard] = []
         self._residents = residents
+        self._busy = BusyTime()
 
     @classmethod
     def here(cls, sizes: tuple[int, ...], seed: str) -> "SimulatedGpus":
@@ -92,8 +94,9 @@ class SimulatedGpus:
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of every GPU, by index."""
         held = self._residents() if self._residents else {}
+        busy = self._busy.read(held)
         return tuple(
-            self._reading(GpuUuid(gpu), index, held.get(GpuUuid(gpu), {}))
+            self._reading(GpuUuid(gpu), index, held.get(GpuUuid(gpu), {}), busy.get(GpuUuid(gpu)))
             for index, gpu in enumerate(self.sizes)
         )
 
@@ -113,7 +116,9 @@ class SimulatedGpus:
     def close(self) -> None:
         """Do nothing; here so that a probe is a probe."""
 
-    def _reading(self, gpu: GpuUuid, index: int, residents: Mapping[int, int]) -> GpuReading:
+    def _reading(
+        self, gpu: GpuUuid, index: int, residents: Mapping[int, int], utilization: int | None
+    ) -> GpuReading:
         name = f"Simulated {format_size(self.sizes[gpu])}"
         if gpu in self.faults:
             detail = "the simulation says so"
@@ -129,4 +134,5 @@ class SimulatedGpus:
             used=min(used, self.sizes[gpu]),
             reserved=0,
             processes=tuple(ProcessReading(pid, held[pid]) for pid in sorted(held)),
+            utilization=utilization,
         )

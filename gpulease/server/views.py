@@ -10,15 +10,18 @@ from pathlib import Path
 
 from gpulease import __version__
 from gpulease.domain.claim import Claim
+from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
-from gpulease.domain.lease import Lease, State
+from gpulease.domain.lease import State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
 from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
+from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.wire import (
     EventView,
@@ -48,11 +51,23 @@ class Machine:
     enforced_by: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """What is known of leases that hold too much, and of jobs that do nothing."""
+
+    overuse: OveruseWatch
+    rests: RestWatch
+
+
 class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
-    def __init__(self, keeper: Keeper, processes: ProcessFinder, machine: Machine) -> None:
+    def __init__(
+        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
+    ) -> None:
         self._keeper = keeper
+        self._overuse = watches.overuse
+        self._rests = watches.rests
         self._processes = processes
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
@@ -88,6 +103,7 @@ class Views:
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
         why, _, hint = why.partition("\n\nhint: ")
+        idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -115,6 +131,9 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
+            kept_until_at=_instant(job.kept_until_at) if job.holds_memory else None,
+            idle_since_at=idle_since_at,
+            idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
@@ -162,12 +181,34 @@ class Views:
             LeaseView(
                 gpu=lease.gpu,
                 memory=lease.memory,
-                used=_used(job, lease, seen, used),
+                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
                 enforced_by=list(self._machine.enforced_by),
+                **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
         ]
+
+    def _over(self, job: Job, gpu: GpuUuid, seen: Look | None) -> dict[str, str | None]:
+        """Return since when a lease is over, and when that ends its job."""
+        standing = self._overuse.standing(job.id, gpu)
+        if standing.over_for is None or seen is None or job.state is not State.ACTIVE:
+            return {}
+        left = standing.left(self._overuse.policy(job))
+        return {
+            "over_since_at": _instant(seen.at - standing.over_for),
+            "stops_at": None if left is None else _instant(seen.at + left),
+        }
+
+    def _idle(self, job: Job) -> tuple[str | None, str | None]:
+        """Return since when a job does nothing, and when that ends it, where that matters."""
+        seen, rest = self._keeper.seen, self._rests.rest(job.id)
+        policy = self._rests.policy(job)
+        if seen is None or rest.idle_for is None or policy.release is Release.OFF:
+            return None, None
+        left = rest.left(policy)
+        ends_at = None if left is None else seen.at + left
+        return _instant(seen.at - rest.idle_for), _instant(ends_at)
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""
@@ -236,27 +277,6 @@ class Views:
                 )
             )
         return views
-
-
-def _used(
-    job: Job,
-    lease: Lease,
-    seen: Look | None,
-    used: Mapping[tuple[JobId, GpuUuid], int],
-) -> int | None:
-    if seen is None or not job.holds_memory:
-        return None
-    reading = next((each for each in seen.readings if each.uuid == lease.gpu), None)
-    if reading is None or reading.processes is None:
-        return None
-    unknown = any(
-        each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
-        for each in reading.processes
-    )
-    # Where an MPS server is and the job is not listed, its memory may stand on that account.
-    servers = seen.servers - seen.jobs_by_pid.keys()
-    served = any(each.pid in servers for each in reading.processes)
-    return None if unknown else used.get((job.id, lease.gpu), None if served else 0)
 
 
 def _state(gpu: GpuMemory) -> GpuState:

@@ -90,7 +90,7 @@ class Drains:
             if changed:
                 tx.know([gpu], at)
                 tx.set_standing(gpu.uuid, after)
-                tx.note(_event(gpu.uuid, after, drain, at))
+                tx.note_gpu(_event(gpu.uuid, after, drain, at))
             jobs = tuple(
                 job.id
                 for job in tx.live()

@@ -163,7 +163,7 @@ class HealthWatch:
     def _store_one(self, tx: Transaction, news: _News, standings: dict[GpuUuid, Standing]) -> None:
         gpu = news.gpu.uuid
         for each in news.found:
-            tx.note(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
+            tx.note_gpu(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
             _log.warning("GPU %s (%s): %s", news.gpu.label, gpu, each.what)
         before = standings.get(gpu, Standing())
         standing = after(before, news.found, news.at)
@@ -172,7 +172,7 @@ class HealthWatch:
         standings[gpu] = standing
         tx.set_standing(gpu, standing)
         if before.ailment is None and standing.ailment is not None:
-            tx.note(GpuEvent(gpu, news.at, FAULTY, str(standing.ailment)))
+            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.ailment)))
             _log.warning("GPU %s takes no more leases: %s", news.gpu.label, standing.ailment.why)
 
     def _next(self, gpu: GpuUuid, standing: Standing, at: datetime) -> Standing:
@@ -203,7 +203,7 @@ class HealthWatch:
     def _note_recovered(self, tx: Transaction, gpu: GpuUuid, at: datetime) -> None:
         drains = self.policy.act is Act.DRAIN
         why = "no new fault in a while" if drains else f"the setting health is {self.policy.act}"
-        tx.note(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
+        tx.note_gpu(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
         _log.warning("GPU %s is no longer held back: %s", gpu, why)
 
     async def _tell(self, news: _News, there: Mapping[GpuUuid, GpuReading]) -> None:

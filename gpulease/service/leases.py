@@ -157,6 +157,17 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
     return changed
 
 
+def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock) -> Job | None:
+    """Mark a running job as asked to go; None if it is on its way out by now."""
+    with store.write() as tx:
+        job = existing(tx, job_id)
+        at = clock.now()
+        changed = asked_to_go(job, Trigger.REVOKE, why, detail, at)
+        if changed is not None:
+            tx.save(changed, Event(at, Trigger.REVOKE, detail.partition("\n")[0]))
+    return changed
+
+
 def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
     """Take a job out of the queue that nobody waits for any more; a granted one stays."""
     with store.write() as tx:
@@ -238,6 +249,13 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
             return job
         tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))
     return changed
+
+
+def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:
+    """Store what the owner of a job was told; the job may have ended."""
+    with store.write() as tx:
+        existing(tx, job_id)
+        tx.note(job_id, Event(clock.now(), "notice", text))
 
 
 def existing(tx: Transaction, job_id: JobId) -> Job:

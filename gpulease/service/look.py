@@ -44,6 +44,26 @@ class Look:
                     sums[key] = sums.get(key, 0) + process.memory
         return sums
 
+    def used(
+        self, job: JobId, gpu: GpuUuid, sums: Mapping[tuple[JobId, GpuUuid], int]
+    ) -> int | None:
+        """Return the bytes that a job uses of a GPU; None where nobody can tell.
+
+        `sums` is what `used_by_job` returns, which is worth keeping for a look.
+        """
+        reading = next((each for each in self.readings if each.uuid == gpu), None)
+        if reading is None or reading.processes is None:
+            return None
+        if any(
+            each.memory is None and self.jobs_by_pid.get(each.pid) == job
+            for each in reading.processes
+        ):
+            return None
+        # Where an MPS server is and the job is not listed, its memory may stand on that account.
+        servers = self.servers - self.jobs_by_pid.keys()
+        served = any(each.pid in servers for each in reading.processes)
+        return sums.get((job, gpu), None if served else 0)
+
 
 def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) -> Look:
     """Read every GPU and find out whose its processes are."""

@@ -93,6 +93,12 @@ class Transaction(Protocol):
     def save(self, job: Job, event: Event) -> None:
         """Store a job as it is now, and why."""
 
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        """Store for how long a lease has been over; nothing of one that is not held any more."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
@@ -102,7 +108,7 @@ class Transaction(Protocol):
     def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
         """Store what keeps new leases off a GPU that is known."""
 
-    def note(self, event: GpuEvent) -> None:
+    def note_gpu(self, event: GpuEvent) -> None:
         """Store something that happened to the health of a known GPU."""
 
 
@@ -269,6 +275,9 @@ class Launcher(Protocol):
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
+
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output, if it has one."""
 
 
 class InThread(Protocol):

@@ -49,6 +49,7 @@ def job_values(job: Job) -> dict[str, object]:
         "main_exited_at": job.main_exited_at,
         "terminal": job.terminal,
         "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
+        "kept_until_at": job.kept_until_at,
     }
 
 
@@ -90,10 +91,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         submitted_at=row.submitted_at,
         gives_up_at=row.gives_up_at,
         state=State(row.state),
-        leases=tuple(
-            Lease(GpuUuid(each.gpu), each.memory, each.granted_at, each.released_at, each.peak)
-            for each in leases
-        ),
+        leases=tuple(_lease_of(each) for each in leases),
         granted_at=row.granted_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
@@ -106,7 +104,14 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         terminal=row.terminal,
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
+        kept_until_at=row.kept_until_at,
     )
+
+
+def _lease_of(row: LeaseRow) -> Lease:
+    over_for = None if row.over_for_us is None else row.over_for_us * _MICROSECOND
+    gpu = GpuUuid(row.gpu)
+    return Lease(gpu, row.memory, row.granted_at, row.released_at, row.peak, over_for)
 
 
 def _claim_of(row: JobRow) -> Claim:

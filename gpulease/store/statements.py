@@ -29,6 +29,11 @@ RELEASE = (
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
     .values(released_at=bindparam("released_at"))
 )
+NOTE_OVER = (
+    update(_leases)
+    .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
+    .values(over_for_us=bindparam("over_for_us"))
+)
 ADD_EVENT = insert(_tables["events"])
 
 # AUTOINCREMENT goes on from here, see sqlite.org/autoinc.html.

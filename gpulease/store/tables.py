@@ -166,6 +166,7 @@ class JobRow(Row):
     main_exited_at: Mapped[datetime | None]
     terminal: Mapped[bool] = mapped_column(server_default=text("0"))
     grace_us: Mapped[int | None]
+    kept_until_at: Mapped[datetime | None]
 
 
 class HolderRow(Row):
@@ -227,6 +228,7 @@ class LeaseRow(Row):
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
+    over_for_us: Mapped[int | None]
 
 
 class EventRow(Row):

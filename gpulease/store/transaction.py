@@ -1,13 +1,13 @@
 """The one write transaction: jobs in and out, as the use cases want them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
 from gpulease.domain.health import GpuEvent
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.domain.standing import Standing
@@ -68,7 +68,7 @@ class SqlTransaction:
         """Store what keeps new leases off a GPU that is known."""
         gpus.set_standing(self._connection, gpu, standing)
 
-    def note(self, event: GpuEvent) -> None:
+    def note_gpu(self, event: GpuEvent) -> None:
         """Store something that happened to the health of a known GPU."""
         gpus.note_event(self._connection, event)
 
@@ -118,6 +118,20 @@ class SqlTransaction:
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+        self._log(job, event)
+
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        """Store for how long a lease has been over; nothing of one that is not held any more."""
+        held = self._live.get(job)
+        if held is None:
+            return
+        span = None if over_for is None else over_for // timedelta(microseconds=1)
+        which = {"this": job, "that": gpu, "over_for_us": span}
+        self._connection.execute(statements.NOTE_OVER, which)
+        self._live[job] = with_over_for(held, gpu, over_for)
 
     def restore(self, job: Job, event: Event) -> None:
         """Store a job that the record has lost, under the id that it had."""

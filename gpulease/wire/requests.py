@@ -120,3 +120,10 @@ class CancelRequest:
 
     grace: float | None = None
     """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""
+
+
+@dataclass(slots=True)
+class KeepRequest:
+    """For how many seconds a job may be idle; an hour if it does not say, at most a day."""
+
+    span: float | None = None

@@ -9,7 +9,16 @@ from typing import Literal
 GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
-    "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
+    "exited",
+    "signaled",
+    "released",
+    "cancelled",
+    "time_limit",
+    "over_lease",
+    "idle",
+    "gave_up",
+    "launch_failed",
+    "lost",
 ]
 JobKind = Literal["run", "hold"]
 CheckState = Literal["ok", "warning", "failure"]
@@ -59,6 +68,10 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
+    over_since_at: str | None = None
+    """Since when more was seen in use than was leased and is let be."""
+    stops_at: str | None = None
+    """When the job is stopped for it, if that goes on."""
 
 
 @dataclass(slots=True)
@@ -104,7 +117,8 @@ class JobView:
     ended_at: str | None
     expires_at: str | None
     exit_status: int | None
-    """As a shell shows it: the job's own, 128 + signal, or 124 for the time limit."""
+    """As a shell shows it: the job's own, 128 + signal, or 124 where a limit ended it: its time,
+    its lease, or how long it may be idle."""
     pid: int | None
     directory: str | None
     """Where the job's own socket is, once it has been launched."""
@@ -121,6 +135,12 @@ class JobView:
     """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
     gives_up_at: str | None = None
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
+    kept_until_at: str | None = None
+    """Until when nobody minds that nothing happens under its lease."""
+    idle_since_at: str | None = None
+    """Since when nothing was seen to happen under its lease, where that has consequences."""
+    idle_ends_at: str | None = None
+    """When the lease is taken back for it, if that goes on."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)

@@ -22,6 +22,8 @@ def _rungs() -> None:
 
 def _watch() -> None:
     """What was done about leases that hold more than was granted, or nothing at all."""
+    op.add_column("leases", sa.Column("over_for_us", sa.Integer(), nullable=True))
+    op.add_column("jobs", sa.Column("kept_until_at", sa.Integer(), nullable=True))
 
 
 def _accounts() -> None:

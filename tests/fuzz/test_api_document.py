@@ -39,6 +39,7 @@ OPERATIONS = [
     ("GET", "/v1/jobs/{job_id}"),
     ("GET", "/v1/jobs/{job_id}/watch"),
     ("POST", "/v1/jobs/{job_id}/extend"),
+    ("POST", "/v1/jobs/{job_id}/keep"),
     ("GET", "/v1/jobs/{job_id}/environment"),
     ("GET", "/v1/jobs/{job_id}/logs"),
     ("POST", "/v1/jobs/{job_id}/cancel"),

@@ -326,6 +326,7 @@ def test_the_environment_of_a_lease_is_told_to_its_owner_and_its_release_is_thei
         assert "xyzzy" not in content, "what the lease does not change is not told"
     assert call(daemon, bob, "POST", f"/v1/jobs/{job}/cancel")[0] == 403
     assert call(daemon, bob, "POST", f"/v1/jobs/{job}/extend", {"by": 60})[0] == 403
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/keep")[0] == 403
     assert call(daemon, alice, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
     assert daemon.wait_until(job, "ended")["outcome"] == "released"
 
