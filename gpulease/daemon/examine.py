@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
-from gpulease.wire import CheckView, DoctorView
+from gpulease.wire import CheckState, CheckView, DoctorView
 
 _LITTLE_SPACE = GIB
 _SYSTEMD = Path("/run/systemd/system")
@@ -64,7 +64,8 @@ class Examination:
                     "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
                 )  # fmt: skip
             elif reading.total is None:
-                yield CheckView(name, "warning", reading.detail or "its size is not known", None)
+                state: CheckState = "ok" if reading.divided else "warning"
+                yield CheckView(name, state, reading.detail or "its size is not known", None)
             else:
                 yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
 

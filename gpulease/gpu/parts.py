@@ -34,8 +34,9 @@ def read_with_parts(device: Device) -> tuple[GpuReading, ...]:
     if parts and all(part.processes is not None for part in parts):
         # Each is on one of the parts, and is shown there.
         whole = replace(whole, processes=())
-    count = f"{len(parts)} MIG device{'' if len(parts) == 1 else 's'}"
-    detail = f"divided by MIG: its {count} are leased, not the GPU itself"
+    one = len(parts) == 1
+    count = "MIG device is" if one else f"{len(parts)} MIG devices are"
+    detail = f"divided by MIG: its {count} leased, not the GPU itself"
     if not parts:
         detail = "MIG is enabled, and there is no MIG device on it that could be leased"
     return (replace(whole, detail=detail), *parts)

@@ -76,6 +76,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
+        "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
