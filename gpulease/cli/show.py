@@ -37,7 +37,12 @@ from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
-_LIMITS = {"framework": "its framework (TensorFlow, JAX, CuPy)"}
+_LIMITS = {
+    "driver": "the driver",
+    "framework": "its framework (TensorFlow, JAX, CuPy)",
+    "watch": "a watch on what it uses",
+    "devices": "device rules",
+}
 """What may hold a job to its lease, as people would say it."""
 
 
@@ -81,6 +86,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
         *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
         *_leases(job, indexes),
+        *_unheld(job),
         *_refusals(job),
         *_events(job, now),
     ]
@@ -224,9 +230,19 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
+def _unheld(job: JobView) -> Iterator[Block]:
+    """Name the processes on a GPU that the framework hook does not reach."""
+    for each in job.unheld:
+        who = f"process {each.pid} ({clean(each.command)})"
+        said = f"{who} is not held by the framework hook: {clean(each.why)}"
+        yield Hanging(line(said, "warn"), 2)
+
+
 def _limits(lease: LeaseView) -> str:
     """Say what holds the job to its lease; what a later daemon may name stays as it is."""
-    named = (_LIMITS.get(each, clean(each)) for each in lease.enforced_by)
+    limit = lease.driver_limit
+    known = _LIMITS if limit is None else {**_LIMITS, "driver": f"the driver, at {size(limit)}"}
+    named = (known.get(each, clean(each)) for each in lease.enforced_by)
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 

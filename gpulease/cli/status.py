@@ -14,6 +14,7 @@ from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, f
 from gpulease.cli.text import (
     UNKNOWN,
     asks,
+    between,
     clean,
     clock,
     index_of,
@@ -24,7 +25,15 @@ from gpulease.cli.text import (
     until,
 )
 from gpulease.client import decode, indent
-from gpulease.wire import GpuEventView, GpuView, JobView, LeaseView, MemoryView, StatusView
+from gpulease.wire import (
+    GpuEventView,
+    GpuView,
+    JobView,
+    LeaseView,
+    MemoryView,
+    ProcessView,
+    StatusView,
+)
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -68,8 +77,9 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
         *_head(view, now),
         *_gpus(view, now, width),
         *_leases(view, now),
+        *_held_by(view),
         *_queue(view, now),
-        *_others(view),
+        *_others(view, now),
     ]
 
 
@@ -183,6 +193,17 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
+def _held_by(view: StatusView) -> Iterator[Block]:
+    """Say what holds jobs to their leases here, and what does not."""
+    if not view.enforcement:
+        return
+    has = ", ".join(clean(each.rung) for each in view.enforcement if each.available)
+    yield line(f"held by: {has or 'nothing, jobs are placed and counted only'}", "dim")
+    for each in view.enforcement:
+        if not each.available:
+            yield line(f"not held by {clean(each.rung)}: {clean(each.why)}", "dim")
+
+
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
     if job.state in ("queued", "ended"):
         return
@@ -240,14 +261,15 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
     )
 
 
-def _others(view: StatusView) -> Iterator[Block]:
+def _others(view: StatusView, now: datetime) -> Iterator[Block]:
     rows = [
         (
             line(index_of(gpu)),
             line(str(process.pid)),
             line(clean(process.user or UNKNOWN)),
             line(size(process.memory)),
-            line(clean(process.command or process.name or UNKNOWN)),
+            line(between(process.started_at, None, now)),
+            line(_what_runs(process)),
         )
         for gpu in view.gpus
         for process in gpu.processes
@@ -262,6 +284,12 @@ def _others(view: StatusView) -> Iterator[Block]:
         Column("PID", right=True),
         Column("USER", wraps=True),
         Column("MEMORY", right=True),
+        Column("AGE", right=True, leaves=2, below="for "),
         Column("COMMAND", leaves=1, wraps=True, least=24, below=""),
     )
     yield Table(columns, tuple(rows))
+
+
+def _what_runs(process: ProcessView) -> str:
+    command = clean(process.command or process.name or UNKNOWN)
+    return f"{command} (in container {clean(process.container)})" if process.container else command

@@ -1,37 +1,37 @@
 """The composition root: the parts of the daemon, built from the settings and wired together."""
 
-import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.desk import Room, build_desk, defaults, rights
-from gpulease.daemon.enclosure import enclose
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
+from gpulease.daemon.holding import Holding, build_holding
+from gpulease.daemon.lanes import Lane, LookLane
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
 from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
+from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.unhooked import Unhooked
 from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
-from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
 from gpulease.server.handlers import Desk
-from gpulease.server.views import Watches
+from gpulease.server.views import Machine, Watches
 from gpulease.service.bounds import Bounds
 from gpulease.service.health import HealthWatch
 from gpulease.service.idleness import RestWatch
@@ -43,30 +43,7 @@ from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
-T = TypeVar("T")
-
-
-class Lane:
-    """One thread: what is given to it happens in order, and never on the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
-        """Return the result of `call`, awaited."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def close(self) -> None:
-        """Let what was given finish."""
-        self._pool.shutdown(wait=True)
-
-
-class LookLane(Lane):
-    """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
-
-    def close(self) -> None:
-        """Leave what hangs behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+_log = logging.getLogger("gpuleased")
 
 
 @dataclass(slots=True)
@@ -85,6 +62,7 @@ class Parts:
     desk: Desk
     health: HealthWatch
     rules: Rules
+    holding: Holding
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -101,6 +79,7 @@ class Parts:
         self.desk.most_streams = settings.most_streams
         self.rules.adopt(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
+        self.holding.ladder.driver_limits = settings.driver_limits
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
@@ -178,18 +157,24 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     """
     state, store, installation = open_record(settings)
     probe = open_probe(settings)
-    clock, launcher = SystemClock(), _launcher(confined)
-    ends = Ends()
+    clock, ends = SystemClock(), Ends()
     lanes = Lane("writer"), LookLane("look")
+    holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
+    launcher = Launcher(confined=confined, enclose=holding.enclosure)
     table = ProcessTable()
-    processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
-    around = _surroundings(settings, probe, lambda: keeper, installation)
+    processes = Finder(
+        table,
+        installation,
+        lambda job: is_alive(state.job(job)),
+        lambda job: has_scope(state.job(job)),
+    )
+    around = _surroundings(settings, probe, lambda: keeper, installation, holding)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock, ends)),
+        Launchers(workers, Holders(clock, ends, around.rungs)),
         clock,
         _policy(settings),
         writing=lanes[0],
@@ -198,10 +183,20 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     askers = Askers(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
+    holding.ladder.watch = lambda: rules.stops_overuse
     overuse = OveruseWatch(rules.overuse)
     rests = RestWatch(rules.idleness)
     overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
-    observers = [overseer.look_for_overuse, overseer.look_for_idleness, health.observe]
+    unhooked = Unhooked(store.live, around.rungs, HOOKS, keeper.tell_owner)
+    observers = [
+        overseer.look_for_overuse,
+        overseer.look_for_idleness,
+        health.observe,
+        holding.ladder.ask,
+        unhooked.look,
+    ]
+    simulated = settings.simulate is not None
+    machine = Machine(probe.driver, simulated, state.job, holding.ladder, unhooked.of)
     watches = Watches(overuse, rests)
     return Parts(
         settings=settings,
@@ -215,18 +210,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
         health=health,
         rules=rules,
+        holding=holding,
         desk=build_desk(
             settings,
-            Room(keeper, processes, state, clock, workers, askers, health, watches, lanes[0]),
+            Room(keeper, processes, clock, workers, askers, health, machine, watches, lanes[0]),
         ),
         lanes=lanes,
     )
-
-
-def _launcher(confined: bool) -> Launcher:
-    """Return the launcher; the jobs of the system's service are in scopes of their own."""
-    in_scopes = confined and scopes.is_to_be_had()
-    return Launcher(confined=confined, enclose=enclose if in_scopes else None)
 
 
 def _policy(settings: Settings) -> Policy:
@@ -240,7 +230,11 @@ def _policy(settings: Settings) -> Policy:
 
 
 def _surroundings(
-    settings: Settings, probe: GpuProbe, keeper: Callable[[], Keeper], installation: str
+    settings: Settings,
+    probe: GpuProbe,
+    keeper: Callable[[], Keeper],
+    installation: str,
+    holding: Holding,
 ) -> Surroundings:
     return Surroundings(
         installation=installation,
@@ -253,4 +247,6 @@ def _surroundings(
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
+        rungs=lambda: holding.ladder.everywhere,
+        lift=holding.lift,
     )

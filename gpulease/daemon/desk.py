@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
-from gpulease.daemon.examine import Examination, closed_to_others
+from gpulease.daemon.examine import Examination
 from gpulease.daemon.finder import Finder
 from gpulease.daemon.health import health_checks
-from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.workers import Workers
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
@@ -28,11 +27,11 @@ class Room:
 
     keeper: Keeper
     processes: Finder
-    state: StateDirectory
     clock: Clock
     workers: Workers
     askers: Askers
     health: HealthWatch
+    machine: Machine
     watches: Watches
     writing: InThread
 
@@ -51,29 +50,25 @@ def defaults(settings: Settings) -> Defaults:
 
 def build_desk(settings: Settings, room: Room) -> Desk:
     """Return what the routes are answered with."""
-    simulated = settings.simulate is not None
-    # As root: a hook that the user cannot read holds nobody.
-    hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
-    enforced_by = ("framework",) if hooked else ()
-    machine = Machine(room.keeper.probe.driver, simulated, room.state.job, enforced_by)
     examination = Examination(
         lambda: room.keeper.seen,
-        room.keeper.probe.driver,
+        room.machine.driver,
         settings.simulate,
-        room.state.path,
+        settings.state,
         HOOKS,
+        room.machine.holds.rungs,
         lambda: health_checks(room.keeper, room.health, room.clock),
         room.keeper.probe.library,
     )
     return Desk(
         keeper=room.keeper,
-        views=Views(room.keeper, room.processes, machine, room.watches),
+        views=Views(room.keeper, room.processes, room.machine, room.watches),
         # With views of its own: it draws in a thread.
-        board=Board(Views(room.keeper, room.processes, machine, room.watches), room.clock),
+        board=Board(Views(room.keeper, room.processes, room.machine, room.watches), room.clock),
         clock=room.clock,
         defaults=defaults(settings),
         rights=rights(settings),
-        directory_of=room.state.job,
+        directory_of=room.machine.directory_of,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=examination.results,

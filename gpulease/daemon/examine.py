@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulease.daemon.places import closed_to_others
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
-from gpulease.wire import CheckState, CheckView, DoctorView
+from gpulease.wire import CheckState, CheckView, DoctorView, RungView
 
 _LITTLE_SPACE = GIB
 _SYSTEMD = Path("/run/systemd/system")
@@ -25,6 +25,7 @@ class Examination:
     simulated: str | None
     state: Path
     hooks: Path
+    rungs: Callable[[], Sequence[RungView]]
     health: Callable[[], Iterable[CheckView]] = tuple
     library: Callable[[], str | None] = lambda: None
 
@@ -38,7 +39,7 @@ class Examination:
                 self._identity(),
                 self._space(),
                 self._hooks(),
-                self._enforcement(),
+                *self._enforcement(),
                 self._systemd(),
             ]
         )
@@ -93,12 +94,16 @@ class Examination:
             f"install gpulease where all users can read, or: chmod o+rx {closed}",
         )  # fmt: skip
 
-    def _enforcement(self) -> CheckView:
-        return CheckView(
-            "enforcement", "warning",
-            "leases are held by the framework hooks alone (TensorFlow now), which are cooperative",
-            "docs/frameworks.md says what is limited and what is not",
-        )  # fmt: skip
+    def _enforcement(self) -> Iterator[CheckView]:
+        """Yield each rung of the ladder; that one is not to be had is not always a fault."""
+        for each in self.rungs():
+            if each.available:
+                yield CheckView("enforcement", "ok", f"held by {each.rung}: {each.why}")
+            else:
+                yield CheckView(
+                    "enforcement", "warning", f"not held by {each.rung}: {each.why}",
+                    "docs/holding.md says what that leaves open",
+                )  # fmt: skip
 
     def _systemd(self) -> CheckView:
         systemd = "running" if _SYSTEMD.exists() else "not running"
@@ -113,11 +118,3 @@ def _cgroups() -> str:
         return "not v2"
     dmem = "with" if "dmem" in controllers else "without"
     return f"v2, {dmem} the kernel's controller of device memory (dmem)"
-
-
-def closed_to_others(path: Path) -> Path | None:
-    """Return the part of `path` that other users cannot pass or read, or None."""
-    for part in (path, *path.parents):
-        if not part.stat().st_mode & stat.S_IXOTH:
-            return part
-    return None if path.stat().st_mode & stat.S_IROTH else path

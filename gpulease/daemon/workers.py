@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpulease.daemon.shims import living_shim, session_of
+from gpulease.daemon.shims import has_scope, living_shim, session_of
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
@@ -54,6 +54,10 @@ class Surroundings:
     hooks: Path
     grace: timedelta
     log_limit: int
+    rungs: Callable[[], tuple[str, ...]] = tuple
+    """What holds every lease here, see enforcement.Rung."""
+    lift: Callable[[Job], Awaitable[None]] | None = None
+    """Takes away what the driver holds an ended job by."""
 
 
 class Workers:
@@ -141,6 +145,7 @@ class Workers:
             # A user may ask for an hour; whoever shuts the machine down did not agree to that.
             grace_at_shutdown=min(self.grace(job), self._around.grace),
             gpus=self._nodes(job),
+            memory={lease.gpu: lease.memory for lease in job.leases},
         )
 
     def _nodes(self, job: Job) -> tuple[str, ...] | None:
@@ -174,16 +179,22 @@ class Workers:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
         directory = self._state.job(job.id)
         async for event in control.follow(directory):
-            if isinstance(event, control.Lost):
-                yield await self._bury(job)
-            elif (news := _news(event)) is not None:
+            lost = isinstance(event, control.Lost)
+            news = await self._bury(job) if lost else _news(event)
+            if isinstance(news, WorkerStarted):
+                yield replace(news, rungs=self._around.rungs())
+            elif news is not None:
+                if isinstance(news, WorkerExited) and self._around.lift is not None:
+                    await self._around.lift(job)
                 yield news
 
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
-        session = session_of(self._state.job(job.id))
-        await self._processes.end_survivors(marker, self.grace(job), owner, session)
+        directory = self._state.job(job.id)
+        session = session_of(directory)
+        scope = job.id if has_scope(directory) else None
+        await self._processes.end_survivors(marker, self.grace(job), owner, session, scope)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )

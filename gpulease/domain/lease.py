@@ -114,3 +114,7 @@ class Lease:
     """The most bytes that were seen in use under it, as far as has been recorded."""
     over_for: timedelta | None = None
     """For how long more than was granted has been in use, as far as has been recorded."""
+    enforced_by: tuple[str, ...] | None = None
+    """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
+    driver_limit: int | None = None
+    """The bytes to which the driver itself keeps it, as the driver says."""

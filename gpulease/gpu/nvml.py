@@ -7,17 +7,17 @@ is listened to on lanes of its own, within the same sessions of NVML.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu import binding
-from gpulease.gpu.binding import DriverGone, NvmlFailure
+from gpulease.gpu.binding import DriverGone, Handle, NvmlFailure
 from gpulease.gpu.devices import Device, list_devices, match
 from gpulease.gpu.health import HealthEars
 from gpulease.gpu.lane import Call, Lane, Monotonic
@@ -32,7 +32,12 @@ _LONGEST_PAUSE_SOME = timedelta(minutes=5)
 """Between attempts while some can: each takes NVML away from these for a moment."""
 
 
+T = TypeVar("T")
 _Readings = tuple[GpuReading, ...]
+
+
+class NoAnswer(Exception):
+    """The driver did not answer within the deadline, or has no such GPU at this moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class NvmlProbe:
         self._lanes: dict[GpuUuid, Lane[_Readings]] = {}
         self._parts: dict[GpuUuid, _Readings] = {}
         """The MIG devices of each GPU, as they were last read."""
+        self._beside: dict[GpuUuid, Lane[Any]] = {}
+        """For calls that do not read: a reading that is due is not to wait behind them."""
         self._devices: tuple[Device, ...] = ()
         self._driver: str | None = None
         self._library: str | None = None
@@ -121,6 +128,24 @@ class NvmlProbe:
                     self._fail(str(failure))
             return self._all_unreadable(self._trouble or "")
 
+    def on_gpu(self, uuid: GpuUuid, work: Callable[[Handle], T]) -> T:
+        """Return what `work` makes of a GPU, beside the readings and within the deadline.
+
+        What is begun for one GPU happens in order. Work that was not finished in time goes on.
+
+        Raises:
+            NoAnswer: it took too long, or there is no such GPU now.
+            NvmlFailure: the driver refused.
+        """
+        until = self._clock() + self._deadline
+        while True:
+            call, is_ours = self._begin_beside(uuid, work, until)
+            if not call.wait(until - self._clock()):
+                raise NoAnswer(f"the driver has not answered for {self._age(call)}")
+            if is_ours:
+                answer: T = call.outcome.result()
+                return answer
+
     def driver(self) -> str | None:
         """Return the driver's version, as it was when NVML was last initialised."""
         return self._driver
@@ -142,7 +167,7 @@ class NvmlProbe:
             idle = self._is_idle() and not self._lister.is_busy
             self._lister.close()
             self._ears.close()
-            for lane in self._lanes.values():
+            for lane in (*self._lanes.values(), *self._beside.values()):
                 lane.close()
             if idle:
                 last: Lane[None] = Lane("nvml-stop", self._clock)
@@ -206,6 +231,28 @@ class NvmlProbe:
             self._lanes[device.uuid] = Lane(f"nvml-{device.uuid}", self._clock)
         return self._lanes[device.uuid].ask(partial(read_with_parts, device))
 
+    def _begin_beside(
+        self, uuid: GpuUuid, work: Callable[[Handle], T], until: float
+    ) -> tuple[Call[Any], bool]:
+        """Begin `work`, or return the call before it that has not returned, and which of the two.
+
+        Raises:
+            NoAnswer: readings hold the driver up, or there is no such GPU now.
+        """
+        if not self._lock.acquire(timeout=max(0.0, until - self._clock())):
+            raise NoAnswer("the driver does not answer to readings")
+        try:
+            found = next((each for each in self._devices if each.uuid == uuid), None)
+            if self._trouble is not None or found is None or found.handle is None:
+                raise NoAnswer(self._trouble or "the driver does not show this GPU")
+            if uuid not in self._beside:
+                self._beside[uuid] = Lane(f"nvml-set-{uuid}", self._clock)
+            bound = partial(work, found.handle)
+            call = self._beside[uuid].ask(bound)
+            return call, call.work is bound
+        finally:
+            self._lock.release()
+
     def _collect(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
         """Return the reading of a GPU, and those of its MIG devices after it."""
         readings = self._answer(device, call, until)
@@ -232,7 +279,8 @@ class NvmlProbe:
             self._retry.wanted(_LONGEST_PAUSE_SOME)
 
     def _is_idle(self) -> bool:
-        return self._ears.is_idle and not any(lane.is_busy for lane in self._lanes.values())
+        lanes = (*self._lanes.values(), *self._beside.values())
+        return self._ears.is_idle and not any(lane.is_busy for lane in lanes)
 
     def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
         return tuple(
@@ -245,9 +293,9 @@ class NvmlProbe:
             )
         )
 
-    def _wait(self, call: Call[_Readings] | Call[_Listing], until: float) -> bool:
+    def _wait(self, call: Call[Any], until: float) -> bool:
         return call.wait(min(until, call.began_at + self._deadline) - self._clock())
 
-    def _age(self, call: Call[_Readings] | Call[_Listing]) -> str:
+    def _age(self, call: Call[Any]) -> str:
         ended_at = self._clock() if call.ended_at is None else call.ended_at
         return format_span(timedelta(seconds=ended_at - call.began_at))

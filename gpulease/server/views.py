@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 from gpulease import __version__
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Rung, ladder
 from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
-from gpulease.domain.lease import State
+from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.overuse import Consequence
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.domain.reach import Unheld
 from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
@@ -32,7 +36,9 @@ from gpulease.wire import (
     LeaseView,
     MemoryView,
     ProcessView,
+    RungView,
     StatusView,
+    UnheldView,
 )
 
 _TOLD_FOR = timedelta(days=1)
@@ -48,7 +54,19 @@ class Machine:
     simulated: bool
     directory_of: Callable[[JobId], Path]
     """Where a job's record, output and socket are."""
-    enforced_by: Sequence[str] = ()
+    holds: "Rungs"
+    unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
+
+
+class Rungs(Protocol):
+    """What holds leases on this machine."""
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """The rungs on which all leases stand that are granted now."""
+
+    def rungs(self) -> list[RungView]:
+        """Return each rung, and what there is to say of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +109,7 @@ class Views:
             at=_instant(now) or "",
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
+            enforcement=self._machine.holds.rungs(),
         )
 
     def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
@@ -136,6 +155,10 @@ class Views:
             idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
+            unheld=[
+                UnheldView(each.pid, each.command, each.why)
+                for each in self._machine.unheld(job.id)
+            ],
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -183,7 +206,8 @@ class Views:
                 memory=lease.memory,
                 used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
-                enforced_by=list(self._machine.enforced_by),
+                enforced_by=self._rungs(job, lease),
+                driver_limit=lease.driver_limit,
                 **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
@@ -209,6 +233,16 @@ class Views:
         left = rest.left(policy)
         ends_at = None if left is None else seen.at + left
         return _instant(seen.at - rest.idle_for), _instant(ends_at)
+
+    def _rungs(self, job: Job, lease: Lease) -> list[str]:
+        """Return what holds the lease, or held it; watching may begin and end meanwhile."""
+        holds = self._machine.holds
+        rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
+        if job.holds_memory:
+            rungs -= {Rung.WATCH}
+            stops = self._overuse.policy(job).consequence is Consequence.STOP
+            rungs |= {Rung.WATCH.value} if stops else set()
+        return list(ladder(rungs))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""
@@ -274,6 +308,8 @@ class Views:
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
                     serves=seen is not None and process.pid in seen.servers,
+                    started_at=_instant(who.started_at) if who else None,
+                    container=who.container if who else None,
                 )
             )
         return views

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import stands_on
 from gpulease.domain.job import (
     Exit,
     Job,
@@ -188,6 +189,8 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
         changed = worker_started(job, news.pid, news.shim_pid, news.at)
         if changed is None:
             return job
+        if any(lease.enforced_by is None for lease in job.leases):
+            changed = stands_on(changed, news.rungs)
         tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, f"pid {news.pid}"))
     return changed
 

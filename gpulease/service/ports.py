@@ -171,6 +171,10 @@ class ProcessIdentity(Protocol):
     def name(self) -> str | None: ...
     @property
     def command(self) -> str | None: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def container(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,8 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
+    rungs: tuple[str, ...] = ()
+    """What holds it to its leases, if nothing was noted at its launch; see enforcement.Rung."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,29 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
     )
 
 
+def lease_values(lease: Lease) -> dict[str, object]:
+    """Return the columns of `lease` that change in its life."""
+    rungs = lease.enforced_by
+    return {
+        # Never before the grant, whatever the clock has done meanwhile.
+        "released_at": lease.released_at and max(lease.released_at, lease.granted_at),
+        "enforced_by": None if rungs is None else ",".join(rungs),
+        "driver_limit": lease.driver_limit,
+    }
+
+
 def _lease_of(row: LeaseRow) -> Lease:
-    over_for = None if row.over_for_us is None else row.over_for_us * _MICROSECOND
-    gpu = GpuUuid(row.gpu)
-    return Lease(gpu, row.memory, row.granted_at, row.released_at, row.peak, over_for)
+    rungs = row.enforced_by
+    return Lease(
+        GpuUuid(row.gpu),
+        row.memory,
+        row.granted_at,
+        row.released_at,
+        row.peak,
+        over_for=None if row.over_for_us is None else row.over_for_us * _MICROSECOND,
+        enforced_by=None if rungs is None else tuple(filter(None, rungs.split(","))),
+        driver_limit=row.driver_limit,
+    )
 
 
 def _claim_of(row: JobRow) -> Claim:

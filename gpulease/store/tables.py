@@ -229,6 +229,9 @@ class LeaseRow(Row):
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
     over_for_us: Mapped[int | None]
+    enforced_by: Mapped[str | None]
+    """The rungs that it stands on, with commas between them; empty for none, null if unknown."""
+    driver_limit: Mapped[int | None]
 
 
 class EventRow(Row):

@@ -14,7 +14,7 @@ from gpulease.domain.standing import Standing
 from gpulease.service.ports import Event, Order, Tally
 from gpulease.store import gpus, statements
 from gpulease.store.reads import drained_gpus, jobs_where
-from gpulease.store.rows import holder_values, job_values, pack
+from gpulease.store.rows import holder_values, job_values, lease_values, pack
 from gpulease.store.tables import JobRow, SubmissionRow
 from gpulease.store.tallies import Tallies
 
@@ -152,13 +152,13 @@ class SqlTransaction:
                     "place": place,
                     "memory": lease.memory,
                     "granted_at": lease.granted_at,
+                    **lease_values(lease),
                 }
                 self._connection.execute(statements.ADD_LEASE, new)
             else:
-                # Never before the grant, whatever the clock has done meanwhile.
-                released = lease.released_at and max(lease.released_at, lease.granted_at)
                 which = {"this": job.id, "that": lease.gpu}
-                self._connection.execute(statements.RELEASE, {**which, "released_at": released})
+                changed = {**which, **lease_values(lease)}
+                self._connection.execute(statements.CHANGE_LEASE, changed)
 
     def _log(self, job: JobId, event: Event) -> None:
         entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}

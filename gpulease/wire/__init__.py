@@ -42,8 +42,10 @@ from gpulease.wire.views import (
     Outcome,
     ProcessView,
     RefusalView,
+    RungView,
     StandingView,
     StatusView,
+    UnheldView,
 )
 
 __all__ = [
@@ -76,10 +78,12 @@ __all__ = [
     "Outcome",
     "ProcessView",
     "RefusalView",
+    "RungView",
     "StandingView",
     "StatusView",
     "SubmitRequest",
     "TerminalRequest",
+    "UnheldView",
     "WorkerOptionsRequest",
     "from_wire",
     "spoken",

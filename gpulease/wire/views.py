@@ -68,10 +68,22 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
+    """Of driver, framework, watch and devices those that hold the job to it."""
+    driver_limit: int | None = None
+    """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
     over_since_at: str | None = None
     """Since when more was seen in use than was leased and is let be."""
     stops_at: str | None = None
     """When the job is stopped for it, if that goes on."""
+
+
+@dataclass(slots=True)
+class UnheldView:
+    """A process of a job that uses a GPU and that the framework hook does not hold."""
+
+    pid: int
+    command: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -143,6 +155,7 @@ class JobView:
     """When the lease is taken back for it, if that goes on."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
+    unheld: list[UnheldView] = field(default_factory=list)
     events: list[EventView] = field(default_factory=list)
 
 
@@ -179,6 +192,9 @@ class ProcessView:
     job: int | None
     serves: bool = False
     """It is an MPS server: what it holds may be that of the jobs on this GPU."""
+    started_at: str | None = None
+    container: str | None = None
+    """The first digits of the id of the container that it is in."""
 
 
 @dataclass(slots=True)
@@ -231,6 +247,16 @@ class StandingView:
 
 
 @dataclass(slots=True)
+class RungView:
+    """One of the things that can hold jobs to their leases, and whether it does on this machine."""
+
+    rung: str
+    available: bool
+    why: str
+    """What it does here, or why it is not to be had."""
+
+
+@dataclass(slots=True)
 class StatusView:
     """One look at the whole machine; `jobs` are those that wait or hold a GPU."""
 
@@ -241,6 +267,7 @@ class StatusView:
     at: str
     gpus: list[GpuView]
     jobs: list[JobView]
+    enforcement: list[RungView] = field(default_factory=list)
 
 
 @dataclass(slots=True)

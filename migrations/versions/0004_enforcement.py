@@ -18,6 +18,8 @@ def upgrade() -> None:
 
 def _rungs() -> None:
     """What holds each lease."""
+    op.add_column("leases", sa.Column("enforced_by", sa.String(), nullable=True))
+    op.add_column("leases", sa.Column("driver_limit", sa.Integer(), nullable=True))
 
 
 def _watch() -> None:

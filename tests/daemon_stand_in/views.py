@@ -15,6 +15,7 @@ from gpulease.wire import (
     MemoryView,
     ProcessView,
     RefusalView,
+    RungView,
     StatusView,
 )
 
@@ -55,12 +56,13 @@ def job(number: int = 17, **changed: Any) -> JobView:
 
 def running(number: int = 12, gpu: str = FIRST, **changed: Any) -> JobView:
     """Return a job that holds 6 GiB of a GPU."""
+    rungs = ["driver", "framework", "watch"]
     settled: dict[str, Any] = {
         "state": "active",
         "reason": None,
         "position": None,
         "claim": claim(6 * GIB, time_limit=14400.0),
-        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, ["framework", "watch"])],
+        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, rungs, 6 * GIB)],
         "granted_at": "2026-03-02T13:30:00Z",
         "started_at": "2026-03-02T13:30:01Z",
         "expires_at": "2026-03-02T17:30:01Z",
@@ -132,7 +134,10 @@ def status(**changed: Any) -> StatusView:
 
 def busy_status() -> StatusView:
     """Return a machine on which everything that can be shown is to be seen."""
-    stranger = ProcessView(3131, "bob", "python", "python notebook.py", 2 * GIB, None)
+    at = "2026-03-01T12:05:00Z"
+    stranger = ProcessView(
+        3131, "bob", "python", "python notebook.py", 2 * GIB, None, at, "3f2a9c51d0e7"
+    )
     ours = ProcessView(4242, "alice", "python", "python train.py", 5 * GIB, 12)
     unread = memory(
         total=None,
@@ -158,6 +163,12 @@ def busy_status() -> StatusView:
             ),
         ],
         jobs=[running(12, name="resnet-50-with-a-rather-long-name"), waiting(), second_waiting()],
+        enforcement=[
+            RungView("driver", False, "this driver has no memory limits; they come with r615"),
+            RungView("framework", True, "hooks keep honest programs in"),
+            RungView("watch", True, "what jobs use is compared with their leases"),
+            RungView("devices", False, "a job can open every GPU: systemd does not run here"),
+        ],
     )
 
 

@@ -4,10 +4,13 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nvml_stand_in import HANG, Card, StandIn
@@ -50,9 +53,12 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     assert process["user"] == Path(f"/proc/{stranger.pid}").owner()
     assert process["command"] == "sleep 600"
     assert process["job"] is None
+    born = datetime.fromtimestamp(psutil.Process(stranger.pid).create_time(), UTC)
+    assert abs(datetime.fromisoformat(process["started_at"]) - born) < timedelta(seconds=1)
     page = daemon.run("status").stdout
     assert str(stranger.pid) in page
     assert "sleep 600" in page
+    assert "AGE" in page
     refused = daemon.run("run", "--mem", "21G", "--no-wait", "--", "true", check=False)
     assert refused.returncode == 75
     assert "60G is used outside any lease" in refused.stderr
@@ -66,7 +72,8 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     job = daemon.submit("--mem", "30G", "--", "sh", "-c", "sleep 600; :")
     pid = daemon.wait_until(job, "active")["pid"]
     child = wait_for("its child", lambda: _children(pid))[0]
-    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)])
+    # In both of the driver's lists, and still one process.
+    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)], graphics=[(child, 10 * G)])
     seen = wait_for(
         "the child's memory is seen", lambda: daemon.job(job)["leases"][0]["used"] == 10 * G
     )
@@ -78,6 +85,30 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     readable = {check["state"] for check in checks if check["name"] == "hooks"} == {"ok"}
     enforced_by = ["framework"] if readable else []
     assert daemon.job(job)["leases"][0]["enforced_by"] == enforced_by
+
+
+def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    python = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
+    job = daemon.submit("--mem", "30G", "--", *python)
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)])
+    if "framework" not in daemon.job(job)["leases"][0]["enforced_by"]:
+        pytest.skip("not every user can read the hooks where this checkout is")
+    (unheld,) = wait_for("it is noticed", lambda: daemon.job(job)["unheld"])
+    assert unheld["pid"] == pid
+    assert "-I" in unheld["why"]
+    assert f"process {pid} ({sys.executable} -I -c" in daemon.run("show", str(job)).stdout
+    assert "is not held by the framework hook" in daemon.log
+    # Nothing was put around it, and nothing says that something was.
+    status = daemon.status()
+    lacks = {each["rung"]: each["why"] for each in status["enforcement"] if not each["available"]}
+    assert lacks.keys() >= {"driver", "devices"}
+    page = daemon.run("status").stdout
+    assert all(f"not held by {rung}: {why}" in page for rung, why in lacks.items())
+    assert "not held by devices" in daemon.run("doctor", check=False).stdout
 
 
 def _children(pid: int) -> list[int]:

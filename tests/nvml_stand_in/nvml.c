@@ -26,6 +26,7 @@ enum {
     INSUFFICIENT_SIZE = 7,
     TIMED_OUT = 10,
     MISMATCH = 18,
+    UNKNOWN = 999,
 };
 
 enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96, MOST_XIDS = 64, MOST_PARTS = 7 };
@@ -37,6 +38,8 @@ struct memory_v2 { unsigned int version; unsigned long long total, reserved, ava
 struct process_v1 { unsigned int pid; unsigned long long memory; };
 struct process_v2 { unsigned int pid; unsigned long long memory; unsigned int gi, ci; };
 struct process_long { struct process_v2 process; unsigned long long protected_memory; };
+struct set_limits { const char *name_space; unsigned long long soft, hard; };
+struct get_limits { const char *name_space; unsigned long long soft, hard, used; };
 struct utilization { unsigned int gpu, memory; };
 
 /* ---- the state ---- */
@@ -48,7 +51,8 @@ struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int cou
 struct gpu {
     char uuid[TEXT], name[TEXT];
     unsigned long long total, used, reserved;
-    int utilization, temperature, mig, long_records, count;
+    int utilization, temperature, mig, minor, long_records, count;
+    long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
     struct process process[MOST_PROCESSES];
     struct rules faults, delays;
     int compute_mode;
@@ -61,7 +65,7 @@ struct gpu {
 enum { COMPUTE = 'c', GRAPHICS = 'g' };
 
 struct state {
-    char driver[TEXT], calls[512];
+    char driver[TEXT], calls[512], limits[512];
     int count;
     struct gpu gpu[MOST_GPUS], shown;
     struct rules faults, delays;
@@ -104,6 +108,8 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
+    else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
+    else if (!strcmp(word, "step")) gpu->step = atol(rest);
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
     else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
@@ -129,6 +135,7 @@ static void read_line(struct state *state, char *line)
     else if (!strcmp(line, "delay")) add_rule(gpu ? &gpu->delays : &state->delays, rest);
     else if (gpu) read_gpu_line(gpu, line, rest);
     else if (!strcmp(line, "driver")) snprintf(state->driver, TEXT, "%s", rest);
+    else if (!strcmp(line, "limits")) snprintf(state->limits, sizeof state->limits, "%s", rest);
     else if (!strcmp(line, "calls")) snprintf(state->calls, sizeof state->calls, "%s", rest);
 }
 
@@ -337,6 +344,14 @@ int nvmlDeviceGetName(void *handle, char *name, unsigned int size)
     struct gpu *gpu;
     ENTER(handle, &gpu);
     return copy_text(name, size, gpu->name);
+}
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned int *minor)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *minor = (unsigned int)gpu->minor;
+    return SUCCESS;
 }
 
 /* The first version counts what the driver holds back as used. */
@@ -586,5 +601,78 @@ int nvmlDeviceGetComputeMode(void *handle, unsigned int *mode)
     struct gpu *gpu;
     ENTER(handle, &gpu);
     *mode = (unsigned int)gpu->compute_mode;
+
+/* ---- memory limits on cgroups, kept in a file of lines: UUID, soft, hard, directory ---- */
+
+#define NO_LIMIT 0xffffffffffffffffull
+
+static pthread_mutex_t limits_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static unsigned long long in_steps(const struct gpu *gpu, unsigned long long size)
+{
+    unsigned long long step = (unsigned long long)labs(gpu->step);
+    if (size == NO_LIMIT || !step) return size;
+    return (gpu->step < 0 ? (size + step - 1) / step : size / step) * step;
+}
+
+/* Copy all lines but that of one cgroup and GPU, which is returned. */
+static struct set_limits other_limits(const char *from, FILE *to, const char *uuid, const char *name)
+{
+    struct set_limits found = {name, 0, NO_LIMIT}, each;
+    char line[2048], of[TEXT];
+    int begin;
+    FILE *file = fopen(from, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "%95s %llu %llu %n", of, &each.soft, &each.hard, &begin) != 3) continue;
+        if (!strcmp(of, uuid) && !strcmp(line + begin, name)) {
+            found.soft = each.soft;
+            found.hard = each.hard;
+        } else if (to) fprintf(to, "%s\n", line);
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+static int is_cgroup(const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/cgroup.procs", name);
+    return !access(path, F_OK);
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *handle, const struct set_limits *limits)
+{
+    struct gpu *gpu;
+    char fresh[520];
+    ENTER(handle, &gpu);
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (!is_cgroup(limits->name_space) || limits->soft > limits->hard) return INVALID_ARGUMENT;
+    if (!gpu->step) return SUCCESS;
+    pthread_mutex_lock(&limits_lock);
+    snprintf(fresh, sizeof fresh, "%s.new", state.limits);
+    FILE *file = fopen(fresh, "we");
+    other_limits(state.limits, file, gpu->uuid, limits->name_space);
+    unsigned long long soft = in_steps(gpu, limits->soft), hard = in_steps(gpu, limits->hard);
+    if (soft || hard != NO_LIMIT)
+        fprintf(file, "%s %llu %llu %s\n", gpu->uuid, soft, hard, limits->name_space);
+    fclose(file);
+    int failed = rename(fresh, state.limits);
+    pthread_mutex_unlock(&limits_lock);
+    return failed ? UNKNOWN : SUCCESS;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *handle, struct get_limits *limits)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (!is_cgroup(limits->name_space)) return INVALID_ARGUMENT;
+    pthread_mutex_lock(&limits_lock);
+    struct set_limits found = other_limits(state.limits, NULL, gpu->uuid, limits->name_space);
+    pthread_mutex_unlock(&limits_lock);
+    limits->soft = found.soft;
+    limits->hard = found.hard;
+    limits->used = 0;
     return SUCCESS;
 }

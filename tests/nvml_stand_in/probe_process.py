@@ -75,6 +75,10 @@ class ProbeProcess:
             heard += self.health()
         return heard
 
+    def limits(self, verb: str, *arguments: object) -> Any:
+        """Limit, lift, or ask for the obstacle; return what came of it, or why nothing did."""
+        return self._ask(" ".join(map(str, (verb, *arguments))))["result"]
+
     def threads(self) -> int:
         """Return how many threads the process has."""
         return int(self._ask("threads")["threads"])
