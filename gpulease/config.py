@@ -5,23 +5,37 @@ The only reader of the process environment in the whole package: everything belo
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
+from gpulease.errors import BadConfiguration
+from gpulease.readers import (
+    one_of,
+    read_amount,
+    read_auto,
+    read_count,
+    read_grace,
+    read_path,
+    read_switch,
+    read_toml,
+    read_value,
+    refuse_unknown,
+)
 from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
 
 SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
 SYSTEM_STATE = Path("/var/lib/gpulease")
 SYSTEM_CONFIG = Path("/etc/gpulease/config.toml")
-LONGEST_GRACE = timedelta(days=1)
-_LARGEST_COUNT = 1_000_000
 _A_QUARTER = Share(Fraction(25))
 PERSONAL_LOG = "gpuleased.log"
 """In the state directory of a personal daemon; the system's writes to the journal."""
+
+
+Exceptions = Mapping[str, Mapping[str, Any]]
+"""By name of a user or a group: settings that are otherwise for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,10 @@ class Settings:
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
+    health: str = "drain"
+    """What is done about faults of a GPU's hardware: "drain" it, only "tell", or "off"."""
+    health_quiet: timedelta = timedelta(minutes=10)
+    """How long a GPU that was drained for a fault must be without one to be used again."""
     driver_limits: bool = True
     """Whether the driver is told to hold jobs to their leases, where it can."""
     admins: str = "gpulease"
@@ -71,8 +89,37 @@ class Settings:
     """Whether what others run is kept from who is neither root nor an admin."""
     leave_when_idle: timedelta | None = None
     """A personal daemon leaves after so long without a job or a caller."""
+    overuse: str = "stop"
+    """What becomes of a job that stays over its lease: "warn" it alone, or "stop" it."""
+    overuse_tolerance: int = 256 * MIB
+    """Bytes over the lease, on each GPU, that are let be."""
+    overuse_grace: timedelta = timedelta(seconds=30)
+    """How long a job may be over its lease by more than that."""
+    elastic: bool = False
+    """Whether a job may be over its lease while nobody waits for the memory."""
+    idle: str = "off"
+    """What becomes of a lease that is not used while others wait: "off", "warn" or "release"."""
+    idle_after: timedelta = timedelta(minutes=30)
+    """How long nothing may happen under a lease before that."""
+    idle_grace: timedelta = timedelta(minutes=10)
+    """Between telling the owner and the release."""
+    users: Exceptions = field(default_factory=dict)
+    """What is otherwise for users, by name."""
+    groups: Exceptions = field(default_factory=dict)
+    """What is otherwise for members of groups, by name; the first in the file counts."""
 
 
+PER_USER = (
+    "overuse",
+    "overuse_tolerance",
+    "overuse_grace",
+    "elastic",
+    "idle",
+    "idle_after",
+    "idle_grace",
+)
+"""What may be otherwise for a user or a group."""
+_TABLES = frozenset({"users", "groups"})
 ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
 """What a running daemon holds on to; the other settings can be changed under it."""
 
@@ -89,47 +136,11 @@ def renew(current: Settings, fresh: Settings) -> tuple[Settings, list[str], list
     return renewed, taken, [name for name in changed if name in ONLY_AT_START]
 
 
-def _parse_switch(text: str) -> bool:
-    try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise BadValue(f"{text!r} is neither true nor false", None) from None
-
-
-def _parse_auto(text: str) -> bool:
-    try:
-        return {"auto": True, "off": False}[text.lower()]
-    except KeyError:
-        raise BadValue(f"{text[:40]!r} is neither auto nor off", "auto, off") from None
-
-
-def _read_count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _LARGEST_COUNT:
-        raise BadValue(
-            f"cannot read {text[:40]!r}: it is not a number from 1 to {_LARGEST_COUNT}",
-            "write it in digits, without a unit",
-        )
-    return int(text)
-
-
-def _read_grace(text: str) -> timedelta:
-    span = parse_span(text)
-    if span > LONGEST_GRACE:
-        raise BadValue(f"cannot use the grace {text}: it is over a day", "5m, 1h, 1d")
-    return span
-
-
-def _path(text: str) -> Path:
-    if not text or "\0" in text:
-        raise BadConfiguration(f"cannot use the path {text[:40]!r}: no file can be called that")
-    return Path(text)
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
-    "socket": _path,
-    "state": _path,
+    "socket": read_path,
+    "state": read_path,
     "simulate": str,
-    "margin": lambda text: 0 if text == "0" else parse_size(text),
+    "margin": read_amount,
     "default_memory": parse_memory,
     "smallest_lease": parse_size,
     "grace": parse_span,
@@ -137,18 +148,27 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "keep_output_for": parse_span,
     "most_output": parse_memory,
     "keep_jobs_for": parse_span,
-    "most_ended": _read_count,
-    "most_waiting": _read_count,
+    "most_ended": read_count,
+    "most_waiting": read_count,
     "most_waiting_bytes": parse_size,
-    "most_holds": _read_count,
-    "most_streams": _read_count,
-    "longest_grace": _read_grace,
+    "most_holds": read_count,
+    "most_streams": read_count,
+    "longest_grace": read_grace,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
-    "driver_limits": _parse_auto,
+    "health": one_of("drain", "tell", "off"),
+    "health_quiet": parse_span,
+    "driver_limits": read_auto,
     "admins": str,
-    "hide_commands": _parse_switch,
+    "hide_commands": read_switch,
     "leave_when_idle": parse_span,
+    "overuse": one_of("warn", "stop"),
+    "overuse_tolerance": read_amount,
+    "overuse_grace": read_grace,
+    "elastic": read_switch,
+    "idle": one_of("off", "warn", "release"),
+    "idle_after": parse_span,
+    "idle_grace": parse_span,
 }
 
 
@@ -165,7 +185,7 @@ def read_settings(
     Raises:
         BadConfiguration: the file cannot be read, or a key or a value of it is not understood.
     """
-    written = _read_toml(path) if path is not None else {}
+    written = read_toml(path) if path is not None else {}
     given = {key: _value(path, key, text) for key, text in written.items()}
     for key, variable in (("socket", "GPULEASE_SOCKET"), ("simulate", "GPULEASE_SIMULATE")):
         if environment.get(variable):
@@ -173,36 +193,33 @@ def read_settings(
     return replace(base, **given)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    # Only the daemon reads a file; the command, which starts often, does without.
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadConfiguration(
-            f"cannot read the configuration {path}: there is no such file",
-            "leave out --config to run with the defaults",
-        ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadConfiguration(f"cannot read the configuration {path}: {error}") from error
-
-
 def _value(path: Path | None, key: str, value: object) -> Any:
-    known = [field.name for field in fields(Settings)]
-    if key not in known:
-        raise BadConfiguration(
-            f"cannot use the configuration {path}: it has an unknown key {key!r}",
-            f"known keys: {', '.join(known)}",
-        )
-    if not isinstance(value, str | int):
-        raise BadConfiguration(f'cannot use the configuration {path}: write {key} = "..."')
-    try:
-        return _READERS[key](str(value))
-    except GpuleaseError as error:
-        raise BadConfiguration(
-            f"cannot use the configuration {path}: {key}: {error.message}", error.hint
-        ) from error
+    refuse_unknown(path, "it has", key, [field.name for field in fields(Settings)])
+    if key in _TABLES:
+        return _exceptions(path, key, value)
+    return read_value(path, key, value, _READERS[key])
+
+
+def _exceptions(path: Path | None, table: str, value: object) -> Exceptions:
+    """Read a table such as [users.alice], with what is otherwise for whom it names.
+
+    Raises:
+        BadConfiguration: it is no table of tables, or a key or a value is not understood.
+    """
+    read: dict[str, Mapping[str, Any]] = {}
+    for name, given in value.items() if isinstance(value, dict) else [("", value)]:
+        if not isinstance(given, dict):
+            raise BadConfiguration(
+                f"cannot use the configuration {path}: {table} is a table of names",
+                f'[{table}.NAME], and below it overuse = "warn"',
+            )
+        for key in given:
+            refuse_unknown(path, f"[{table}.{name}] has", key, PER_USER)
+        read[name] = {
+            key: read_value(path, f"[{table}.{name}] {key}", each, _READERS[key])
+            for key, each in given.items()
+        }
+    return read
 
 
 def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path:

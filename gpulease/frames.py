@@ -22,7 +22,8 @@ class FrameKind(IntEnum):
     STARTED = 3
     """JSON: {"pid": int, "started_at": str}."""
     STOPPING = 4
-    """JSON: {"reason": "cancelled" | "time_limit"}: the worker was asked to go."""
+    """JSON: {"reason": "cancelled" | "time_limit" | "over_lease" | "idle"}: the worker was asked
+    to go."""
     EXITED = 5
     """JSON: the exit record. The last frame."""
     REFUSED = 6
@@ -51,6 +52,11 @@ class FrameKind(IntEnum):
     """JSON: {"time_limit_s": float | null}, counted from the start, instead of what it was."""
     WINDOW = 22
     """JSON: {"rows": int, "columns": int}: the attached terminal has another size."""
+    NOTICE = 23
+    """JSON: {"text": str}: a line for the job's output, from the daemon.
+
+    A shim from before there was this kind cuts the connection off, and does nothing else.
+    """
 
 
 class BadFrame(Exception):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.standing import Standing
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
@@ -64,6 +66,8 @@ class FakeGpus:
     unmanaged: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
     broken: dict[str, GpuReading] = field(default_factory=dict)
+    heard: list[Heard] = field(default_factory=list)
+    utilization: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> tuple[GpuReading, ...]:
         return tuple(
@@ -78,13 +82,21 @@ class FakeGpus:
             index,
             "Fake",
             total=self.sizes[uuid],
-            used=sum(held.values()) + self.unmanaged.get(uuid, 0),
+            used=sum(each or 0 for each in held.values()) + self.unmanaged.get(uuid, 0),
             reserved=0,
             processes=tuple(ProcessReading(pid, used) for pid, used in held.items()),
+            utilization=self.utilization.get(uuid),
         )
 
     def driver(self) -> str | None:
         return "0.0"
+
+    def library(self) -> str | None:
+        return None
+
+    def health(self) -> Sequence[Heard]:
+        heard, self.heard = self.heard, []
+        return heard
 
 
 @dataclass
@@ -93,6 +105,11 @@ class FakeFinder:
 
     jobs: dict[int, JobId] = field(default_factory=dict)
     processes: dict[int, LivingProcess] = field(default_factory=dict)
+
+    servers: frozenset[int] = frozenset()
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        return self.servers & set(pids)
 
     def identify(self, pid: int) -> None:
         return None
@@ -115,7 +132,8 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
-        self.drains: dict[GpuUuid, str] = {}
+        self.standing: dict[GpuUuid, Standing] = {}
+        self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
 
     @contextmanager
@@ -152,7 +170,19 @@ class MemoryStore:
         return [event for of, event in self._events if of == job]
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        return self.drains
+        return {gpu: each.closed for gpu, each in self.standing.items() if each.closed}
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        return self.standing
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        self.standing[gpu] = standing
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        self.noted.append(event)
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        return [each for each in self.noted if each.at >= since][-most:]
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         return GpuReading(uuid, 0, "Fake")
@@ -176,6 +206,12 @@ class MemoryStore:
         self._jobs[job.id] = job
         self._events.append((job.id, event))
 
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
+
+    def note(self, job: JobId, event: Event) -> None:
+        self._events.append((job, event))
+
 
 class FakeLauncher:
     """Starts nothing: the test says what becomes of each worker."""
@@ -192,6 +228,9 @@ class FakeLauncher:
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
         self.forbidden: list[JobId] = []
+        self.notices: list[tuple[JobId, str]] = []
+        self.reasons: list[str] = []
+        """Why workers were asked to go."""
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -222,6 +261,7 @@ class FakeLauncher:
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
+        self.reasons.append(reason)
 
     def grace(self, job: Job) -> timedelta | None:
         return job.grace
@@ -230,6 +270,9 @@ class FakeLauncher:
         if limit in self.may_tell:
             await self.may_tell[limit].wait()
         self.told.append((job.id, limit))
+
+    async def notify(self, job: Job, text: str) -> None:
+        self.notices.append((job.id, text))
 
     def hears(self, job: int, news: WorkerNews) -> None:
         """Let something happen to the worker of `job`."""

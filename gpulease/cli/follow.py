@@ -16,7 +16,7 @@ from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending,
 from gpulease.cli.render import pass_on
 from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
 from gpulease.cli.talk import Talk
-from gpulease.cli.text import clean
+from gpulease.cli.text import clean, index_of
 from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_end, wait_for_start
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
@@ -82,7 +82,7 @@ def _gpus(client: Client, job: JobView) -> str:
     with suppress(GpuleaseError):
         found = {gpu.uuid: gpu for gpu in client.status().gpus}
     named = [
-        f"GPU {gpu.index} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
+        f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases
     ]
     return " and ".join(named) or "a GPU"

@@ -29,6 +29,8 @@ Asked = Literal[
     "released",
     "cancelled",
     "time-limit",
+    "over-lease",
+    "idle",
     "gave-up",
     "launch-failed",
     "lost",
@@ -58,7 +60,8 @@ def list(
     """List jobs, oldest first: those that wait or run, or with --all every one remembered.
 
     STATE is queued, granted, active, releasing or ended, or one way of having ended:
-    exited, failed, signaled, released, cancelled, time-limit, gave-up, launch-failed, lost.
+    exited, failed, signaled, released, cancelled, time-limit, over-lease, idle, gave-up,
+    launch-failed, lost.
 
     \b
     Examples:

@@ -11,6 +11,9 @@ SIGNALED = 128
 """What a shell adds to the number of the signal that ended a command."""
 
 
+_LIMITS = frozenset({"time_limit", "over_lease", "idle"})
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a job ended, by its shim."""
@@ -25,7 +28,7 @@ class Ending:
 
 def status_of_ending(ending: Ending) -> int:
     """Return the exit code for what the shim says."""
-    if ending.reason == "time_limit":
+    if ending.reason in _LIMITS:
         return EXIT_TIME_LIMIT
     if ending.exit_code is not None:
         return ending.exit_code
@@ -39,7 +42,7 @@ def status_of_job(job: JobView) -> int:
     match job.outcome:
         case "gave_up":
             return EXIT_GAVE_UP
-        case "time_limit":
+        case "time_limit" | "over_lease" | "idle":
             return EXIT_TIME_LIMIT
         case "cancelled":
             return SIGNALED + signal.SIGTERM
@@ -47,19 +50,21 @@ def status_of_job(job: JobView) -> int:
             return EXIT_OWN_FAILURE
 
 
+_NO_RUN_OF_ITS_OWN = {
+    "gave_up": "gave up waiting",
+    "launch_failed": "could not be started",
+    "lost": "was lost, and how it ended is not known",
+    "cancelled": "was cancelled",
+    "over_lease": "was stopped",
+    "idle": "was stopped",
+}
+
+
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, where its own output does not."""
+    if job.outcome == "time_limit":
+        return f"gpulease: job {job.id} reached its time limit"
+    if job.outcome not in _NO_RUN_OF_ITS_OWN:
+        return None
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
-    match job.outcome:
-        case "gave_up":
-            return f"gpulease: job {job.id} gave up waiting{why}"
-        case "launch_failed":
-            return f"gpulease: job {job.id} could not be started{why}"
-        case "lost":
-            return f"gpulease: job {job.id} was lost, and how it ended is not known{why}"
-        case "cancelled":
-            return f"gpulease: job {job.id} was cancelled{why}"
-        case "time_limit":
-            return f"gpulease: job {job.id} reached its time limit"
-        case _:
-            return None
+    return f"gpulease: job {job.id} {_NO_RUN_OF_ITS_OWN[job.outcome]}{why}"

@@ -15,6 +15,12 @@ _NO_RUN = {
     "lost": "was lost, and how it ended is not known",
 }
 
+_ENDED_BY_US = {
+    "cancelled": "was cancelled",
+    "over_lease": "was stopped: it held more than its lease",
+    "idle": "was stopped: it did nothing while others waited",
+}
+
 
 def not_followed(number: int, error: TooMany) -> str:
     """Say that a job cannot be followed now, and that nothing is lost by it."""
@@ -43,8 +49,8 @@ def _how(job: JobView) -> str:
             limit = job.claim.time_limit
             after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
             return f"ended at its time limit{after}"
-        case "cancelled":
-            return "was cancelled"
+        case "cancelled" | "over_lease" | "idle" as outcome:
+            return _ENDED_BY_US[outcome]
         case "signaled" if job.exit_status is not None:
             return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"
         case "gave_up" | "launch_failed" | "lost" as outcome:

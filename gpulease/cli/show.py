@@ -19,6 +19,8 @@ from gpulease.cli.text import (
     between,
     clean,
     clock,
+    index_of,
+    instant,
     label,
     named,
     ordinal,
@@ -68,21 +70,21 @@ def show(
     show_page(shown, screen_of(sys.stdout, environment()))
 
 
-def _indexes(client: Client, job: JobView) -> Mapping[str, int]:
+def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
     """Return the index of each GPU by its UUID; none where nobody needs them, or can tell."""
     if not job.leases:
         return {}
     try:
-        return {gpu.uuid: gpu.index for gpu in client.status().gpus}
+        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
     except GpuleaseError:
         return {}
 
 
-def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyType({})) -> Page:
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in _facts(job, now) if text),
+        *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unheld(job),
         *_refusals(job),
@@ -94,9 +96,15 @@ def _pair(name: str, text: str) -> Block:
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
-def _facts(job: JobView, now: datetime) -> Iterator[tuple[str, str | None]]:
+def _facts(
+    job: JobView, now: datetime, indexes: Mapping[str, str]
+) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
     yield "why", _what_goes_on(job, now) or _why(job)
+    for lease in job.leases:
+        yield "over", _over(lease, now, indexes)
+    yield "idle", _idle(job, now)
+    yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "gives up", _gives_up(job, now)
@@ -142,6 +150,36 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
             return f"{ended}; {count} processes go on and keep the lease"
 
 
+def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, str]) -> str | None:
+    """Say for how long a job has been over a lease, and what comes of that."""
+    if lease.over_since_at is None:
+        return None
+    said = (
+        f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since_at, now)}"
+    )
+    if lease.stops_at is None:
+        return f"{said}; its owner was told"
+    return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
+
+
+def _idle(job: JobView, now: datetime) -> str | None:
+    """Say since when a job does nothing, and what comes of that."""
+    if job.idle_since_at is None:
+        return None
+    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
+    if job.idle_ends_at is None:
+        return said
+    left = until(job.idle_ends_at, now)
+    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
+
+
+def _kept(job: JobView, now: datetime) -> str | None:
+    end = job.kept_until_at
+    if end is None or instant(end) <= now:
+        return None
+    return f"until {clock(end, now)}, used or not"
+
+
 def _gives_up(job: JobView, now: datetime) -> str | None:
     at = job.gives_up_at
     return f"at {clock(at, now)}, in {until(at, now)}" if at else None
@@ -168,7 +206,7 @@ def _asked(job: JobView) -> str:
     return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
-def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
+def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     if not job.leases:
         return
     columns = (
@@ -208,7 +246,7 @@ def _limits(lease: LeaseView) -> str:
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 
-def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:
+def _gpu(uuid: str, indexes: Mapping[str, str]) -> str:
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
 
 
@@ -216,7 +254,7 @@ def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
     columns = (Column("GPU", right=True), Column("WHY NOT NOW", wraps=True, least=16))
-    rows = ((line(str(refusal.index)), line(clean(refusal.why))) for refusal in job.refusals)
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
     yield line("")
     yield Table(columns, tuple(rows))
 

@@ -9,34 +9,36 @@ from dataclasses import dataclass
 from gpulease.config import Settings
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
-from gpulease.daemon.examine import Examination
+from gpulease.daemon.desk import Room, build_desk, defaults, rights
 from gpulease.daemon.finder import Finder
+from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
 from gpulease.daemon.lanes import Lane, LookLane
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
+from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
-from gpulease.daemon.unhooked import Unhooked
+from gpulease.daemon.unhooked import Unhooked, on_record
+from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Surroundings, Workers
-from gpulease.domain.memory import JobId
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
-from gpulease.server.board import Board
-from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
-from gpulease.server.rights import Rights
-from gpulease.server.views import Machine, Views
+from gpulease.server.views import Machine, Watches
 from gpulease.service.bounds import Bounds
+from gpulease.service.health import HealthWatch
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
-from gpulease.service.ports import Clock, GpuProbe
+from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
@@ -58,6 +60,8 @@ class Parts:
     askers: Askers
     sampler: Sampler
     desk: Desk
+    health: HealthWatch
+    rules: Rules
     holding: Holding
     lanes: tuple[Lane, Lane]
 
@@ -68,10 +72,12 @@ class Parts:
         """
         self.settings = settings
         self.keeper.policy = _policy(settings)
-        self.desk.defaults = _defaults(settings)
+        self.health.policy = health_policy(settings)
+        self.desk.defaults = defaults(settings)
         self.desk.log_limit = settings.log_limit
-        self.desk.rights = _rights(settings)
+        self.desk.rights = rights(settings)
         self.desk.most_streams = settings.most_streams
+        self.rules.adopt(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
         self.holding.ladder.driver_limits = settings.driver_limits
 
@@ -175,9 +181,25 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         looking=lanes[1],
     )
     askers = Askers(keeper, ends)
-    unhooked = Unhooked(store.live, around.rungs, HOOKS, _tell_the_log)
+    health = watch_health(settings, keeper, clock, lanes)
+    rules = Rules(settings)
+    holding.ladder.watch = lambda: rules.stops_overuse
+    overuse = OveruseWatch(rules.overuse)
+    rests = RestWatch(rules.idleness)
+    overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
+    unhooked = Unhooked(
+        store.live, around.rungs, HOOKS, keeper.tell_owner, lambda job: on_record(store, job)
+    )
+    observers = [
+        overseer.look_for_overuse,
+        overseer.look_for_idleness,
+        health.observe,
+        holding.ladder.ask,
+        unhooked.look,
+    ]
     simulated = settings.simulate is not None
     machine = Machine(probe.driver, simulated, state.job, holding.ladder, unhooked.of)
+    watches = Watches(overuse, rests)
     return Parts(
         settings=settings,
         state=state,
@@ -187,23 +209,16 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(
-            keeper, Occupancy(store), clock, lanes[0], [holding.ladder.ask, unhooked.look]
-        ),
-        desk=_desk(settings, keeper, processes, clock, workers, askers, machine),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
+        health=health,
+        rules=rules,
         holding=holding,
+        desk=build_desk(
+            settings,
+            Room(keeper, processes, clock, workers, askers, health, machine, watches, lanes[0]),
+        ),
         lanes=lanes,
     )
-
-
-async def _tell_the_log(job: JobId, text: str) -> None:
-    """Stand in for whatever reaches the owner of a job."""
-    _log.info("job %s: %s", job, text)
-
-
-def _rights(settings: Settings) -> Rights:
-    uid = os.geteuid()
-    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
 
 
 def _policy(settings: Settings) -> Policy:
@@ -214,11 +229,6 @@ def _policy(settings: Settings) -> Policy:
         unbounded=frozenset({0, os.geteuid()}),
     )
     return Policy(settings.margin, settings.smallest_lease, bounds)
-
-
-def _defaults(settings: Settings) -> Defaults:
-    # What everyone gets who does not ask cannot be too long to ask for.
-    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
 
 
 def _surroundings(
@@ -241,39 +251,4 @@ def _surroundings(
         log_limit=settings.log_limit,
         rungs=lambda: holding.ladder.everywhere,
         lift=holding.lift,
-    )
-
-
-def _desk(
-    settings: Settings,
-    keeper: Keeper,
-    processes: Finder,
-    clock: Clock,
-    workers: Workers,
-    askers: Askers,
-    machine: Machine,
-) -> Desk:
-    examination = Examination(
-        lambda: keeper.seen,
-        machine.driver,
-        settings.simulate,
-        settings.state,
-        HOOKS,
-        machine.holds.rungs,
-    )
-    return Desk(
-        keeper=keeper,
-        views=Views(keeper, processes, machine),
-        # With views of its own: it draws in a thread.
-        board=Board(Views(keeper, processes, machine), clock),
-        clock=clock,
-        defaults=_defaults(settings),
-        rights=_rights(settings),
-        directory_of=machine.directory_of,
-        log_limit=settings.log_limit,
-        most_streams=settings.most_streams,
-        doctor=examination.results,
-        processes=processes,
-        environment=workers.environment,
-        watch_asker=askers.watch,
     )

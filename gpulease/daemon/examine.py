@@ -2,14 +2,14 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.daemon.places import closed_to_others
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
-from gpulease.wire import CheckView, DoctorView, RungView
+from gpulease.wire import CheckState, CheckView, DoctorView, RungView
 
 _LITTLE_SPACE = GIB
 _SYSTEMD = Path("/run/systemd/system")
@@ -26,6 +26,8 @@ class Examination:
     state: Path
     hooks: Path
     rungs: Callable[[], Sequence[RungView]]
+    health: Callable[[], Iterable[CheckView]] = tuple
+    library: Callable[[], str | None] = lambda: None
 
     def results(self) -> DoctorView:
         """Return every check, in the order in which a reader needs them."""
@@ -33,6 +35,7 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self.health(),
                 self._identity(),
                 self._space(),
                 self._hooks(),
@@ -47,19 +50,23 @@ class Examination:
                 "driver", "ok", f"simulating {self.simulated}; no real GPU is used",
                 "start gpuleased without --simulate to use the GPUs of this machine",
             )  # fmt: skip
-        return CheckView("driver", "ok", f"NVIDIA driver {self.driver() or 'of unknown version'}")
+        library = self.library()
+        nvml = f", NVML {library}" if library else ""
+        driver = self.driver() or "of unknown version"
+        return CheckView("driver", "ok", f"NVIDIA driver {driver}{nvml}")
 
     def _gpus(self) -> Iterator[CheckView]:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
-            name = f"GPU {reading.index}"
+            name = f"GPU {reading.label}"
             if reading.fault is not None:
                 yield CheckView(
                     name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",
                     "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
                 )  # fmt: skip
             elif reading.total is None:
-                yield CheckView(name, "warning", reading.detail or "its size is not known", None)
+                state: CheckState = "ok" if reading.divided else "warning"
+                yield CheckView(name, state, reading.detail or "its size is not known", None)
             else:
                 yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
 
@@ -100,5 +107,14 @@ class Examination:
 
     def _systemd(self) -> CheckView:
         systemd = "running" if _SYSTEMD.exists() else "not running"
-        cgroups = "v2" if _CGROUPS_V2.exists() else "not v2"
+        cgroups = _cgroups()
         return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
+
+
+def _cgroups() -> str:
+    try:
+        controllers = _CGROUPS_V2.read_text(encoding="ascii").split()
+    except OSError:
+        return "not v2"
+    dmem = "with" if "dmem" in controllers else "without"
+    return f"v2, {dmem} the kernel's controller of device memory (dmem)"

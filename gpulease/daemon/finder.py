@@ -10,6 +10,7 @@ from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
 from gpulease.process import cgroups, tree
+from gpulease.process.mps import mps_servers
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import LivingProcess
 
@@ -65,6 +66,10 @@ class Finder:
             found.started_at,
             found.container,
         )
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
+        return mps_servers(pids)
 
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""

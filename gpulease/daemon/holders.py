@@ -72,6 +72,9 @@ class Holders:
         if (hold := self._holds.get(job.id)) is not None:
             hold.set_time_limit(limit)
 
+    async def notify(self, job: Job, text: str) -> None:
+        """Write nothing: what the holder's output is, nobody knows."""
+
 
 class _Hold:
     """The ways in which one lease can end."""

@@ -123,8 +123,8 @@ class Ladder:
 
     def _watch_rung(self) -> tuple[bool, str]:
         if self.watch():
-            return True, "what jobs use is compared with their leases, and acted upon"
-        return False, "what jobs use is shown, and nothing is done about it"
+            return True, "a job that stays over its lease is told so, and then stopped"
+        return False, "a job that is over its lease is told so, and not stopped (overuse = warn)"
 
     def _devices(self) -> tuple[bool, str]:
         if self._around.simulated:

@@ -44,3 +44,7 @@ class Launchers:
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start."""
         await self._of(job).set_time_limit(job, limit)
+
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output, if it has one."""
+        await self._of(job).notify(job, text)

@@ -9,14 +9,22 @@ from pathlib import Path
 from gpulease.domain.enforcement import Rung
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
-from gpulease.domain.reach import HOOK, PATH, Start, Unheld, why_unheld
+from gpulease.domain.reach import HOOK, PATH, SAID, Start, Unheld, why_unheld
 from gpulease.process import cgroups, starts
 from gpulease.service.look import Look
+from gpulease.service.ports import Store
 
 Tell = Callable[[JobId, str], Awaitable[None]]
 """Tells the owner of a job something."""
 
 _LONGEST_COMMAND = 200
+
+
+def on_record(store: Store, job: JobId) -> bool:
+    """Tell whether the owner of a job has been told, by this daemon or one before it."""
+    return any(
+        event.kind == "notice" and SAID in (event.detail or "") for event in store.events(job)
+    )
 
 
 class Unhooked:
@@ -28,7 +36,7 @@ class Unhooked:
         rungs: Callable[[], Sequence[str]],
         hooks: Path,
         tell: Tell,
-        was_told: Callable[[JobId, str], bool] = lambda job, text: False,
+        was_told: Callable[[JobId], bool],
     ) -> None:
         """`rungs` are those on which leases stand here; `was_told`, also before a restart."""
         self._live = live
@@ -59,7 +67,7 @@ class Unhooked:
         self._told &= jobs
         for job in self._of.keys() - self._told:
             text = str(self._of[job][0])
-            if not await asyncio.to_thread(self._was_told, job, text):
+            if not await asyncio.to_thread(self._was_told, job):
                 await self._tell(job, text)
             self._told.add(job)
 

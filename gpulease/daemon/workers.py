@@ -4,6 +4,7 @@ Where the worker's side (what a job finds) and the process side (how it is start
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -151,9 +152,9 @@ class Workers:
         """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
         readings = self._around.readings()
         found = [readings.get(lease.gpu) for lease in job.leases]
-        minors = [reading.minor for reading in found if reading is not None]
-        known = [f"/dev/nvidia{minor}" for minor in minors if minor is not None]
-        return tuple(known) if known and len(known) == len(job.leases) else None
+        nodes = [_nodes_of(reading) for reading in found]
+        known = [node for each in nodes for node in each or ()]
+        return tuple(known) if known and all(each is not None for each in nodes) else None
 
     def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
         """Return the variables of `invocation` as they are under the leases of `job`."""
@@ -209,6 +210,14 @@ class Workers:
         except TimeoutError:
             _log.warning("the shim of job %s does not listen: its time limit stays", job.id)
 
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output; one that cannot be written is let go."""
+        directory = self._state.job(job.id)
+        self._wake(directory)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
+                await control.notify(directory, text)
+
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         """Ask the worker to go, and after a grace make it go: the job's own, or a shorter one."""
         directory, own = self._state.job(job.id), self.grace(job)
@@ -256,6 +265,14 @@ def _unwritable(job: Job, error: OSError) -> RecordUnwritable:
     )
 
 
+def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
+    """Return the device nodes that a program opens for one GPU; None where that is not known."""
+    if reading is None or reading.minor is None:
+        return None
+    beside = () if reading.parent is None else reading.access
+    return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
+
+
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:
     """Return the lease as the worker's side wants it; a GPU just lost is as large as its lease."""
     if reading is None:
@@ -288,6 +305,8 @@ _OUTCOMES = {
     "signaled": Outcome.SIGNALED,
     "cancelled": Outcome.CANCELLED,
     "time_limit": Outcome.TIME_LIMIT,
+    "over_lease": Outcome.OVER_LEASE,
+    "idle": Outcome.IDLE,
     "launch_failed": Outcome.LAUNCH_FAILED,
 }
 

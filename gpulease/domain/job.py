@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
-from gpulease.domain.memory import Holding, JobId
+from gpulease.domain.memory import GpuUuid, Holding, JobId
 from gpulease.domain.placement import Placement
 
 
@@ -26,6 +26,10 @@ class Outcome(StrEnum):
     """Of a lease without a job: given back by its owner, or at the end of its holder."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
+    OVER_LEASE = "over_lease"
+    """It held more memory than it was granted, for longer than is let be."""
+    IDLE = "idle"
+    """It did nothing with its lease while others waited for the memory."""
     GAVE_UP = "gave_up"
     LAUNCH_FAILED = "launch_failed"
     LOST = "lost"
@@ -132,6 +136,8 @@ class Job:
     """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
     holder: Holder | None = None
     """Whom the lease is for, if there is nothing to run under it."""
+    kept_until_at: datetime | None = None
+    """Until when nobody minds that nothing happens under its lease."""
 
     @property
     def holds_memory(self) -> bool:
@@ -178,6 +184,14 @@ def with_time_limit(job: Job, limit: timedelta) -> Job:
     return replace(job, claim=replace(job.claim, time_limit=limit))
 
 
+def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
+    """Return `job` with for how long its lease of `gpu` has been over."""
+    leases = (
+        replace(lease, over_for=over_for) if lease.gpu == gpu else lease for lease in job.leases
+    )
+    return replace(job, leases=tuple(leases))
+
+
 def moved(job: Job, by: timedelta) -> Job:
     """Return `job` as it stands after the clock was set by so much: all spans are as they were."""
 
@@ -191,6 +205,7 @@ def moved(job: Job, by: timedelta) -> Job:
         granted_at=at(job.granted_at),
         started_at=at(job.started_at),
         main_exited_at=at(job.main_exited_at),
+        kept_until_at=at(job.kept_until_at),
     )
 
 

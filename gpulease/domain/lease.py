@@ -6,7 +6,7 @@ together, so the state is the job's.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -31,6 +31,7 @@ class Trigger(StrEnum):
     LAUNCH_FAILED = "launch_failed"
     CANCEL = "cancel"
     EXPIRE = "expire"
+    REVOKE = "revoke"
     WORKER_EXITED = "worker_exited"
 
 
@@ -50,6 +51,8 @@ TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
         (_S.GRANTED, _T.WORKER_EXITED): _S.ENDED,
         (_S.ACTIVE, _T.CANCEL): _S.RELEASING,
         (_S.ACTIVE, _T.EXPIRE): _S.RELEASING,
+        # It held more than it was granted, or did nothing with it while others waited.
+        (_S.ACTIVE, _T.REVOKE): _S.RELEASING,
         (_S.ACTIVE, _T.WORKER_EXITED): _S.ENDED,
         (_S.RELEASING, _T.LAUNCH_FAILED): _S.ENDED,
         (_S.RELEASING, _T.WORKER_EXITED): _S.ENDED,
@@ -64,9 +67,11 @@ IGNORED: frozenset[tuple[State, Trigger]] = frozenset(
         (_S.ENDED, _T.LAUNCH_FAILED),
         (_S.ENDED, _T.WORKER_STARTED),
         (_S.ENDED, _T.EXPIRE),
+        (_S.ENDED, _T.REVOKE),
         # Asked to go already; a worker that was just starting reports that it runs.
         (_S.RELEASING, _T.CANCEL),
         (_S.RELEASING, _T.EXPIRE),
+        (_S.RELEASING, _T.REVOKE),
         (_S.RELEASING, _T.WORKER_STARTED),
     }
 )
@@ -107,6 +112,8 @@ class Lease:
     released_at: datetime | None = None
     peak: int | None = None
     """The most bytes that were seen in use under it, as far as has been recorded."""
+    over_for: timedelta | None = None
+    """For how long more than was granted has been in use, as far as has been recorded."""
     enforced_by: tuple[str, ...] | None = None
     """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
     driver_limit: int | None = None

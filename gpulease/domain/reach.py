@@ -6,6 +6,8 @@ from typing import Final
 
 HOOK: Final = "GPULEASE_HOOK"
 PATH: Final = "PYTHONPATH"
+SAID: Final = "is not held by the framework hook"
+"""What each sentence about a process that is not held has in it."""
 _SHUT_OUT: Final = {
     "I": "it runs with -I, which ignores PYTHONPATH",
     "E": "it runs with -E, which ignores PYTHONPATH",
@@ -36,7 +38,7 @@ class Unheld:
     why: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.command}) is not held by the framework hook: {self.why}"
+        return f"process {self.pid} ({self.command}) {SAID}: {self.why}"
 
 
 def why_unheld(start: Start, hooks: str) -> str | None:

@@ -24,6 +24,14 @@ NO_LIMIT = 2**64 - 1
 
 TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
 
+XID_EVENT = int(pynvml.nvmlEventTypeXidCriticalError)
+UNCORRECTED_SINCE_LOADED = (
+    int(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    int(pynvml.NVML_VOLATILE_ECC),
+)
+"""Which errors nvmlDeviceGetTotalEccErrors is asked for."""
+EVENT_WAIT = "nvmlEventSetWait_v2" if hasattr(pynvml, "nvmlEventSetWait_v2") else "nvmlEventSetWait"
+
 LIBRARY_NOT_FOUND = int(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 DRIVER_NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 NO_PERMISSION = int(pynvml.NVML_ERROR_NO_PERMISSION)

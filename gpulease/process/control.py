@@ -37,6 +37,7 @@ __all__ = [
     "Started",
     "Stopping",
     "follow",
+    "notify",
     "set_time_limit",
     "shim_pid",
     "stop",
@@ -100,6 +101,14 @@ async def set_time_limit(directory: Path, limit: timedelta | None) -> bool:
     """
     order = {"time_limit_s": None if limit is None else limit.total_seconds()}
     return await _order(directory, FrameKind.TIME_LIMIT, order)
+
+
+async def notify(directory: Path, text: str) -> bool:
+    """Have a line written into the job's output; twice, if the word that it was is lost.
+
+    Returns False if there is no shim to write it.
+    """
+    return await _order(directory, FrameKind.NOTICE, {"text": text})
 
 
 def shim_pid(directory: Path) -> int | None:

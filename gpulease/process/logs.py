@@ -54,6 +54,11 @@ class JobLog:
         except OSError:
             return b""
 
+    @property
+    def is_mid_line(self) -> bool:
+        """Whether the last line was begun and has no end yet."""
+        return self.tail(1) not in (b"", b"\n")
+
     def finish(self) -> None:
         """Say what was dropped, if there is room by now."""
         if self._dropped and not self._stopped:
@@ -92,10 +97,6 @@ class JobLog:
             self._dirty = True
         return done
 
-    @property
-    def _is_mid_line(self) -> bool:
-        return self.tail(1) not in (b"", b"\n")
-
     def _tell_dropped(self) -> bool:
         count, self._dropped = self._dropped, 0
         if self._say(f"{count} bytes of output were dropped: {self._why}"):
@@ -104,7 +105,7 @@ class JobLog:
         return False
 
     def _say(self, sentence: str) -> bool:
-        start = "\n" if self._is_mid_line else ""
+        start = "\n" if self.is_mid_line else ""
         line = f"{start}[gpulease: {sentence}]\n".encode()
         size = self._size
         if self._append(line) == len(line):

@@ -58,6 +58,14 @@ class Output:
         if self._fd is not None:
             self._loop.on_readable(self._fd, self._read if on else None)
 
+    def insert(self, text: str) -> None:
+        """Put in a line of ours, on a line of its own as far as one can tell."""
+        if self._fd is not None:
+            self._take_piece()  # what was written before it comes before it
+        end = "\r\n" if self._is_terminal else "\n"
+        begin = end if self._log.is_mid_line else ""
+        self._show(f"{begin}{text}{end}".encode(errors="replace"))
+
     def replay(self, peer: Peer) -> None:
         """Send the end of the log to a peer that came late."""
         if last := self._log.tail(_REPLAY):

@@ -32,6 +32,7 @@ _LINGER_STEP_S = 1.0
 _LONGEST_GRACE_S = 86400.0
 _LONGEST_REASON = 64
 _LONGEST_COMPLAINT = 64 << 10
+_LONGEST_NOTICE = 2000
 
 
 class Supervisor:
@@ -75,6 +76,8 @@ class Supervisor:
             ),
             Output(self._loop, self._peers, FrameKind.STDERR, worker.stderr, stderr),
         )
+        # Where standard error is the terminal as well, or is not there.
+        self._messages = self._outputs[0 if worker.stderr is None else 1]
         self._loop.on_readable(worker.complaint, self._learn_start)
         self._loop.on_readable(self._children, self._reap)
         if self._awaits_attach:
@@ -264,7 +267,7 @@ class Supervisor:
                 self._resize(json.loads(payload))
             case FrameKind.SIGNAL:
                 self._main.send(int(json.loads(payload)["signal"]))
-            case FrameKind.STOP | FrameKind.TIME_LIMIT:
+            case FrameKind.STOP | FrameKind.TIME_LIMIT | FrameKind.NOTICE:
                 self._obey_master(peer, kind, json.loads(payload))
             case _:
                 pass  # the input of one who does not write, or does no longer
@@ -287,6 +290,8 @@ class Supervisor:
             peer.refuse("only the daemon may control a job this way")
         elif kind is FrameKind.STOP:
             self._stop(str(content["reason"]), float(content["grace_s"]))
+        elif kind is FrameKind.NOTICE:
+            self._messages.insert(f"gpulease: {content['text']}"[:_LONGEST_NOTICE])
         else:
             limit = content["time_limit_s"]
             self._time_limit.set(None if limit is None else float(limit))

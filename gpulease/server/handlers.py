@@ -20,14 +20,16 @@ from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults, user_of
+from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
-from gpulease.server.orders import cancel_grace_of, order_of
+from gpulease.server.orders import cancel_grace_of, keep_span_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.privacy import conceal, conceal_list, conceal_status
 from gpulease.server.rights import Rights, Who, check_submit
 from gpulease.server.turns import turn_in
 from gpulease.server.views import Views
+from gpulease.service.drains import Drains
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.wire import (
@@ -36,6 +38,7 @@ from gpulease.wire import (
     ExtendRequest,
     HoldRequest,
     JobView,
+    KeepRequest,
     SubmitRequest,
 )
 
@@ -66,6 +69,7 @@ class Desk:
     """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
     processes: ProcessFinder
+    drains: Drains
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as they are under the leases of a job."""
     watch_asker: Callable[[Job], None]
@@ -77,6 +81,7 @@ class Handlers:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.gpus = GpuHandlers(desk)
 
     async def status(self, request: Request) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""
@@ -173,6 +178,14 @@ class Handlers:
         span = timedelta(seconds=by_s)
         extended = await self._desk.keeper.extend(job.id, span, _who(caller, job))
         return json_response(self._view(extended, caller))
+
+    async def keep(self, request: Request, job_id: int) -> Response:
+        """Let a job be idle for a while."""
+        caller, job = _caller(request), self._job(job_id)
+        self._desk.rights.check(Who.MANAGER, caller, job, "keep")
+        span = keep_span_of(_read(KeepRequest, await request.body() or b"{}"), job)
+        kept = await self._desk.keeper.keep(job.id, span, _who(caller, job))
+        return json_response(self._view(kept, caller))
 
     async def environment(self, request: Request, job_id: int) -> Response:
         """Tell what a lease changes in the environment of its holder."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import PurePosixPath
 
-from gpulease.config import LONGEST_GRACE
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import EarlySignal, Invocation, Job, Terminal
 from gpulease.errors import BadValue
+from gpulease.readers import LONGEST_GRACE
 from gpulease.server.fields import (
     LONGEST_NAME,
     Defaults,
@@ -30,9 +30,16 @@ from gpulease.server.fields import (
     within,
 )
 from gpulease.server.peer import Caller
+from gpulease.service.keep import KEPT_FOR, LONGEST_KEPT
 from gpulease.service.ports import Order
 from gpulease.units import format_span
-from gpulease.wire import CancelRequest, EarlySignalRequest, SubmitRequest, TerminalRequest
+from gpulease.wire import (
+    CancelRequest,
+    EarlySignalRequest,
+    KeepRequest,
+    SubmitRequest,
+    TerminalRequest,
+)
 
 LONGEST_COMMAND = 4096
 """Characters of the command line that are kept to be shown; what is executed is never cut."""
@@ -94,6 +101,22 @@ def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:
             "a cancel can only shorten the job's own grace: --grace 5s",
         )
     return timedelta(seconds=request.grace)
+
+
+def keep_span_of(request: KeepRequest, job: Job) -> timedelta:
+    """Return for how long a job is to be kept.
+
+    Raises:
+        BadValue: that is no time.
+    """
+    if request.span is None:
+        return KEPT_FOR
+    if not 0 < request.span <= LONGEST_KEPT.total_seconds():
+        raise BadValue(
+            f"cannot keep job {job.id} for {request.span:g} seconds: it is at most a day",
+            f"it can be said again: gpulease keep {job.id} --for 1d",
+        )
+    return timedelta(seconds=request.span)
 
 
 def _default_name(argv: tuple[str, ...]) -> str:

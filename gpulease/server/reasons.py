@@ -11,6 +11,9 @@ from gpulease.domain.plan import Waiting
 from gpulease.errors import EXIT_TIME_LIMIT
 from gpulease.wire import spoken
 
+_LIMITS = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
+"""Ends that gpulease made of a job, whatever it exited with when it was asked to."""
+
 
 def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | None:
     """Return why a job waits or why it ended, as a sentence without a full stop.
@@ -22,7 +25,8 @@ def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | 
             return job.detail or _ending(job)
         case State.RELEASING:
             left = "" if job.holder is not None else "; its processes are still there"
-            return f"{job.detail or 'asked to go'}{left}"
+            why, mark, hint = (job.detail or "asked to go").partition("\n\nhint: ")
+            return f"{why}{left}{mark}{hint}"
         case State.QUEUED:
             return None if waiting is None else why_it_waits(job.claim, waiting, gpus)
         case State.GRANTED | State.ACTIVE:
@@ -55,7 +59,7 @@ def why_it_waits(claim: Claim, waiting: Waiting, gpus: int | None = None) -> str
     if first:
         return f"waits its turn behind {_one_of(first)}"
     if hindrances:
-        return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
+        return "; ".join(f"GPU {each.label}: {each.why}" for each in hindrances)
     # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
     return None
 
@@ -68,7 +72,7 @@ def _one_of(jobs: Sequence[JobId]) -> str:
 
 def exit_status(job: Job) -> int | None:
     """Return how a job ended as a shell shows it; None while it has not, or never ran."""
-    if job.outcome is Outcome.TIME_LIMIT and job.state is State.ENDED:
+    if job.outcome in _LIMITS and job.state is State.ENDED:
         return EXIT_TIME_LIMIT
     if job.exit is None or job.state is not State.ENDED:
         return None

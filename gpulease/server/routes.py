@@ -21,6 +21,7 @@ from gpulease.wire import (
     API_PREFIX,
     CancelRequest,
     DoctorView,
+    DrainRequest,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
@@ -28,11 +29,15 @@ from gpulease.wire import (
     HoldRequest,
     JobList,
     JobView,
+    KeepRequest,
+    StandingView,
     StatusView,
     SubmitRequest,
 )
 
 _SHAPES = "#/components/schemas/"
+_BODIES = (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest, KeepRequest, DrainRequest)
+_MAY_BE_LEFT_OUT = (CancelRequest, KeepRequest, DrainRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             takes=ExtendRequest,
         ),
         Route(
+            "POST", "/jobs/{job_id}/keep", Who.MANAGER, handlers.keep, JobView, takes=KeepRequest
+        ),
+        Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
@@ -80,6 +88,15 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             JobView,
             takes=CancelRequest,
         ),
+        Route(
+            "POST",
+            "/gpus/{gpu}/drain",
+            Who.ADMIN,
+            handlers.gpus.drain,
+            StandingView,
+            takes=DrainRequest,
+        ),
+        Route("POST", "/gpus/{gpu}/resume", Who.ADMIN, handlers.gpus.resume, StandingView),
     )
 
 
@@ -124,7 +141,7 @@ def _body(kind: type) -> dict[str, Any]:
     schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
     return {
         "requestBody": {
-            "required": kind is not CancelRequest,
+            "required": kind not in _MAY_BE_LEFT_OUT,
             "content": {"application/json": {"schema": schema}},
         }
     }
@@ -137,7 +154,7 @@ def _describe_bodies(api: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         document = describe()
         shapes = document["components"]["schemas"]
-        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest):
+        for kind in _BODIES:
             shape = _schema(kind)
             shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
         return document

@@ -4,7 +4,7 @@ import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
@@ -12,18 +12,24 @@ from typing import Protocol
 from gpulease import __version__
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Rung, ladder
+from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.overuse import Consequence
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
 from gpulease.domain.reach import Unheld
+from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
 from gpulease.server.waiting import Told, claim_view, seconds
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
+from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.wire import (
     EventView,
+    GpuEventView,
     GpuState,
     GpuView,
     JobView,
@@ -34,6 +40,10 @@ from gpulease.wire import (
     StatusView,
     UnheldView,
 )
+
+_TOLD_FOR = timedelta(days=1)
+_MOST_EVENTS = 200
+"""Of the health of all GPUs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +65,27 @@ class Rungs(Protocol):
     def everywhere(self) -> tuple[str, ...]:
         """The rungs on which all leases stand that are granted now."""
 
-    @property
-    def watch(self) -> Callable[[], bool]:
-        """Whether something is done about what is over its lease."""
-
     def rungs(self) -> list[RungView]:
         """Return each rung, and what there is to say of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """What is known of leases that hold too much, and of jobs that do nothing."""
+
+    overuse: OveruseWatch
+    rests: RestWatch
 
 
 class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
-    def __init__(self, keeper: Keeper, processes: ProcessFinder, machine: Machine) -> None:
+    def __init__(
+        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
+    ) -> None:
         self._keeper = keeper
+        self._overuse = watches.overuse
+        self._rests = watches.rests
         self._processes = processes
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
@@ -89,7 +107,7 @@ class Views:
             version=__version__,
             simulated=self._machine.simulated,
             at=_instant(now) or "",
-            gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
+            gpus=self._gpus(gpus, seen, now),
             jobs=[],
             enforcement=self._machine.holds.rungs(),
         )
@@ -104,6 +122,7 @@ class Views:
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
         why, _, hint = why.partition("\n\nhint: ")
+        idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -131,6 +150,9 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
+            kept_until_at=_instant(job.kept_until_at) if job.holds_memory else None,
+            idle_since_at=idle_since_at,
+            idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
             unheld=[
@@ -182,13 +204,35 @@ class Views:
             LeaseView(
                 gpu=lease.gpu,
                 memory=lease.memory,
-                used=_used(job, lease, seen, used),
+                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
                 enforced_by=self._rungs(job, lease),
                 driver_limit=lease.driver_limit,
+                **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
         ]
+
+    def _over(self, job: Job, gpu: GpuUuid, seen: Look | None) -> dict[str, str | None]:
+        """Return since when a lease is over, and when that ends its job."""
+        standing = self._overuse.standing(job.id, gpu)
+        if standing.over_for is None or seen is None or job.state is not State.ACTIVE:
+            return {}
+        left = standing.left(self._overuse.policy(job))
+        return {
+            "over_since_at": _instant(seen.at - standing.over_for),
+            "stops_at": None if left is None else _instant(seen.at + left),
+        }
+
+    def _idle(self, job: Job) -> tuple[str | None, str | None]:
+        """Return since when a job does nothing, and when that ends it, where that matters."""
+        seen, rest = self._keeper.seen, self._rests.rest(job.id)
+        policy = self._rests.policy(job)
+        if seen is None or rest.idle_for is None or policy.release is Release.OFF:
+            return None, None
+        left = rest.left(policy)
+        ends_at = None if left is None else seen.at + left
+        return _instant(seen.at - rest.idle_for), _instant(ends_at)
 
     def _rungs(self, job: Job, lease: Lease) -> list[str]:
         """Return what holds the lease, or held it; watching may begin and end meanwhile."""
@@ -196,7 +240,8 @@ class Views:
         rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
         if job.holds_memory:
             rungs -= {Rung.WATCH}
-            rungs |= {Rung.WATCH.value} if holds.watch() else set()
+            stops = self._overuse.policy(job).consequence is Consequence.STOP
+            rungs |= {Rung.WATCH.value} if stops else set()
         return list(ladder(rungs))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
@@ -206,14 +251,29 @@ class Views:
             self._used = seen, seen.used_by_job()
         return self._used[1]
 
-    def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
+    def _gpus(self, gpus: Sequence[GpuMemory], seen: Look | None, now: datetime) -> list[GpuView]:
+        try:
+            told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
+        except RecordUnwritable:
+            # There is still a status to be shown.
+            told = ()
+        by_gpu: dict[GpuUuid, list[GpuEventView]] = {}
+        for each in told:
+            view = GpuEventView(_instant(each.at) or "", each.kind, each.detail, each.count)
+            by_gpu.setdefault(each.gpu, []).append(view)
+        jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
+        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, [])) for gpu in gpus]
+
+    def _gpu(
+        self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId], events: list[GpuEventView]
+    ) -> GpuView:
         reading = gpu.reading
         return GpuView(
             index=gpu.index,
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail=gpu.drained or reading.detail,
+            detail="; ".join(each for each in (reading.detail, gpu.drained) if each) or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,
@@ -228,12 +288,15 @@ class Views:
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
             kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
+            events=events,
+            label=reading.label,
+            parent=reading.parent,
         )
 
     def _process_views(
         self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
     ) -> list[ProcessView]:
-        views = []
+        views, seen = [], self._keeper.seen
         for process in reading.processes or ():
             who = self._processes.identify(process.pid)
             views.append(
@@ -244,6 +307,7 @@ class Views:
                     command=who.command if who else None,
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
+                    serves=seen is not None and process.pid in seen.servers,
                     started_at=_instant(who.started_at) if who else None,
                     container=who.container if who else None,
                 )
@@ -251,27 +315,11 @@ class Views:
         return views
 
 
-def _used(
-    job: Job,
-    lease: Lease,
-    seen: Look | None,
-    used: Mapping[tuple[JobId, GpuUuid], int],
-) -> int | None:
-    if seen is None or not job.holds_memory:
-        return None
-    reading = next((each for each in seen.readings if each.uuid == lease.gpu), None)
-    if reading is None or reading.processes is None:
-        return None
-    unknown = any(
-        each.memory is None and seen.jobs_by_pid.get(each.pid) == job.id
-        for each in reading.processes
-    )
-    return None if unknown else used.get((job.id, lease.gpu), 0)
-
-
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
+    if gpu.reading.divided:
+        return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"

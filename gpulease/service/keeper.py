@@ -12,14 +12,16 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
+from gpulease.domain.notice import one_line
 from gpulease.domain.plan import Plan
 from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.extend import extend
+from gpulease.service.keep import keep
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
     Clock,
@@ -124,6 +126,42 @@ class Keeper:
         # Others in the line may expect to start at another time.
         self.wake()
         return job
+
+    async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
+        """Let a job be idle for a while. Raises as `keep.keep` does."""
+        job = await self._writing(lambda: keep(self.store, job_id, span, who, self._clock))
+        self._tell()
+        return job
+
+    async def tell_owner(self, job_id: JobId, text: str) -> None:
+        """Put a line on record for the owner of a job, and into the job's output if it runs.
+
+        Raises:
+            RecordUnwritable: it is not on record, and was not said.
+        """
+        line = one_line(text)
+        await self._writing(lambda: leases.note_notice(self.store, job_id, line, self._clock))
+        self._tell()
+        job = self.store.job(job_id)
+        if job is not None and job.state in (State.ACTIVE, State.RELEASING):
+            self._background(self._launcher.notify(job, line))
+
+    async def revoke(self, job_id: JobId, why: Outcome, detail: str, notice: str) -> None:
+        """Have a running job go that may not stay; `notice` is its owner's.
+
+        Raises:
+            RecordUnwritable: nothing has changed.
+        """
+        job = await self._writing(
+            lambda: leases.revoke(self.store, job_id, why, detail, self._clock)
+        )
+        self._tell()
+        if job is not None:
+            self._background(self._see_off(job, one_line(notice)))
+
+    async def _see_off(self, job: Job, notice: str) -> None:
+        await self._launcher.notify(job, notice)
+        await self._launcher.stop(job, _why_it_goes(job))
 
     @property
     def next_change(self) -> asyncio.Event:
@@ -279,7 +317,7 @@ class Keeper:
             return
         if job.state is State.RELEASING:
             # Cancelled while it was being launched, or just before a restart.
-            self._background(self._launcher.stop(job, "cancelled"))
+            self._background(self._launcher.stop(job, _why_it_goes(job)))
         elif job.claim.time_limit is not None:
             # It may have been extended while it was being launched, or just before a restart.
             self._background(self._tell_time_limit(job_id))
@@ -315,3 +353,9 @@ class Keeper:
                 return leases.note_main_exited(self.store, job_id, news)
             case WorkerExited():
                 return leases.note_exited(self.store, job_id, news)
+
+
+def _why_it_goes(job: Job) -> str:
+    """Return for what reason a job is asked to go, as its shim is told."""
+    revoked = job.outcome in (Outcome.OVER_LEASE, Outcome.IDLE)
+    return job.outcome.value if job.outcome and revoked else Outcome.CANCELLED.value

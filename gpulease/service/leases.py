@@ -15,7 +15,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.memory import GpuMemory, JobId
-from gpulease.domain.placement import can_ever_hold
+from gpulease.domain.placement import can_ever_hold, spans
 from gpulease.domain.plan import ledgers, plan, waiting_in
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
 from gpulease.service.bounds import refuse_one_more, refuse_too_much
@@ -87,12 +87,21 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
             f"ask for at least {smallest}",
         )
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    if claim.gpus > max(1, len(whole)):
+        raise CannotLease(
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
+            "divide, and CUDA shows a program one MIG device alone",
+            "ask for one GPU, which may be a MIG device"
+            + (f", or for at most {len(whole)}" if whole else ""),
+        )
     if sum(can_ever_hold(claim, gpu) for gpu in gpus) < claim.gpus:
         raise _never(claim, gpus)
 
 
 def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
-    sizes = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
+    able = [gpu for gpu in gpus if spans(claim, gpu)]
+    sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
         enough = sum(size >= claim.memory for size in sizes)
@@ -117,7 +126,7 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Look, policy: Policy) -> No
     if any(granted == job.id for granted, _ in decided.grants):
         return
     reasons = waiting_in(decided, job).refusal.hindrances
-    where = "; ".join(f"GPU {each.index}: {each.why}" for each in reasons)
+    where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
         "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
@@ -146,6 +155,17 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         if changed is None:
             return job
         tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
+    return changed
+
+
+def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock) -> Job | None:
+    """Mark a running job as asked to go; None if it is on its way out by now."""
+    with store.write() as tx:
+        job = existing(tx, job_id)
+        at = clock.now()
+        changed = asked_to_go(job, Trigger.REVOKE, why, detail, at)
+        if changed is not None:
+            tx.save(changed, Event(at, Trigger.REVOKE, detail.partition("\n")[0]))
     return changed
 
 
@@ -232,6 +252,13 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
             return job
         tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))
     return changed
+
+
+def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:
+    """Store what the owner of a job was told; the job may have ended."""
+    with store.write() as tx:
+        existing(tx, job_id)
+        tx.note(job_id, Event(clock.now(), "notice", text))
 
 
 def existing(tx: Transaction, job_id: JobId) -> Job:

@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
 
 T = TypeVar("T")
 
@@ -91,8 +93,23 @@ class Transaction(Protocol):
     def save(self, job: Job, event: Event) -> None:
         """Store a job as it is now, and why."""
 
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        """Store for how long a lease has been over; nothing of one that is not held any more."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
 
 
 class Store(Protocol):
@@ -119,6 +136,12 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        """Return the latest entries about the health of all GPUs, oldest first."""
+
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a GPU that was seen once, and nothing else of it."""
 
@@ -131,6 +154,12 @@ class GpuProbe(Protocol):
 
     def driver(self) -> str | None:
         """Return the driver's version."""
+
+    def library(self) -> str | None:
+        """Return the version of the library that reads the GPUs, NVML."""
+
+    def health(self) -> Sequence[Heard]:
+        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
 
 
 class ProcessIdentity(Protocol):
@@ -166,6 +195,9 @@ class ProcessFinder(Protocol):
 
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
 
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return who a process is, or None for one that is gone."""
@@ -249,6 +281,9 @@ class Launcher(Protocol):
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the worker run for `limit` from its start; hearing it twice does no harm."""
+
+    async def notify(self, job: Job, text: str) -> None:
+        """Write a line into the job's output, if it has one."""
 
 
 class InThread(Protocol):

@@ -49,6 +49,7 @@ def job_values(job: Job) -> dict[str, object]:
         "main_exited_at": job.main_exited_at,
         "terminal": job.terminal,
         "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
+        "kept_until_at": job.kept_until_at,
     }
 
 
@@ -103,6 +104,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         terminal=row.terminal,
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
+        kept_until_at=row.kept_until_at,
     )
 
 
@@ -125,8 +127,9 @@ def _lease_of(row: LeaseRow) -> Lease:
         row.granted_at,
         row.released_at,
         row.peak,
-        None if rungs is None else tuple(filter(None, rungs.split(","))),
-        row.driver_limit,
+        over_for=None if row.over_for_us is None else row.over_for_us * _MICROSECOND,
+        enforced_by=None if rungs is None else tuple(filter(None, rungs.split(","))),
+        driver_limit=row.driver_limit,
     )
 
 

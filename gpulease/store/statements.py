@@ -29,6 +29,11 @@ CHANGE_LEASE = (
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
     .values({name: bindparam(name) for name in ("released_at", "enforced_by", "driver_limit")})
 )
+NOTE_OVER = (
+    update(_leases)
+    .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
+    .values(over_for_us=bindparam("over_for_us"))
+)
 ADD_EVENT = insert(_tables["events"])
 
 # AUTOINCREMENT goes on from here, see sqlite.org/autoinc.html.

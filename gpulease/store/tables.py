@@ -74,8 +74,31 @@ class GpuRow(Row):
     name: Mapped[str]
     total: Mapped[int | None]
     drained: Mapped[str | None]
+    """Why a person drained it, which may be empty; null if nobody did."""
+    drained_by: Mapped[str | None]
+    drained_at: Mapped[datetime | None]
+    ailment: Mapped[str | None]
+    """The fault for which gpulease grants nothing on it, and `ailment_kind` in one word."""
+    ailment_kind: Mapped[str | None]
+    ailment_at: Mapped[datetime | None]
+    excused: Mapped[str | None]
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+
+
+class GpuEventRow(Row):
+    """Something that happened to the health of a GPU; a few hundred are kept of each."""
+
+    __tablename__ = "gpu_events"
+    __table_args__ = (Index("ix_gpu_events_gpu", "gpu"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"))
+    at: Mapped[datetime]
+    """When it was last seen, of one that was seen several times."""
+    kind: Mapped[str]
+    detail: Mapped[str]
+    count: Mapped[int] = mapped_column(server_default=text("1"))
 
 
 class GpuMemoryRow(Row):
@@ -143,6 +166,7 @@ class JobRow(Row):
     main_exited_at: Mapped[datetime | None]
     terminal: Mapped[bool] = mapped_column(server_default=text("0"))
     grace_us: Mapped[int | None]
+    kept_until_at: Mapped[datetime | None]
 
 
 class HolderRow(Row):
@@ -204,6 +228,7 @@ class LeaseRow(Row):
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
+    over_for_us: Mapped[int | None]
     enforced_by: Mapped[str | None]
     """The rungs that it stands on, with commas between them; empty for none, null if unknown."""
     driver_limit: Mapped[int | None]

@@ -1,16 +1,18 @@
 """The one write transaction: jobs in and out, as the use cases want them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
-from gpulease.domain.job import Job
+from gpulease.domain.health import GpuEvent
+from gpulease.domain.job import Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
 from gpulease.service.ports import Event, Order, Tally
-from gpulease.store import statements
+from gpulease.store import gpus, statements
 from gpulease.store.reads import drained_gpus, jobs_where
 from gpulease.store.rows import holder_values, job_values, lease_values, pack
 from gpulease.store.tables import JobRow, SubmissionRow
@@ -58,6 +60,18 @@ class SqlTransaction:
         """Return the GPUs on which nothing more may be granted, and why."""
         return drained_gpus(self._connection)
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+        return gpus.standings(self._connection)
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+        gpus.set_standing(self._connection, gpu, standing)
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
+        gpus.note_event(self._connection, event)
+
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
@@ -104,6 +118,20 @@ class SqlTransaction:
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+
+    def note(self, job: JobId, event: Event) -> None:
+        """Add to the history of a job that stays as it is; it may have ended."""
+        self._log(job, event)
+
+    def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
+        """Store for how long a lease has been over; nothing of one that is not held any more."""
+        held = self._live.get(job)
+        if held is None:
+            return
+        span = None if over_for is None else over_for // timedelta(microseconds=1)
+        which = {"this": job, "that": gpu, "over_for_us": span}
+        self._connection.execute(statements.NOTE_OVER, which)
+        self._live[job] = with_over_for(held, gpu, over_for)
 
     def restore(self, job: Job, event: Event) -> None:
         """Store a job that the record has lost, under the id that it had."""

@@ -108,8 +108,22 @@ class ExtendRequest:
 
 
 @dataclass(slots=True)
+class DrainRequest:
+    """Why nothing more is to be granted on a GPU; no body at all is the same as this without."""
+
+    why: str | None = None
+
+
+@dataclass(slots=True)
 class CancelRequest:
     """How a job is to be cancelled; no body at all is the same as this without a grace."""
 
     grace: float | None = None
     """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""
+
+
+@dataclass(slots=True)
+class KeepRequest:
+    """For how many seconds a job may be idle; an hour if it does not say, at most a day."""
+
+    span: float | None = None

@@ -6,10 +6,19 @@ A field that came later than the first release has a value for a daemon that doe
 from dataclasses import dataclass, field
 from typing import Literal
 
-GpuState = Literal["available", "drained", "unreadable", "lost"]
+GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
-    "exited", "signaled", "released", "cancelled", "time_limit", "gave_up", "launch_failed", "lost"
+    "exited",
+    "signaled",
+    "released",
+    "cancelled",
+    "time_limit",
+    "over_lease",
+    "idle",
+    "gave_up",
+    "launch_failed",
+    "lost",
 ]
 JobKind = Literal["run", "hold"]
 CheckState = Literal["ok", "warning", "failure"]
@@ -62,6 +71,10 @@ class LeaseView:
     """Of driver, framework, watch and devices those that hold the job to it."""
     driver_limit: int | None = None
     """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
+    over_since_at: str | None = None
+    """Since when more was seen in use than was leased and is let be."""
+    stops_at: str | None = None
+    """When the job is stopped for it, if that goes on."""
 
 
 @dataclass(slots=True)
@@ -80,6 +93,8 @@ class RefusalView:
     gpu: str
     index: int
     why: str
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -114,7 +129,8 @@ class JobView:
     ended_at: str | None
     expires_at: str | None
     exit_status: int | None
-    """As a shell shows it: the job's own, 128 + signal, or 124 for the time limit."""
+    """As a shell shows it: the job's own, 128 + signal, or 124 where a limit ended it: its time,
+    its lease, or how long it may be idle."""
     pid: int | None
     directory: str | None
     """Where the job's own socket is, once it has been launched."""
@@ -131,6 +147,12 @@ class JobView:
     """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
     gives_up_at: str | None = None
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
+    kept_until_at: str | None = None
+    """Until when nobody minds that nothing happens under its lease."""
+    idle_since_at: str | None = None
+    """Since when nothing was seen to happen under its lease, where that has consequences."""
+    idle_ends_at: str | None = None
+    """When the lease is taken back for it, if that goes on."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     unheld: list[UnheldView] = field(default_factory=list)
@@ -168,9 +190,22 @@ class ProcessView:
     command: str | None
     memory: int | None
     job: int | None
+    serves: bool = False
+    """It is an MPS server: what it holds may be that of the jobs on this GPU."""
     started_at: str | None = None
     container: str | None = None
     """The first digits of the id of the container that it is in."""
+
+
+@dataclass(slots=True)
+class GpuEventView:
+    """One entry in the history of a GPU's health: "xid 79", "lost", "faulty", "drained" ..."""
+
+    at: str
+    """When it was last seen, if more than once."""
+    kind: str
+    detail: str
+    count: int
 
 
 @dataclass(slots=True)
@@ -188,6 +223,27 @@ class GpuView:
     processes: list[ProcessView]
     kept_for: int | None = None
     """The waiting job that is to have it first; what is free is free for that one alone."""
+    events: list[GpuEventView] = field(default_factory=list)
+    """What happened to its health in the last day, oldest first."""
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    parent: str | None = None
+    """Of a MIG device: the UUID of the GPU that it is a part of."""
+
+
+@dataclass(slots=True)
+class StandingView:
+    """Whether a GPU takes new leases, after somebody drained or resumed it."""
+
+    gpu: str
+    label: str
+    """Its index, and of a MIG device its place on that GPU: 0, 0:1."""
+    drained: str | None
+    """Why nothing more is granted there, as a sentence; null where something may be."""
+    changed: bool
+    """Whether this request made it so."""
+    jobs: list[int]
+    """The jobs that hold a lease on it, and go on."""
 
 
 @dataclass(slots=True)

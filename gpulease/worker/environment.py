@@ -119,7 +119,10 @@ def _visible_devices(gpus: Sequence[LeasedGpu], simulated: bool, options: Worker
     # The index of a simulated GPU may be that of a real one, which nobody leased; its UUID is
     # unknown to every driver, and so shows the job no GPU at all.
     by_index = options.visible == "index" and not simulated
-    return ",".join(str(gpu.index) if by_index else gpu.uuid for gpu in gpus)
+    # A MIG device has no index that CUDA would take: that is of the GPU that it is a part of.
+    return ",".join(
+        str(gpu.index) if by_index and not gpu.uuid.startswith("MIG-") else gpu.uuid for gpu in gpus
+    )
 
 
 def _without_ways_out(base: Mapping[str, str]) -> dict[str, str]:

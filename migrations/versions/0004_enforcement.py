@@ -24,6 +24,8 @@ def _rungs() -> None:
 
 def _watch() -> None:
     """What was done about leases that hold more than was granted, or nothing at all."""
+    op.add_column("leases", sa.Column("over_for_us", sa.Integer(), nullable=True))
+    op.add_column("jobs", sa.Column("kept_until_at", sa.Integer(), nullable=True))
 
 
 def _accounts() -> None:
@@ -32,3 +34,24 @@ def _accounts() -> None:
 
 def _health() -> None:
     """What is wrong with GPUs, and what was done about it."""
+    for name, kind in (
+        ("drained_by", sa.String()),
+        ("drained_at", sa.Integer()),
+        ("ailment", sa.String()),
+        ("ailment_kind", sa.String()),
+        ("ailment_at", sa.Integer()),
+        ("excused", sa.String()),
+    ):
+        op.add_column("gpus", sa.Column(name, kind))
+    op.create_table(
+        "gpu_events",
+        sa.Column("id", sa.Integer(), primary_key=True),
+        sa.Column(
+            "gpu", sa.String(), sa.ForeignKey("gpus.uuid", name="fk_gpu_events_gpu"), nullable=False
+        ),
+        sa.Column("at", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("detail", sa.String(), nullable=False),
+        sa.Column("count", sa.Integer(), nullable=False, server_default="1"),
+    )
+    op.create_index("ix_gpu_events_gpu", "gpu_events", ["gpu"])

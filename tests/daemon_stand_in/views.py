@@ -8,6 +8,7 @@ from gpulease.units import GIB, MIB
 from gpulease.wire import (
     ClaimView,
     EventView,
+    GpuEventView,
     GpuView,
     JobView,
     LeaseView,
@@ -168,6 +169,43 @@ def busy_status() -> StatusView:
             RungView("watch", True, "what jobs use is compared with their leases"),
             RungView("devices", False, "a job can open every GPU: systemd does not run here"),
         ],
+    )
+
+
+def troubled_status() -> StatusView:
+    """Return a machine with a GPU that has seen faults, and one that is divided by MIG."""
+    part = "MIG-5b1f0d1e-7a10-5d8a-8e4e-0d6c2b1f9a77"
+    server = ProcessView(5151, "root", "nvidia-cuda-mps", "nvidia-cuda-mps-server", GIB, None, True)
+    events = [
+        GpuEventView("2026-03-02T13:01:00Z", "drained", "drained by bob: dust", 1),
+        GpuEventView("2026-03-02T13:40:00Z", "xid 31", "XID 31, a memory page fault", 12),
+        GpuEventView("2026-03-02T14:01:00Z", "xid 95", "XID 95, a memory error", 1),
+        GpuEventView("2026-03-02T14:01:00Z", "faulty", "drained by gpulease: XID 95", 1),
+    ]
+    divided = memory(
+        total=None, allocatable=None, leased=0, committed=0, unmanaged=GIB, headroom=None
+    )
+    return status(
+        gpus=[
+            gpu(
+                0,
+                FIRST,
+                state="drained",
+                detail="drained by gpulease: XID 95, a memory error",
+                events=events,
+                processes=[server],
+            ),
+            gpu(
+                1,
+                SECOND,
+                state="divided",
+                detail="divided by MIG: its MIG device is leased, not the GPU itself",
+                memory=divided,
+                label="1",
+            ),
+            empty_gpu(1, part, label="1:0", parent=SECOND, utilization=None),
+        ],
+        jobs=[running(12, leases=[LeaseView(part, 6 * GIB, 5 * GIB, 5 * GIB, [])])],
     )
 
 

@@ -36,6 +36,8 @@ class Daemon:
     folder: Path
     simulate: str | None = "2x8G"
     settings: Mapping[str, str] = field(default_factory=dict)
+    tables: str = ""
+    """What stands below the settings in the file, in TOML."""
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     opened: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -59,7 +61,8 @@ class Daemon:
             command += ["--simulate", self.simulate]
         if self.settings:
             config = self.folder / "config.toml"
-            config.write_text("".join(f'{key} = "{it}"\n' for key, it in self.settings.items()))
+            lines = "".join(f'{key} = "{it}"\n' for key, it in self.settings.items())
+            config.write_text(lines + self.tables)
             command += ["--config", str(config)]
         return command
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fakes import NOON, hold_order, order
-from gpulease.daemon.unhooked import Unhooked
+from fakes import NOON, MemoryStore, hold_order, order
+from gpulease.daemon.unhooked import Unhooked, on_record
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
-from gpulease.domain.reach import HOOK, PATH
+from gpulease.domain.reach import HOOK, PATH, Unheld
 from gpulease.process import starts
 from gpulease.service.look import Look
+from gpulease.service.ports import Event
 from gpulease.worker.environment import HOOKS
 from process_rig import run, wait_until
 
@@ -41,6 +42,7 @@ class Rig:
         self.told: list[tuple[JobId, str]] = []
         self.rungs = ("framework",)
         self.before: set[JobId] = set()
+        self.store = MemoryStore()
         self.job: Job = replace(order().queued(JobId(1), NOON), state=State.ACTIVE)
         self.seen: dict[int, JobId] = {}
         self.unhooked = Unhooked(
@@ -48,7 +50,7 @@ class Rig:
             lambda: self.rungs,
             HOOKS,
             self.tell,
-            lambda job, text: job in self.before,
+            lambda job: job in self.before or on_record(self.store, job),
         )
 
     async def tell(self, job: JobId, text: str) -> None:
@@ -129,6 +131,17 @@ def test_after_a_restart_the_owner_is_not_told_again(rig: Rig) -> None:
     pid = rig.start(sys.executable, "-I", "-c", SLEEP, **IN_THE_JOB)
     assert rig.look().keys() == {pid}
     assert rig.told == []
+
+
+def test_what_stands_on_record_is_not_told_a_second_time() -> None:
+    store = MemoryStore()
+    with store.write() as tx:
+        job = tx.add(order(), NOON)
+        tx.save(job, Event(NOON, "notice", "it is over its lease"))
+    assert not on_record(store, job.id)
+    with store.write() as tx:
+        tx.save(job, Event(NOON, "notice", str(Unheld(7, "python -I x.py", "it runs with -I"))))
+    assert on_record(store, job.id)
 
 
 def test_a_program_with_python_built_in_is_python(tmp_path: Path) -> None:

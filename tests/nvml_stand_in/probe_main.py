@@ -38,6 +38,8 @@ def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
         return obey_about_limits(DriverLimits(probe), *command.split(" "))
     if command == "cpu":
         return {"cpu": time.process_time()}
+    if command == "health":
+        return {"heard": [asdict(heard) for heard in probe.health()]}
     begun_at = time.monotonic()
     readings = [asdict(reading) for reading in probe.read()]
     seconds = time.monotonic() - begun_at

@@ -42,6 +42,22 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True)
+class Part:
+    """One MIG device of a GPU; one without a UUID is a place where there is none."""
+
+    uuid: str = "-"
+    total: int = 10 * _G
+    used: int = 0
+    reserved: int = 0
+    processes: Sequence[tuple[int, int | None]] = ()
+
+    def lines(self) -> list[str]:
+        """Return what the library reads about this device."""
+        whole = f"part {self.uuid} {self.total} {self.used} {self.reserved}"
+        return [whole, *_process_lines("part_process", self.processes)]
+
+
+@dataclass(frozen=True)
 class Card:
     """One GPU; None stands for what it does not support."""
 
@@ -56,6 +72,16 @@ class Card:
     utilization: int | None = 0
     temperature: int | None = 40
     mig: bool | None = False
+    parts: Sequence["Part"] = ()
+    """Its MIG devices, by their place."""
+    compute_mode: int = 0
+    ecc: int | None = 0
+    """Memory errors that could not be corrected."""
+    remap_pending: bool | None = False
+    remap_failed: bool = False
+    pages_pending: bool | None = False
+    xids: Sequence[int] = ()
+    """All that it has had since the driver was loaded, oldest first."""
     lost: bool = False
     long_records: bool = False
     """Its newest process lists have records longer than the binding expects."""
@@ -79,6 +105,14 @@ class Card:
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
+            f"compute_mode {self.compute_mode}",
+            "health "
+            + " ".join(
+                str(-1 if figure is None else int(figure))
+                for figure in (self.ecc, self.remap_pending, self.remap_failed, self.pages_pending)
+            ),
+            *(f"xid {number}" for number in self.xids),
+            *(line for part in self.parts for line in part.lines()),
             f"step {self.step}",
             f"minor {self.minor or 0}",
             *_process_lines("compute", self.processes),

@@ -55,6 +55,21 @@ def lingering() -> JobView:
     )
 
 
+def over_lease() -> JobView:
+    lease = LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 8 * GIB, ["framework", "watch"])
+    over = replace(lease, over_since_at="2026-03-02T14:04:40Z", stops_at="2026-03-02T14:05:10Z")
+    return views.running(12, leases=[over])
+
+
+def idle() -> JobView:
+    return views.running(
+        12,
+        idle_since_at="2026-03-02T13:33:00Z",
+        idle_ends_at="2026-03-02T14:09:00Z",
+        kept_until_at="2026-03-02T14:30:00Z",
+    )
+
+
 def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
@@ -76,6 +91,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
+        "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
@@ -86,6 +102,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-active": show.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
+        "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
+        "show-over": show.page(over_lease(), NOW, {views.FIRST: 0}),
+        "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "doctor": doctor.page(DoctorView(checks)),

@@ -42,6 +42,7 @@ class World:
         self.gpus = FakeGpus({"GPU-a": 8 * G})
         self.launcher = FakeLauncher()
         self.clock = FakeClock()
+        self.finder = FakeFinder()
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> Keeper:
@@ -49,7 +50,7 @@ class World:
             return at_once(call)
 
         return Keeper(
-            self.store, self.gpus, FakeFinder(), self.launcher, self.clock, Policy(),
+            self.store, self.gpus, self.finder, self.launcher, self.clock, Policy(),
             writing=lane, looking=lane,
         )  # fmt: skip
 
@@ -94,6 +95,28 @@ def test_a_job_is_granted_launched_and_followed_to_its_end() -> None:
         assert ended is not None
         assert (ended.state, ended.exit and ended.exit.code) == (State.ENDED, 7)
         assert ended.leases[0].released_at == NOON
+
+    run(scenario)
+
+
+def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
+    async def scenario(world: World) -> None:
+        job, waiting = await world.submit(), await world.submit()
+        await world.settle()
+        await world.keeper.tell_owner(job, "over\x1b[2J its\nlease")
+        await world.keeper.tell_owner(waiting, "not yet")
+        await world.settle()
+
+        assert world.launcher.notices == [(job, "over?[2J its lease")]
+        assert [each.detail for each in world.store.events(waiting) if each.kind == "notice"] == [
+            "not yet"
+        ]
+
+        world.launcher.exits(job)
+        await world.settle()
+        await world.keeper.tell_owner(job, "it took less")
+        assert world.store.events(job)[-1].detail == "it took less"
+        assert len(world.launcher.notices) == 1, "nobody is there to write it"
 
     run(scenario)
 

@@ -10,6 +10,10 @@ def stopping(number: int, reason: str) -> str:
     match reason:
         case "time_limit":
             return f"gpulease: job {number} has reached its time limit, and is asked to end"
+        case "over_lease":
+            return f"gpulease: job {number} holds more than its lease, and is asked to end"
+        case "idle":
+            return f"gpulease: job {number} does nothing while others wait, and is asked to end"
         case "cancelled" | "":
             return f"gpulease: job {number} is asked to end"
         case _:

@@ -1,0 +1,121 @@
+"""What to do about a lease that holds more than it was granted.
+
+A pure rule, asked at each look at the GPU: `Standing` is what is remembered of a lease between two
+looks, `judge` says how it stands after one more, and what to do. All instants are readings of a
+clock that nobody can set, as spans since whenever it began.
+
+What is counted is the time for which a lease was *seen* to be over: from one look that showed it to
+the next one. A look that could not tell counts for nothing, neither way.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import Enum, StrEnum, auto
+
+_NOTHING = timedelta(0)
+_QUIET_FOR = timedelta(minutes=5)
+"""So long a lease that comes and goes over its edge is not warned at once again each time."""
+
+
+class Consequence(StrEnum):
+    """What becomes of a job that stays over its lease."""
+
+    WARN = "warn"
+    STOP = "stop"
+
+
+class Step(Enum):
+    """What to do now."""
+
+    NOTHING = auto()
+    WARN = auto()
+    STOP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OverusePolicy:
+    """What an admin lets jobs do."""
+
+    consequence: Consequence = Consequence.STOP
+    tolerance: int = 0
+    """Bytes over the lease that are let be."""
+    grace: timedelta = _NOTHING
+    """How long a lease may be over by more than that, before the job is stopped."""
+    elastic: bool = False
+    """A lease may be over while nobody waits for the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a lease stands: for how long it has been over, and what was done about it."""
+
+    over_for: timedelta | None = None
+    """For how long it was seen to be over without a break; None: it is not."""
+    seen_at: timedelta | None = None
+    """When the last look saw it over; None if the last look did not."""
+    warned: bool = False
+    """Its owner was told, since it has been over."""
+    warned_at: timedelta | None = None
+    """When its owner was last told, also if that was another time."""
+    stopped: bool = False
+    """The job was asked to go for it."""
+
+    def left(self, policy: OverusePolicy) -> timedelta | None:
+        """Return how long until the job is stopped, if nothing changes; None: it is not."""
+        if self.over_for is None or policy.consequence is Consequence.WARN:
+            return None
+        return max(policy.grace - self.over_for, _NOTHING)
+
+
+def judge(
+    memory: int,
+    used: int | None,
+    before: Standing,
+    policy: OverusePolicy,
+    *,
+    wanted: bool,
+    now: timedelta,
+) -> tuple[Standing, Step]:
+    """Return how a lease stands after one more look, and what to do about it.
+
+    Args:
+        memory: leased bytes.
+        used: bytes that the job's processes use of this GPU; None where nobody can tell.
+        before: how it stood after the look before.
+        policy: what is let be.
+        wanted: somebody waits for memory of this GPU.
+        now: when this look was.
+    """
+    if used is None:
+        return replace(before, seen_at=None), Step.NOTHING
+    if used <= memory + policy.tolerance or (policy.elastic and not wanted):
+        return Standing(warned_at=before.warned_at), Step.NOTHING
+    standing = replace(before, over_for=_over_for(before, now), seen_at=now)
+    if _is_to_stop(standing, policy):
+        return replace(standing, stopped=True), Step.STOP
+    if _is_to_be_told(standing, policy, now):
+        return replace(standing, warned=True, warned_at=now), Step.WARN
+    return standing, Step.NOTHING
+
+
+def _over_for(before: Standing, now: timedelta) -> timedelta:
+    if before.over_for is None:
+        return _NOTHING
+    if before.seen_at is None:
+        return before.over_for
+    return before.over_for + max(now - before.seen_at, _NOTHING)
+
+
+def _is_to_stop(standing: Standing, policy: OverusePolicy) -> bool:
+    """Tell whether it is time: never unwarned, and once is enough."""
+    late = standing.over_for is not None and standing.over_for >= policy.grace
+    may_stop = policy.consequence is Consequence.STOP
+    return late and may_stop and standing.warned and not standing.stopped
+
+
+def _is_to_be_told(standing: Standing, policy: OverusePolicy, now: timedelta) -> bool:
+    if standing.warned:
+        return False
+    told_at = standing.warned_at
+    fresh = told_at is None or now - told_at >= _QUIET_FOR
+    return fresh or standing.over_for is None or standing.over_for >= policy.grace / 2

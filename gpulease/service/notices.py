@@ -1,0 +1,79 @@
+"""What the owner of a job is told about its lease, in one line each."""
+
+from gpulease.domain.idleness import Release
+from gpulease.domain.overuse import Consequence
+from gpulease.service.idleness import AtRest
+from gpulease.service.overuse import Finding
+from gpulease.units import GIB, MIB, format_size, format_span
+
+_ROUND_TO = 256 * MIB
+
+
+def size_to_ask_for(peak: int) -> str:
+    """Return the size of a lease that would have held `peak` bytes, with a little to spare."""
+    needed = peak + peak // 20
+    return _shown(-(-needed // _ROUND_TO) * _ROUND_TO)
+
+
+def overuse_warning(found: Finding, peak: int) -> str:
+    """Say that a job holds more than its lease, and what comes of that."""
+    why = ", and others wait for that memory" if found.policy.elastic and found.wanted else ""
+    return f"{_holds(found)}{why}; {_what_comes(found, peak)}"
+
+
+def _what_comes(found: Finding, peak: int) -> str:
+    if found.job.holder is not None:
+        return f"the rest is not yours: hold {size_to_ask_for(peak)}, or use less"
+    if found.policy.consequence is Consequence.WARN:
+        return f"next time ask for --mem {size_to_ask_for(peak)}"
+    left = found.standing.left(found.policy)
+    within = format_span(left or found.policy.grace)
+    return f"unless that ends within {within}, the job is stopped"
+
+
+def overuse_stop(found: Finding, peak: int) -> tuple[str, str]:
+    """Say why a job is stopped: for the record, with a hint, and for its output."""
+    after = format_span(found.policy.grace)
+    most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
+    why = (
+        f"it held {_shown(found.used)} of GPU {found.index}{most} under a lease of "
+        f"{format_size(found.lease.memory)} for longer than {after}"
+    )
+    hint = f"ask for --mem {size_to_ask_for(peak)}"
+    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
+
+
+def idle_warning(found: AtRest) -> str:
+    """Say that nothing happens under a lease, and what comes of that."""
+    job = found.job.id
+    said = (
+        f"job {job} has done nothing on its GPU for {format_span(found.idle_for)}, "
+        "and others wait for the memory"
+    )
+    if found.policy.release is Release.WARN:
+        return f"{said}; gpulease cancel {job} gives it back"
+    what = "the job is stopped" if found.job.holder is None else "the lease is taken back"
+    return (
+        f"{said}; unless that ends within {format_span(found.policy.grace)}, {what}; "
+        f"gpulease keep {job} keeps it"
+    )
+
+
+def idle_release(found: AtRest) -> tuple[str, str]:
+    """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
+    why = f"it did nothing on its GPU for {format_span(found.idle_for)} while others waited"
+    hint = "gpulease keep JOB keeps a lease that is idle on purpose"
+    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
+
+
+def _holds(found: Finding) -> str:
+    lease = format_size(found.lease.memory)
+    return (
+        f"job {found.job.id} holds {_shown(found.used)} of GPU {found.index}, "
+        f"and its lease is {lease}"
+    )
+
+
+def _shown(size: int) -> str:
+    """Write a size so that one over a lease is not shown as the lease itself."""
+    return f"{size // MIB}M" if size < 4 * GIB and size % GIB else format_size(size)

@@ -1,0 +1,156 @@
+"""The watch over leases that hold more than they were granted: look, decide, remember.
+
+What is to be done about a finding is for the caller to do; when that is done, and not before, the
+finding is `settled`, so that what failed (a full disk, say) is found again at the next look.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Lease, State
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.overuse import Consequence, OverusePolicy, Standing, Step, judge
+from gpulease.domain.placement import Obstacle
+from gpulease.domain.plan import Plan
+from gpulease.service.look import Look
+from gpulease.service.ports import Store
+
+_HELD_BY_OTHERS = frozenset({Obstacle.LEASED, Obstacle.RESERVED})
+_SHORTEST_STEP = timedelta(seconds=1)
+Key = tuple[JobId, GpuUuid]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A lease about which something is to be done."""
+
+    job: Job
+    lease: Lease
+    index: int
+    """Of the GPU."""
+    used: int
+    policy: OverusePolicy
+    wanted: bool
+    step: Step
+    standing: Standing
+    """How it stands when that has been done."""
+
+
+def wanted_gpus(plan: Plan | None) -> frozenset[GpuUuid]:
+    """Return the GPUs for whose leased memory somebody waits, as of the latest plan."""
+    if plan is None:
+        return frozenset()
+    return frozenset(
+        each.gpu
+        for waiting in plan.waiting.values()
+        for each in waiting.refusal.hindrances
+        if each.obstacle in _HELD_BY_OTHERS
+    )
+
+
+class OveruseWatch:
+    """Remembers how each lease stands from one look to the next."""
+
+    def __init__(self, policy_of: Callable[[Owner], OverusePolicy]) -> None:
+        self._policy_of = policy_of
+        self._standings: dict[Key, Standing] = {}
+
+    def policy(self, job: Job) -> OverusePolicy:
+        """Return what holds for a job: of one that we did not start, nothing is stopped."""
+        policy = self._policy_of(job.owner)
+        if job.holder is not None:
+            return replace(policy, consequence=Consequence.WARN)
+        return policy
+
+    def standing(self, job: JobId, gpu: GpuUuid) -> Standing:
+        """Return how a lease stands since the last look."""
+        return self._standings.get((job, gpu), Standing())
+
+    def look(
+        self, jobs: Sequence[Job], seen: Look, wanted: frozenset[GpuUuid], now: timedelta
+    ) -> list[Finding]:
+        """Take in one look at the GPUs; return what something is to be done about.
+
+        `now` is when it was, by a clock that nobody can set.
+        """
+        running = [job for job in jobs if job.state is State.ACTIVE]
+        self._forget_all_but({(job.id, lease.gpu) for job in running for lease in job.leases})
+        sums = seen.used_by_job()
+        findings = []
+        for job in running:
+            policy = self.policy(job)
+            for lease in job.leases:
+                used = seen.used(job.id, lease.gpu, sums)
+                found = self._judge(job, lease, used, policy, lease.gpu in wanted, now)
+                if found is not None:
+                    index = next(each.index for each in seen.readings if each.uuid == lease.gpu)
+                    findings.append(replace(found, index=index))
+        return findings
+
+    def _judge(
+        self,
+        job: Job,
+        lease: Lease,
+        used: int | None,
+        policy: OverusePolicy,
+        wanted: bool,
+        now: timedelta,
+    ) -> Finding | None:
+        key = job.id, lease.gpu
+        before = self._standings.get(key) or _recorded(lease)
+        after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
+        if step is Step.NOTHING or used is None:
+            self._standings[key] = after
+            return None
+        # Time goes on; what is to be done about it is not done yet.
+        self._standings[key] = replace(
+            after, warned=before.warned, warned_at=before.warned_at, stopped=before.stopped
+        )
+        return Finding(job, lease, 0, used, policy, wanted, step, after)
+
+    def settled(self, finding: Finding) -> None:
+        """Note that what was to be done about a finding has been done."""
+        self._standings[finding.job.id, finding.lease.gpu] = finding.standing
+
+    def unrecorded(self, jobs: Sequence[Job]) -> Mapping[Key, timedelta | None]:
+        """Return how long leases have been over, where the record is behind by some steps.
+
+        A quarter of the grace is what a daemon that is killed may forget.
+        """
+        behind: dict[Key, timedelta | None] = {}
+        for job in jobs:
+            step = max(self.policy(job).grace / 4, _SHORTEST_STEP)
+            for lease in job.leases:
+                standing = self._standings.get((job.id, lease.gpu))
+                if standing is not None and _is_behind(lease.over_for, standing, step):
+                    behind[job.id, lease.gpu] = standing.over_for
+        return behind
+
+    def _forget_all_but(self, held: set[Key]) -> None:
+        for key in self._standings.keys() - held:
+            del self._standings[key]
+
+
+def _recorded(lease: Lease) -> Standing:
+    """Return how a lease stood when a daemon before this one last wrote it down.
+
+    Its owner has been told. The time in which nobody looked does not count.
+    """
+    return Standing(over_for=lease.over_for, warned=lease.over_for is not None)
+
+
+def _is_behind(recorded: timedelta | None, standing: Standing, step: timedelta) -> bool:
+    if standing.over_for is None:
+        return recorded is not None
+    if recorded is None:
+        return standing.warned  # before its owner was told there is nothing to remember
+    return standing.over_for - recorded >= step
+
+
+def record(store: Store, changes: Mapping[Key, timedelta | None]) -> None:
+    """Store for how long leases have been over; None: they are not any more."""
+    with store.write() as tx:
+        for (job, gpu), over_for in changes.items():
+            tx.note_over(job, gpu, over_for)

@@ -1,0 +1,226 @@
+"""The watch, on real resident memory: told, stopped after the grace, and neighbours unharmed."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvml_stand_in import Card, StandIn
+
+from .conftest import Daemon, alive, wait_for
+
+G = 1024**3
+HUNGRY = str(Path(__file__).with_name("hungry.py"))
+WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
+
+
+class Appetite:
+    """A file that says how many MiB a job is to hold."""
+
+    def __init__(self, folder: Path, mib: int = 10) -> None:
+        self.path = folder / "appetite"
+        self.set(mib)
+
+    def set(self, mib: int) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(str(mib))
+        fresh.rename(self.path)
+
+    def command(self, *more: str) -> list[str]:
+        return ["--", sys.executable, HUNGRY, str(self.path), *more]
+
+
+def notices(daemon: Daemon, job: int) -> list[str]:
+    return [each["detail"] for each in daemon.job(job)["events"] if each["kind"] == "notice"]
+
+
+def used(daemon: Daemon, job: int) -> int:
+    return int(daemon.job(job)["leases"][0]["used"] or 0) >> 20
+
+
+def log(daemon: Daemon, job: int, stream: str = "stderr") -> str:
+    return (daemon.state / f"jobs/{job}/{stream}").read_text()
+
+
+def ended(daemon: Daemon, job: int) -> dict[str, Any]:
+    return daemon.wait_until(job, "ended")
+
+
+def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_on(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(simulate="1x8G", settings=WATCHED | {"overuse_grace": "8s"}).start()
+    appetite = Appetite(tmp_path)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    quiet = Appetite(beside, 300)
+    neighbour = daemon.submit("--mem", "1G", *quiet.command())
+    wait_for("the neighbour holds its share", lambda: used(daemon, neighbour) >= 300)
+    running = daemon.open(
+        "run", "--mem", "1G", *appetite.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    job = daemon.wait_until(neighbour + 1, "active")["id"]
+    appetite.set(2048)
+
+    end = ended(daemon, job)
+    out, err = running.communicate(timeout=60)
+
+    assert (end["outcome"], end["exit_status"], running.returncode) == ("over_lease", 124, 124)
+    assert "under a lease of 1G for longer than 8s" in end["reason"]
+    assert end["hint"] == "ask for --mem 2304M"
+    assert end["leases"][0]["peak"] >> 20 >= 2048
+    told = next(line for line in err.decode().splitlines() if f"gpulease: job {job} holds" in line)
+    assert told.startswith("gpulease: ")
+    assert told.endswith("and its lease is 1G; unless that ends within 8s, the job is stopped")
+    assert f"gpulease: job {job} is stopped: it held" in err.decode()
+    assert out.decode().splitlines() == ["holds 10", "holds 2048"], "its own output stays its own"
+    kinds = [each["kind"] for each in end["events"]]
+    assert kinds.index("notice") < kinds.index("revoke") < kinds.index("worker_exited")
+
+    assert daemon.job(neighbour)["state"] == "active"
+    assert notices(daemon, neighbour) == []
+    assert log(daemon, neighbour) == ""
+
+
+def test_back_within_the_lease_in_time_is_enough(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(simulate="1x8G", settings=WATCHED | {"overuse_grace": "600s"}).start()
+    appetite = Appetite(tmp_path, 600)
+    job = daemon.submit("--mem", "300M", *appetite.command())
+    wait_for("it is told", lambda: notices(daemon, job))
+    lease = daemon.job(job)["leases"][0]
+    assert lease["over_since_at"] and lease["stops_at"]
+    page = daemon.run("show", str(job)).stdout
+    assert "over its lease of GPU 0" in page and "stopped in 9m" in page
+    assert "over, stops in 9m" in daemon.run("status").stdout
+
+    appetite.set(100)
+    wait_for("it is within", lambda: daemon.job(job)["leases"][0]["over_since_at"] is None)
+    assert "over its lease" not in daemon.run("show", str(job)).stdout
+    assert daemon.job(job)["state"] == "active"
+
+
+def test_a_job_that_does_not_hear_is_killed_after_its_grace(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(simulate="1x8G", settings=WATCHED).start()
+    appetite = Appetite(tmp_path, 400)
+    job = daemon.submit("--mem", "300M", *appetite.command("deaf"))
+    end = ended(daemon, job)
+
+    assert (end["outcome"], end["exit_status"]) == ("over_lease", 124)
+    assert "no\n" in log(daemon, job, "stdout"), "it was asked before it was made to"
+    assert not alive([end["pid"]])
+
+
+def test_warn_never_stops_and_users_may_have_their_own_policy(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    user = tmp_path.owner()
+    tables = f'[users.{user}]\noveruse = "warn"\n'
+    daemon = make_daemon(simulate="1x8G", settings=WATCHED, tables=tables).start()
+    appetite = Appetite(tmp_path, 400)
+    job = daemon.submit("--mem", "300M", *appetite.command())
+    wait_for("it is told", lambda: notices(daemon, job))
+    assert "next time ask for --mem" in notices(daemon, job)[0]
+    lease = daemon.job(job)["leases"][0]
+    assert lease["over_since_at"] and lease["stops_at"] is None
+    # Over for many graces, and then the same lease under the general policy is not let be.
+    wait_for(
+        "it has been over for three graces",
+        lambda: "for 3s" in daemon.run("show", str(job)).stdout,
+    )
+    assert daemon.job(job)["state"] == "active"
+
+    assert daemon.process is not None
+    config = daemon.folder / "config.toml"
+    config.write_text(config.read_text().replace(tables, ""))
+    daemon.process.send_signal(signal.SIGHUP)
+    assert ended(daemon, job)["outcome"] == "over_lease"
+
+
+def test_elastic_lets_a_job_be_until_somebody_waits(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(simulate="1x1G", settings=WATCHED | {"elastic": "true"}).start()
+    appetite = Appetite(tmp_path, 500)
+    job = daemon.submit("--mem", "300M", *appetite.command())
+    wait_for("it is over", lambda: used(daemon, job) >= 500)
+    before = daemon.status()["at"]
+    wait_for("some looks later", lambda: daemon.status()["at"][:19] > before[:19])
+    assert notices(daemon, job) == []
+
+    waiting = daemon.submit("--mem", "600M", "--", "true")
+    end = ended(daemon, job)
+    assert end["outcome"] == "over_lease"
+    assert "and others wait for that memory" in notices(daemon, job)[0]
+    assert ended(daemon, waiting)["exit_status"] == 0
+
+
+def test_a_daemon_killed_between_the_warning_and_the_stop_goes_on_where_it_was(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    settings = WATCHED | {"overuse_grace": "8s"}
+    daemon = make_daemon(simulate="1x8G", settings=settings).start()
+    appetite = Appetite(tmp_path, 400)
+    job = daemon.submit("--mem", "300M", *appetite.command())
+    wait_for("it is told", lambda: notices(daemon, job))
+    wait_for("it was over for a while", lambda: "for 4s" in daemon.run("show", str(job)).stdout)
+    daemon.kill()
+    daemon.start()
+
+    end = ended(daemon, job)
+    assert end["outcome"] == "over_lease"
+    assert len(notices(daemon, job)) == 1, "it is not told the same again"
+    assert log(daemon, job).count("gpulease: job 1 holds") == 1
+
+
+def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(simulate="1x8G", settings=WATCHED).start()
+    appetite = Appetite(tmp_path, 400)
+    script = f'eval "$(gpulease hold --mem 300M)"; exec {sys.executable} {HUNGRY} {appetite.path}'
+    gpulease = tmp_path / "gpulease"
+    gpulease.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpulease.cli "$@"\n')
+    gpulease.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "GPULEASE_SOCKET": str(daemon.socket),
+        "SHELL": "/bin/sh",
+    }
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environment) as shell:
+        try:
+            wait_for("it is told", lambda: daemon.status()["jobs"] and notices(daemon, 1))
+            assert "hold 512M, or use less" in notices(daemon, 1)[0]
+            wait_for("graces pass", lambda: "for 3s" in daemon.run("show", "1").stdout)
+            assert daemon.job(1)["state"] == "active"
+            assert shell.poll() is None
+        finally:
+            shell.kill()
+
+
+def test_through_the_real_abi_a_figure_that_is_missing_is_no_overuse_and_one_that_comes_is(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G)])
+    daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings=WATCHED
+    ).start()
+    job = daemon.submit("--mem", "1G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=3 * G, processes=[(pid, None)])
+    wait_for("it is seen", lambda: daemon.status()["gpus"][0]["memory"]["used"] == 3 * G)
+    before = daemon.status()["at"]
+    wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
+    assert daemon.job(job)["leases"][0]["over_since_at"] is None
+    assert notices(daemon, job) == []
+
+    stand_in.change(0, used=3 * G, processes=[(pid, 3 * G)])
+    end = ended(daemon, job)
+    assert end["outcome"] == "over_lease"
+    assert "it held 3G of GPU 0 under a lease of 1G" in end["reason"]
+    assert "unless that ends within 1s" in log(daemon, job)

@@ -1,0 +1,89 @@
+"""The settings file: what is otherwise for users and groups, and what is refused."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gpulease.config import Settings, read_settings, renew
+from gpulease.errors import BadConfiguration
+from gpulease.units import GIB, MIB
+
+
+def read(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return read_settings(path, Settings(), {})
+
+
+def test_what_is_not_written_is_as_it_was() -> None:
+    settings = Settings()
+    assert (settings.overuse, settings.elastic, settings.idle) == ("stop", False, "off")
+    assert (settings.overuse_tolerance, settings.overuse_grace) == (
+        256 * MIB,
+        timedelta(seconds=30),
+    )
+
+
+def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        """
+        overuse_grace = "1m"
+        [users.alice]
+        overuse = "warn"
+        overuse_tolerance = "1G"
+        [groups."domain users"]
+        elastic = true
+        idle = "release"
+        [groups.guests]
+        overuse_tolerance = 0
+        """,
+    )
+
+    assert settings.overuse_grace == timedelta(minutes=1)
+    assert settings.users == {"alice": {"overuse": "warn", "overuse_tolerance": GIB}}
+    assert settings.groups == {
+        "domain users": {"elastic": True, "idle": "release"},
+        "guests": {"overuse_tolerance": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ('overuse = "kill"', "overuse: 'kill' is none of warn, stop", '"stop"'),
+        ("elastic = 3", "elastic: '3' is neither true nor false", None),
+        (
+            '[users.alice]\ncolour = "red"',
+            "[users.alice] has an unknown key 'colour'",
+            "known keys",
+        ),
+        ('[users.alice]\nsocket = "/x"', "[users.alice] has an unknown key 'socket'", "known keys"),
+        ('users = "alice"', "users is a table of names", "[users.NAME]"),
+        ('[users]\noveruse = "warn"', "users is a table of names", "[users.NAME]"),
+        (
+            '[groups.a]\noveruse_grace = "2d"',
+            "[groups.a] overuse_grace: cannot use the grace",
+            "1h",
+        ),
+        ('[users.alice]\noveruse = ["warn"]', "write [users.alice] overuse", None),
+        ("[user.alice]", "an unknown key 'user'", "users"),
+        ("[margin]", "write margin", None),
+    ],
+)
+def test_what_cannot_be_understood_is_named(
+    tmp_path: Path, text: str, says: str, hint: str | None
+) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        read(tmp_path, text)
+    assert says in refused.value.message
+    assert hint is None or hint in (refused.value.hint or "")
+
+
+def test_a_reload_takes_over_what_is_otherwise_for_users(tmp_path: Path) -> None:
+    fresh = read(tmp_path, '[users.alice]\noveruse = "warn"')
+    settings, taken, left = renew(Settings(), fresh)
+
+    assert (taken, left) == (["users"], [])
+    assert settings.users == fresh.users

@@ -1,0 +1,52 @@
+"""What the settings say about one user: their own table, their groups', or what holds for all."""
+
+import grp
+import os
+import pwd
+from datetime import timedelta
+
+from gpulease.config import Settings
+from gpulease.daemon.rules import Rules, groups_of
+from gpulease.domain.idleness import Release
+from gpulease.domain.job import Owner
+from gpulease.domain.overuse import Consequence
+
+ME = Owner(os.getuid(), os.getgid(), pwd.getpwuid(os.getuid()).pw_name)
+MY_GROUP = grp.getgrgid(os.getgid()).gr_name
+NOBODY = Owner(4_000_000, 4_000_001, "nobody-of-that-name")
+
+
+def test_what_holds_for_all_holds_for_who_is_not_named() -> None:
+    rules = Rules(
+        Settings(overuse="warn", overuse_tolerance=5, users={"someone": {"elastic": True}})
+    )
+    policy = rules.overuse(ME)
+    assert (policy.consequence, policy.tolerance, policy.elastic) == (Consequence.WARN, 5, False)
+
+
+def test_a_user_is_nearer_than_a_group_and_a_group_than_all() -> None:
+    rules = Rules(
+        Settings(
+            overuse_tolerance=1,
+            groups={MY_GROUP: {"overuse_tolerance": 2, "overuse": "warn", "elastic": True}},
+            users={ME.user: {"overuse_tolerance": 3}},
+        )
+    )
+    policy = rules.overuse(ME)
+    assert (policy.tolerance, policy.consequence, policy.elastic) == (3, Consequence.WARN, True)
+    assert rules.overuse(NOBODY).tolerance == 1
+
+
+def test_of_two_groups_the_first_in_the_file_counts() -> None:
+    gid = os.getgid()
+    both = {MY_GROUP: {"overuse_tolerance": 2}, "no-such-group": {"overuse_tolerance": 9}}
+    assert Rules(Settings(groups=both)).overuse(ME).tolerance == 2
+    assert groups_of(Owner(NOBODY.uid, gid, NOBODY.user)) == {MY_GROUP}, "its own, if nothing else"
+
+
+def test_a_reload_counts_at_once() -> None:
+    rules = Rules(Settings())
+    assert rules.idleness(ME).release is Release.OFF
+    rules.adopt(Settings(idle="release", idle_after=timedelta(hours=1)))
+    policy = rules.idleness(ME)
+    assert (policy.release, policy.after) == (Release.RELEASE, timedelta(hours=1))
