@@ -601,6 +601,8 @@ int nvmlDeviceGetComputeMode(void *handle, unsigned int *mode)
     struct gpu *gpu;
     ENTER(handle, &gpu);
     *mode = (unsigned int)gpu->compute_mode;
+    return SUCCESS;
+}
 
 /* ---- memory limits on cgroups, kept in a file of lines: UUID, soft, hard, directory ---- */
 
