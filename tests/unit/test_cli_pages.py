@@ -57,9 +57,7 @@ def lingering() -> JobView:
 
 def over_lease() -> JobView:
     lease = LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 8 * GIB, ["framework", "watch"])
-    over = replace(
-        lease, over_since_at="2026-03-02T14:04:40Z", stops_at="2026-03-02T14:05:10Z"
-    )
+    over = replace(lease, over_since_at="2026-03-02T14:04:40Z", stops_at="2026-03-02T14:05:10Z")
     return views.running(12, leases=[over])
 
 
