@@ -8,7 +8,9 @@ import logging
 
 from gpulease.domain.idleness import IdleStep
 from gpulease.domain.job import Outcome
+from gpulease.domain.memory import GpuUuid
 from gpulease.domain.overuse import Step
+from gpulease.domain.plan import Plan
 from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look
@@ -35,6 +37,7 @@ class Overseer:
         self._rests = rests
         self._clock = clock
         self._writing = writing
+        self._wanted: tuple[Plan | None, frozenset[GpuUuid]] = (None, frozenset())
 
     async def look_for_idleness(self, seen: Look) -> None:
         """Take in one look.
@@ -42,7 +45,7 @@ class Overseer:
         Raises:
             RecordUnwritable: something could not be done, and is found again.
         """
-        keeper, wanted = self._keeper, wanted_gpus(self._keeper.plan)
+        keeper, wanted = self._keeper, self._wanted_now()
         for found in self._rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
             if found.step is IdleStep.WARN:
                 await keeper.tell_owner(found.job.id, idle_warning(found))
@@ -59,13 +62,20 @@ class Overseer:
             RecordUnwritable: something could not be done, and is found again.
         """
         keeper, watch = self._keeper, self._watch
-        wanted = wanted_gpus(keeper.plan)
+        wanted = self._wanted_now()
         for found in watch.look(keeper.store.live(), seen, wanted, self._clock.steady()):
             await self._act(found)
             watch.settled(found)
         behind = watch.unrecorded(keeper.store.live())
         if behind:
             await self._writing(lambda: record(keeper.store, behind))
+
+    def _wanted_now(self) -> frozenset[GpuUuid]:
+        """Return the GPUs for whose memory somebody waits, found once for each plan."""
+        plan = self._keeper.plan
+        if self._wanted[0] is not plan:
+            self._wanted = plan, wanted_gpus(plan)
+        return self._wanted[1]
 
     async def _act(self, found: Finding) -> None:
         job = found.job

@@ -237,6 +237,39 @@ def test_a_hold_is_told_on_record_and_never_taken_back_for_its_use() -> None:
     play(scenario)
 
 
+def test_an_exclusive_job_is_told_and_never_stopped() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await world.submit(2 * G, exclusive=True)
+        await world.settle()
+        world.hold(job, 3 * G)
+        await world.look(100)
+        assert world.told(job) == [
+            "job 1 holds 3G of GPU 0, and its lease is 2G; next time ask for --mem 3328M"
+        ]
+        assert world.launcher.stopped == []
+
+    play(scenario)
+
+
+def test_an_elastic_job_is_let_be_until_somebody_waits_for_that_gpu() -> None:
+    async def scenario(world: Watched) -> None:
+        world.overuse = OverusePolicy(Consequence.STOP, 0, GRACE, elastic=True)
+        job = await running(world)
+        world.hold(job, 5 * G)
+        await world.look(100)
+        assert world.told(job) == []
+
+        await world.submit(4 * G)
+        await world.settle()
+        await world.look()
+        (told,) = world.told(job)
+        assert "and others wait for that memory; unless that ends within 40s" in told
+        await world.look(40)
+        assert world.launcher.stopped == [job]
+
+    play(scenario)
+
+
 def test_an_idle_job_is_told_and_released_only_while_somebody_waits() -> None:
     async def scenario(world: Watched) -> None:
         world.idle = IdlePolicy(Release.RELEASE, timedelta(seconds=30), timedelta(seconds=10))
