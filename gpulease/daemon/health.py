@@ -69,7 +69,10 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
                 f"GPU {reading.label}", "warning", str(standing.drain),
                 f"gpulease resume {reading.label}",
             )  # fmt: skip
-        if reading.uuid in health.modes:
+        if reading.fault is not None and standing.ailment is None:
+            # That it cannot be read is said already, and nothing else is known of it now.
+            continue
+        if reading.uuid in health.modes and reading.fault is None:
             yield _modes(reading, health.modes[reading.uuid])
         if act is not Act.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
