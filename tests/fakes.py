@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpulease.domain.account import Shape
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.sizing import Run
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
@@ -117,6 +119,7 @@ class MemoryStore:
         self._invocations: dict[JobId, Invocation] = {}
         self.drains: dict[GpuUuid, str] = {}
         self._ordered: dict[tuple[int, str], JobId] = {}
+        self.known_runs: list[Run] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -163,6 +166,9 @@ class MemoryStore:
     def ordered(self, uid: int, key: str) -> Job | None:
         number = self._ordered.get((uid, key))
         return None if number is None else self._jobs[number]
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        return self.known_runs[:most]
 
     def add(self, order: Order, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)

@@ -50,16 +50,13 @@ def status_of_job(job: JobView) -> int:
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, where its own output does not."""
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
-    match job.outcome:
-        case "gave_up":
-            return f"gpulease: job {job.id} gave up waiting{why}"
-        case "launch_failed":
-            return f"gpulease: job {job.id} could not be started{why}"
-        case "lost":
-            return f"gpulease: job {job.id} was lost, and how it ended is not known{why}"
-        case "cancelled":
-            return f"gpulease: job {job.id} was cancelled{why}"
-        case "time_limit":
-            return f"gpulease: job {job.id} reached its time limit"
-        case _:
-            return None
+    if job.out_of_memory:
+        return f"gpulease: job {job.id}{why}"
+    said = {
+        "gave_up": f"gave up waiting{why}",
+        "launch_failed": f"could not be started{why}",
+        "lost": f"was lost, and how it ended is not known{why}",
+        "cancelled": f"was cancelled{why}",
+        "time_limit": "reached its time limit",
+    }.get(job.outcome or "")
+    return None if said is None else f"gpulease: job {job.id} {said}"

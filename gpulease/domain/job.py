@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from gpulease.domain.account import NO_ACCOUNT, Account
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
@@ -132,6 +133,7 @@ class Job:
     """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
     holder: Holder | None = None
     """Whom the lease is for, if there is nothing to run under it."""
+    account: Account = NO_ACCOUNT
 
     @property
     def holds_memory(self) -> bool:

@@ -107,3 +107,6 @@ class Lease:
     released_at: datetime | None = None
     peak: int | None = None
     """The most bytes that were seen in use under it, as far as has been recorded."""
+    used: int | None = None
+    """Of an ended one, the most that it needed: its peak, less what a framework took in advance
+    and never filled."""

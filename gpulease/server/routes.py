@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.bounded import Bounded
 from gpulease.server.handlers import FRAMES, JSON_LINES, Desk, Handlers, json_response
 from gpulease.server.rights import Who
@@ -28,8 +29,10 @@ from gpulease.wire import (
     HoldRequest,
     JobList,
     JobView,
+    ReportView,
     StatusView,
     SubmitRequest,
+    UsageRequest,
 )
 
 _SHAPES = "#/components/schemas/"
@@ -50,7 +53,7 @@ class Route:
     """What is streamed where there is no one reply: its media type."""
 
 
-def table(handlers: Handlers) -> tuple[Route, ...]:
+def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
     """Return every route; there is no other."""
     return (
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
@@ -71,6 +74,8 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
+        Route("POST", "/jobs/{job_id}/usage", Who.OWNER, accounts.usage, None, 204, UsageRequest),
+        Route("GET", "/report", Who.ANYONE, accounts.report, ReportView),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
         Route(
             "POST",
@@ -89,7 +94,7 @@ def build_api(desk: Desk) -> ASGIApp:
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
         openapi_url=f"{API_PREFIX}/openapi.json",
     )  # fmt: skip
-    for route in table(Handlers(desk)):
+    for route in table(Handlers(desk), AccountHandlers(desk)):
         api.add_api_route(
             API_PREFIX + route.path,
             route.endpoint,
@@ -112,7 +117,7 @@ def build_api(desk: Desk) -> ASGIApp:
 def _reply(route: Route) -> dict[str, Any]:
     if route.streams:
         return {"content": {route.streams: {"schema": {"type": "string"}}}}
-    return {"model": route.reply}
+    return {"model": route.reply} if route.reply is not None else {"description": "Done"}
 
 
 def _schema(kind: type) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def _describe_bodies(api: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         document = describe()
         shapes = document["components"]["schemas"]
-        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest):
+        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest, UsageRequest):
             shape = _schema(kind)
             shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
         return document

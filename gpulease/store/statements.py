@@ -27,7 +27,7 @@ ADD_LEASE = insert(_leases)
 RELEASE = (
     update(_leases)
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values(released_at=bindparam("released_at"))
+    .values(released_at=bindparam("released_at"), used=bindparam("used"))
 )
 ADD_EVENT = insert(_tables["events"])
 

@@ -6,14 +6,18 @@ from datetime import datetime
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
-from gpulease.domain.job import Job
+from gpulease.domain.account import Shape
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.sizing import Run
+from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Order, Tally
 from gpulease.store import statements
 from gpulease.store.reads import drained_gpus, jobs_where
-from gpulease.store.rows import holder_values, job_values, pack
-from gpulease.store.tables import JobRow, SubmissionRow
+from gpulease.store.rows import holder_values, job_values, pack, unpack
+from gpulease.store.runs import runs_like
+from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 from gpulease.store.tallies import Tallies
 
 
@@ -73,6 +77,22 @@ class SqlTransaction:
             )
         return None if number is None else self.job(JobId(number))
 
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how a job was started.
+
+        Raises:
+            NoSuchJob: it has ended, or never was.
+        """
+        with Session(self._connection) as session:
+            row = session.get(InvocationRow, job)
+            if row is None:
+                raise NoSuchJob(f"cannot start job {job} again: it has ended")
+            return unpack(row)
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        """Return the latest runs like this one of which the use is known, latest first."""
+        return runs_like(self._connection, uid, shape, gpus, most)
+
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
         values = job_values(order.queued(JobId(0), at))
@@ -130,7 +150,8 @@ class SqlTransaction:
                 # Never before the grant, whatever the clock has done meanwhile.
                 released = lease.released_at and max(lease.released_at, lease.granted_at)
                 which = {"this": job.id, "that": lease.gpu}
-                self._connection.execute(statements.RELEASE, {**which, "released_at": released})
+                over = {"released_at": released, "used": lease.used}
+                self._connection.execute(statements.RELEASE, {**which, **over})
 
     def _log(self, job: JobId, event: Event) -> None:
         entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}

@@ -14,8 +14,10 @@ from gpulease.wire.requests import (
     EarlySignalRequest,
     ExtendRequest,
     HoldRequest,
+    PoolUsage,
     SubmitRequest,
     TerminalRequest,
+    UsageRequest,
     WorkerOptionsRequest,
 )
 from gpulease.wire.text import from_wire, spoken, to_wire
@@ -37,9 +39,12 @@ from gpulease.wire.views import (
     LeaseView,
     MemoryView,
     Outcome,
+    PoolView,
     ProcessView,
     RefusalView,
+    ReportView,
     StatusView,
+    UseView,
 )
 
 __all__ = [
@@ -67,11 +72,16 @@ __all__ = [
     "LeaseView",
     "MemoryView",
     "Outcome",
+    "PoolUsage",
+    "PoolView",
     "ProcessView",
     "RefusalView",
+    "ReportView",
     "StatusView",
     "SubmitRequest",
     "TerminalRequest",
+    "UsageRequest",
+    "UseView",
     "WorkerOptionsRequest",
     "from_wire",
     "spoken",

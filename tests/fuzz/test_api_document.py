@@ -41,6 +41,8 @@ OPERATIONS = [
     ("POST", "/v1/jobs/{job_id}/extend"),
     ("GET", "/v1/jobs/{job_id}/environment"),
     ("GET", "/v1/jobs/{job_id}/logs"),
+    ("POST", "/v1/jobs/{job_id}/usage"),
+    ("GET", "/v1/report"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
 ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from e2e.conftest import Daemon
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import Route, table
@@ -132,7 +133,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         Who.OWNER: {"owner", "root"},
     }
     rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
-    for route in table(Handlers(None)):  # type: ignore[arg-type]
+    for route in table(Handlers(None), AccountHandlers(None)):  # type: ignore[arg-type]
         answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
         told = "".join(f"{status:9}" for status in answers.values())
         rows.append(f"{route.method:5}{route.path:30}{told}")
