@@ -15,7 +15,7 @@ from gpulease.server.accounts import AccountHandlers
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import Route, table
-from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest
+from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest, UsageRequest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -151,6 +151,8 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         body = {"argv": ["true"], "cwd": "/", "environment": {}}
     elif route.takes is HoldRequest:
         body = {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}}
+    elif route.takes is UsageRequest:
+        body = {"framework": "torch", "version": "2", "gpus": []}
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.
