@@ -17,7 +17,7 @@ def conceal(view: JobView, viewer: str) -> JobView:
     # Why a launch failed names what could not be launched.
     reason = None if view.outcome == "launch_failed" else view.reason
     events = [replace(each, detail=None) for each in view.events]
-    return replace(view, command=HIDDEN, name=HIDDEN, reason=reason, events=events)
+    return replace(view, command=HIDDEN, name=HIDDEN, reason=reason, sized=None, events=events)
 
 
 def conceal_list(drawn: bytes, viewer: str) -> bytes:
