@@ -4,7 +4,7 @@ The output is read before, away from the loop; what follows from it is stored in
 the end itself, so that a daemon that is killed in between either has done both or does both again.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from gpulease.domain.job import Job, Outcome
@@ -43,10 +43,11 @@ class Endings:
         tail = ""
         if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
             tail = await self._tail(job_id)
-        return lambda tx, before, ended: self._settle(tx, before, ended, tail)
+        # Asked here, on the loop, where reports come in: what settles runs in another thread.
+        idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
+        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), tail)
 
-    def _settle(self, tx: Transaction, before: Job, ended: Job, tail: str) -> Job:
-        job = self._with_use(ended)
+    def _settle(self, tx: Transaction, before: Job, job: Job, tail: str) -> Job:
         # One that was asked to go may have ended by itself a moment before it heard.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
@@ -58,9 +59,9 @@ class Endings:
         job = replace(job, account=replace(job.account, out_of_memory=True))
         return self._tried_again(tx, job, found, leased, max(peaks, default=None))
 
-    def _with_use(self, job: Job) -> Job:
+    def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
         leases = tuple(
-            replace(lease, used=max(1, peak - self._idle(job.id, lease.gpu)))
+            replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
             if (peak := self._peak(job, lease.gpu)) is not None
             else lease
             for lease in job.leases

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.account import Use
 from gpulease.domain.lease import State
+from gpulease.store.faults import told
 from gpulease.store.repository import SqlStore
 from gpulease.store.tables import JobRow, LeaseRow
 
@@ -44,5 +45,5 @@ class Accounts:
             wanted = wanted.where(JobRow.user == user)
         if since is not None:
             wanted = wanted.where(JobRow.ended_at >= since)
-        with Session(self._store.engine) as session:
+        with told(self._store.path), Session(self._store.engine) as session:
             return [Use(*row) for row in session.execute(wanted)]

@@ -1,6 +1,7 @@
 """What frameworks held beside their pools, by job; and of that, what the next launch goes by."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from sqlalchemy import select
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -8,7 +9,9 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.overhead import LATEST, Kind
+from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
+from gpulease.store.faults import told
 from gpulease.store.repository import SqlStore
 from gpulease.store.tables import PoolRow
 
@@ -40,12 +43,15 @@ class Pools:
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
         """Return what is stored of one job."""
-        with Session(self._store.engine) as session:
+        with told(self._store.path), Session(self._store.engine) as session:
             rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
             return [_seen(row) for row in rows]
 
     def observed(self) -> Mapping[Kind, Mapping[int, Sequence[int]]]:
-        """Return what the latest jobs held beside their pools, by kind and user, latest first."""
+        """Return what the latest jobs held beside their pools, by kind and user, latest first.
+
+        What cannot be read now is as if it had never been seen: jobs are started all the same.
+        """
         found: dict[Kind, dict[int, list[int]]] = {}
         wanted = (
             select(PoolRow)
@@ -53,7 +59,11 @@ class Pools:
             .order_by(PoolRow.job.desc())
             .limit(_MOST_READ)
         )
-        with Session(self._store.engine) as session:
+        with (
+            suppress(RecordUnwritable),
+            told(self._store.path),
+            Session(self._store.engine) as session,
+        ):
             for row in session.scalars(wanted):
                 of_user = found.setdefault(_seen(row).kind, {}).setdefault(row.uid, [])
                 if len(of_user) < LATEST and row.beside is not None:

@@ -29,7 +29,9 @@ def runs_like(
         select(func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory)
         .join(LeaseRow, LeaseRow.job == JobRow.id)
         .where(JobRow.uid == uid, JobRow.alike == shape.alike, JobRow.gpus == gpus)
-        .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None), _TELLS)
+        .where(JobRow.state == State.ENDED, _TELLS)
+        # Of one that ran out of memory, how much it had tells enough.
+        .where(LeaseRow.used.is_not(None) | JobRow.out_of_memory)
         .group_by(JobRow.id)
         .order_by(JobRow.id.desc())
         .limit(most)
