@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpulease.config import Settings
+from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.enclosure import enclose
@@ -17,10 +18,8 @@ from gpulease.daemon.finder import Finder
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
-from gpulease.daemon.pools import PoolWatch
 from gpulease.daemon.sampling import Sampler
 from gpulease.daemon.state import StateDirectory
-from gpulease.daemon.tails import Tails
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
@@ -35,14 +34,10 @@ from gpulease.server.handlers import Desk
 from gpulease.server.rights import Rights
 from gpulease.server.views import Machine, Views
 from gpulease.service.bounds import Bounds
-from gpulease.service.ending import Endings
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
 from gpulease.service.ports import Clock, GpuProbe
-from gpulease.service.usage import Usage
-from gpulease.store.accounts import Accounts
 from gpulease.store.occupancy import Occupancy
-from gpulease.store.pools import Pools
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
@@ -182,9 +177,8 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     lanes = Lane("writer"), LookLane("look")
     table = ProcessTable()
     processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
-    pools = Pools(store)
-    usage = Usage(probe.driver, pools.observed())
-    around = _surroundings(settings, probe, lambda: keeper, installation, usage)
+    accounting = Accounting(store, probe.driver)
+    around = _surroundings(settings, probe, lambda: keeper, installation, accounting)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(
         store,
@@ -196,8 +190,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         writing=lanes[0],
         looking=lanes[1],
     )
-    keeper.examine = Endings(keeper, Tails(state.job).of, usage.idle).examine
-    pool_watch = PoolWatch(usage, pools, store, lanes[0])
+    watch_pools = accounting.attach(keeper, state.job, lanes[0])
     askers = Askers(keeper, ends)
     return Parts(
         settings=settings,
@@ -208,8 +201,8 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], (pool_watch.observe,)),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers, usage, store),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], (watch_pools,)),
+        desk=_desk(settings, keeper, processes, state, clock, workers, askers, accounting),
         lanes=lanes,
     )
 
@@ -245,7 +238,7 @@ def _surroundings(
     probe: GpuProbe,
     keeper: Callable[[], Keeper],
     installation: str,
-    usage: Usage,
+    accounting: Accounting,
 ) -> Surroundings:
     return Surroundings(
         installation=installation,
@@ -259,7 +252,7 @@ def _surroundings(
         grace=settings.grace,
         log_limit=settings.log_limit,
         socket=str(settings.socket),
-        beside=usage.beside,
+        beside=accounting.usage.beside,
     )
 
 
@@ -271,16 +264,13 @@ def _desk(
     clock: Clock,
     workers: Workers,
     askers: Askers,
-    usage: Usage,
-    store: SqlStore,
+    accounting: Accounting,
 ) -> Desk:
     simulated = settings.simulate is not None
     # As root: a hook that the user cannot read holds nobody.
     hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
     enforced_by = ("framework",) if hooked else ()
-    machine = Machine(
-        keeper.probe.driver, simulated, state.job, enforced_by, lambda job: usage.of(job.id)
-    )
+    machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by, accounting.pools_of)
     examination = Examination(
         lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS
     )
@@ -299,7 +289,7 @@ def _desk(
         processes=processes,
         environment=workers.environment,
         watch_asker=askers.watch,
-        usage=usage,
-        stored_pools=Pools(store).of,
-        uses=Accounts(store).by_user,
+        usage=accounting.usage,
+        stored_pools=accounting.pools.of,
+        uses=accounting.accounts.by_user,
     )
