@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpulease.domain.account import Shape
 from gpulease.domain.claim import Claim
 from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.sizing import Run
 from gpulease.domain.standing import Standing
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
@@ -135,6 +137,7 @@ class MemoryStore:
         self.standing: dict[GpuUuid, Standing] = {}
         self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
+        self.known_runs: list[Run] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -193,6 +196,9 @@ class MemoryStore:
     def ordered(self, uid: int, key: str) -> Job | None:
         number = self._ordered.get((uid, key))
         return None if number is None else self._jobs[number]
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        return self.known_runs[:most]
 
     def add(self, order: Order, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)

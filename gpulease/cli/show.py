@@ -39,7 +39,7 @@ _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
 _LIMITS = {
     "driver": "the driver",
-    "framework": "its framework (TensorFlow, JAX, CuPy)",
+    "framework": "its framework (TensorFlow, PyTorch, JAX, CuPy)",
     "watch": "a watch on what it uses",
     "devices": "device rules",
 }
@@ -87,6 +87,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
         *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unheld(job),
+        *_pools(job, indexes),
         *_refusals(job),
         *_events(job, now),
     ]
@@ -111,6 +112,10 @@ def _facts(
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "asked for", _asked(job)
+    yield "sized", clean(job.sized) if job.sized else None
+    yield "used", _used(job)
+    yield "retry of", f"job {job.retry_of}" if job.retry_of else None
+    yield "tried as", f"job {job.retried_as}" if job.retried_as else None
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -204,6 +209,43 @@ def _asked(job: JobView) -> str:
     if limit is None:
         return asks(job)
     return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
+
+
+def _used(job: JobView) -> str | None:
+    """Say how much of what was asked for an ended job needed, where that is known."""
+    known = [lease for lease in job.leases if lease.needed is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
+    share = round(100 * (most.needed or 0) / most.memory)
+    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
+
+
+def _pools(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    rows = [
+        (
+            line(_gpu(clean(lease.gpu), indexes)),
+            line(f"{clean(pool.framework)} {clean(pool.version)}"),
+            line(size(pool.limit)),
+            line(size(pool.peak)),
+            line(size(pool.charged)),
+            line(size(pool.beside)),
+        )
+        for lease in job.leases
+        for pool in lease.pools
+    ]
+    if not rows:
+        return
+    columns = (
+        Column("POOL ON", wraps=True, least=20),
+        Column("OF", wraps=True),
+        Column("LIMIT", right=True, leaves=3, below="limit: "),
+        Column("PEAK", right=True),
+        Column("KEPT BESIDE", right=True, leaves=1, below="kept beside it: "),
+        Column("SEEN BESIDE", right=True, leaves=1, below="seen beside it: "),
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
 
 
 def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:

@@ -31,6 +31,7 @@ VERBS = {
     "drain": "Grant nothing more on a GPU.",
     "resume": "Grant on a GPU again.",
     "keep": "Keep a lease that is idle on purpose.",
+    "report": "Tell what jobs asked for and used.",
     "doctor": "Find what is wrong, and its mend.",
     "completion": "Make your shell complete all this.",
 }
@@ -42,7 +43,9 @@ _END = "'cancel' ends jobs and gives leases back"
 _RUN = "'run' runs a command, and with -d in the background"
 _ABOUT = "'show' tells all about a job, and 'doctor' about this machine"
 _LEASE = "'hold' leases memory for this shell, and 'run' for a command"
+_USE = "'report' tells what was asked for and used, and 'list --all' shows past jobs"
 _POINTERS = {
+    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _USE),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _JOBS),
     **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _GPUS),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _END),

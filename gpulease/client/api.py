@@ -205,6 +205,21 @@ class Client:
         """Return what the daemon finds right and wrong with this machine."""
         return decode(wire.DoctorView, self._exchange("GET", "/doctor"))
 
+    def report(self, user: str | None = None, since: float | None = None) -> wire.ReportView:
+        """Return what the ended jobs of a user, or of all, asked for and used.
+
+        `since` is how many seconds ago they ended at the earliest.
+
+        Raises:
+            NotAllowed: it is about others, and the admin hides what others run.
+        """
+        return decode(wire.ReportView, self.report_json(user, since))
+
+    def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
+        """Return the reply of `report` as it came."""
+        query = {"user": user, "since": None if since is None else f"{since:.0f}"}
+        return self._exchange("GET", "/report", query)
+
     def watch(self, number: int) -> Iterator[wire.JobView]:
         """Yield a job at once, at each change and now and then between, until it has ended.
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gpulease.config import Settings
+from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.desk import Room, build_desk, defaults, rights
@@ -168,7 +169,8 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         lambda job: is_alive(state.job(job)),
         lambda job: has_scope(state.job(job)),
     )
-    around = _surroundings(settings, probe, lambda: keeper, installation, holding)
+    accounting = Accounting(store, probe.driver)
+    around = _surroundings(settings, probe, lambda: keeper, installation, holding, accounting)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(
         store,
@@ -180,6 +182,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         writing=lanes[0],
         looking=lanes[1],
     )
+    watch_pools = accounting.attach(keeper, state.job, lanes[0])
     askers = Askers(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
@@ -196,9 +199,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         health.observe,
         holding.ladder.ask,
         unhooked.look,
+        watch_pools,
     ]
     simulated = settings.simulate is not None
-    machine = Machine(probe.driver, simulated, state.job, holding.ladder, unhooked.of)
+    machine = Machine(
+        probe.driver, simulated, state.job, holding.ladder, unhooked.of, accounting.pools_of
+    )
     watches = Watches(overuse, rests)
     return Parts(
         settings=settings,
@@ -215,7 +221,18 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         holding=holding,
         desk=build_desk(
             settings,
-            Room(keeper, processes, clock, workers, askers, health, machine, watches, lanes[0]),
+            Room(
+                keeper,
+                processes,
+                clock,
+                workers,
+                askers,
+                health,
+                machine,
+                watches,
+                accounting,
+                lanes[0],
+            ),
         ),
         lanes=lanes,
     )
@@ -237,6 +254,7 @@ def _surroundings(
     keeper: Callable[[], Keeper],
     installation: str,
     holding: Holding,
+    accounting: Accounting,
 ) -> Surroundings:
     return Surroundings(
         installation=installation,
@@ -251,4 +269,6 @@ def _surroundings(
         log_limit=settings.log_limit,
         rungs=lambda: holding.ladder.everywhere,
         lift=holding.lift,
+        socket=str(settings.socket),
+        beside=accounting.usage.beside,
     )

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from gpulease.config import Settings
+from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.examine import Examination
 from gpulease.daemon.finder import Finder
@@ -33,6 +34,7 @@ class Room:
     health: HealthWatch
     machine: Machine
     watches: Watches
+    accounting: Accounting
     writing: InThread
 
 
@@ -76,4 +78,7 @@ def build_desk(settings: Settings, room: Room) -> Desk:
         drains=Drains(room.keeper.store, room.clock, room.writing, room.keeper.wake),
         environment=room.workers.environment,
         watch_asker=room.askers.watch,
+        usage=room.accounting.usage,
+        stored_pools=room.accounting.pools.of,
+        uses=room.accounting.accounts.by_user,
     )

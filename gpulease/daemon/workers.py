@@ -17,6 +17,7 @@ from gpulease.daemon.shims import has_scope, living_shim, session_of
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.overhead import Kind
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
@@ -32,7 +33,13 @@ from gpulease.service.ports import (
     WorkerNews,
     WorkerStarted,
 )
-from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.environment import (
+    Beside,
+    LeasedGpu,
+    WorkerOptions,
+    worker_environment,
+)
+from gpulease.worker.overhead import outside_the_pool
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +65,10 @@ class Surroundings:
     """What holds every lease here, see enforcement.Rung."""
     lift: Callable[[Job], Awaitable[None]] | None = None
     """Takes away what the driver holds an ended job by."""
+    socket: str = ""
+    """Where the hooks in jobs may tell what they see."""
+    beside: Callable[[int, Kind, int], int] = lambda uid, kind, start: start
+    """Tells what was learnt of frameworks, for the jobs of a user, from where it starts."""
 
 
 class Workers:
@@ -170,7 +181,20 @@ class Workers:
             driver=self._around.driver(),
             hooks=self._around.hooks,
             options=_options(invocation.options),
+            beside=self._beside(job),
+            daemon=self._around.socket,
         )
+
+    def _beside(self, job: Job) -> Beside:
+        """Return what tells how much a framework takes beside its pool, for who owns `job`."""
+        around, gpus, driver = self._around, len(job.leases), self._around.driver()
+
+        def beside(framework: str, gpu: LeasedGpu) -> int:
+            start = outside_the_pool(framework, gpus, gpu.name, driver)
+            kind = Kind(framework, gpu.name, driver or "", gpus)
+            return around.beside(job.owner.uid, kind, start)
+
+        return beside
 
     def _marker(self, job: JobId) -> str:
         return f"{self._around.installation}/{job}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from gpulease.domain.account import NO_ACCOUNT, Account
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
@@ -138,6 +139,7 @@ class Job:
     """Whom the lease is for, if there is nothing to run under it."""
     kept_until_at: datetime | None = None
     """Until when nobody minds that nothing happens under its lease."""
+    account: Account = NO_ACCOUNT
 
     @property
     def holds_memory(self) -> bool:

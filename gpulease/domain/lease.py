@@ -118,3 +118,6 @@ class Lease:
     """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
     driver_limit: int | None = None
     """The bytes to which the driver itself keeps it, as the driver says."""
+    used: int | None = None
+    """Of an ended one, the most that it needed: its peak, less what a framework took in advance
+    and never filled."""

@@ -7,10 +7,13 @@ import shlex
 import signal
 from collections.abc import Mapping
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import PurePosixPath
 
+from gpulease.domain.account import Account
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import EarlySignal, Invocation, Job, Terminal
+from gpulease.domain.shape import shape_of
 from gpulease.errors import BadValue
 from gpulease.readers import LONGEST_GRACE
 from gpulease.server.fields import (
@@ -35,6 +38,7 @@ from gpulease.service.ports import Order
 from gpulease.units import format_span
 from gpulease.wire import (
     CancelRequest,
+    ClaimRequest,
     EarlySignalRequest,
     KeepRequest,
     SubmitRequest,
@@ -43,6 +47,8 @@ from gpulease.wire import (
 
 LONGEST_COMMAND = 4096
 """Characters of the command line that are kept to be shown; what is executed is never cut."""
+LARGEST_RETRY = 4.0
+"""How much more memory a job may have at its next try."""
 _LONGEST_PATH = 4096
 _MOST_ATTRIBUTES = 64
 _LARGEST_ATTRIBUTE = (1 << 32) - 1
@@ -83,7 +89,24 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
+        account=Account(shape=shape_of(argv, request.cwd), retry=_retry(request.retry_oom)),
+        sizes_itself=_names_no_size(request.claim),
     )
+
+
+def _names_no_size(asked: ClaimRequest) -> bool:
+    return asked.memory is None and asked.share is None and not asked.exclusive
+
+
+def _retry(factor: float | None) -> Fraction | None:
+    if factor is None:
+        return None
+    if not 1 < factor <= LARGEST_RETRY:
+        refuse(
+            f"{factor:g} times the memory is no way to try again",
+            f"name a factor above 1 and at most {LARGEST_RETRY:g}, such as --retry-oom 1.5x",
+        )
+    return Fraction(factor).limit_denominator(1000)
 
 
 def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:

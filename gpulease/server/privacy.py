@@ -18,7 +18,15 @@ def conceal(view: JobView, viewer: str) -> JobView:
     reason = None if view.outcome == "launch_failed" else view.reason
     events = [replace(each, detail=None) for each in view.events]
     unheld = [replace(each, command=HIDDEN) for each in view.unheld]
-    return replace(view, command=HIDDEN, name=HIDDEN, reason=reason, unheld=unheld, events=events)
+    return replace(
+        view,
+        command=HIDDEN,
+        name=HIDDEN,
+        reason=reason,
+        sized=None,
+        unheld=unheld,
+        events=events,
+    )
 
 
 def conceal_list(drawn: bytes, viewer: str) -> bytes:

@@ -40,6 +40,10 @@ class Rights:
         """Tell whether `caller` may act on everyone's jobs."""
         return self.is_master(caller) or self._admins_gid() in (caller.gid, *(caller.groups or ()))
 
+    def hides_from(self, caller: Caller) -> bool:
+        """Tell whether what others run is hidden from `caller`."""
+        return self.hide_commands and not self.is_admin(caller)
+
     def has(self, who: Who, caller: Caller, job: Job) -> bool:
         """Tell whether `caller` may do with `job` what is open to `who`."""
         match who:

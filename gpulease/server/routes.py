@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.bounded import Bounded
 from gpulease.server.handlers import FRAMES, JSON_LINES, Desk, Handlers, json_response
 from gpulease.server.rights import Who
@@ -30,13 +31,23 @@ from gpulease.wire import (
     JobList,
     JobView,
     KeepRequest,
+    ReportView,
     StandingView,
     StatusView,
     SubmitRequest,
+    UsageRequest,
 )
 
 _SHAPES = "#/components/schemas/"
-_BODIES = (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest, KeepRequest, DrainRequest)
+_BODIES = (
+    SubmitRequest,
+    HoldRequest,
+    ExtendRequest,
+    CancelRequest,
+    KeepRequest,
+    DrainRequest,
+    UsageRequest,
+)
 _MAY_BE_LEFT_OUT = (CancelRequest, KeepRequest, DrainRequest)
 
 
@@ -55,7 +66,7 @@ class Route:
     """What is streamed where there is no one reply: its media type."""
 
 
-def table(handlers: Handlers) -> tuple[Route, ...]:
+def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
     """Return every route; there is no other."""
     return (
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
@@ -79,6 +90,8 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
         Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
+        Route("POST", "/jobs/{job_id}/usage", Who.OWNER, accounts.usage, None, 204, UsageRequest),
+        Route("GET", "/report", Who.ANYONE, accounts.report, ReportView),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
         Route(
             "POST",
@@ -106,7 +119,7 @@ def build_api(desk: Desk) -> ASGIApp:
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
         openapi_url=f"{API_PREFIX}/openapi.json",
     )  # fmt: skip
-    for route in table(Handlers(desk)):
+    for route in table(Handlers(desk), AccountHandlers(desk)):
         api.add_api_route(
             API_PREFIX + route.path,
             route.endpoint,
@@ -129,7 +142,7 @@ def build_api(desk: Desk) -> ASGIApp:
 def _reply(route: Route) -> dict[str, Any]:
     if route.streams:
         return {"content": {route.streams: {"schema": {"type": "string"}}}}
-    return {"model": route.reply}
+    return {"model": route.reply} if route.reply is not None else {"description": "Done"}
 
 
 def _schema(kind: type) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 from gpulease import __version__
+from gpulease.domain.account import Use
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Rung, ladder
 from gpulease.domain.idleness import Release
@@ -21,12 +22,14 @@ from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
 from gpulease.domain.reach import Unheld
 from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
+from gpulease.server.usage import pool_view
 from gpulease.server.waiting import Told, claim_view, seconds
 from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
+from gpulease.service.usage import PoolSeen
 from gpulease.wire import (
     EventView,
     GpuEventView,
@@ -36,9 +39,11 @@ from gpulease.wire import (
     LeaseView,
     MemoryView,
     ProcessView,
+    ReportView,
     RungView,
     StatusView,
     UnheldView,
+    UseView,
 )
 
 _TOLD_FOR = timedelta(days=1)
@@ -56,6 +61,7 @@ class Machine:
     """Where a job's record, output and socket are."""
     holds: "Rungs"
     unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
+    pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
 
 
 class Rungs(Protocol):
@@ -116,8 +122,18 @@ class Views:
         drained = self._keeper.store.drained()
         return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
 
-    def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
-        """Return a job as anyone may see it, or with what only its owner may."""
+    def job(
+        self,
+        job: Job,
+        *,
+        to_owner: bool = False,
+        events: Sequence[Event] = (),
+        pools: Sequence[PoolSeen] | None = None,
+    ) -> JobView:
+        """Return a job as anyone may see it, or with what only its owner may.
+
+        `pools` are those of its frameworks, None: what is known of a running one.
+        """
         waiting = self.waiting(job)
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
@@ -136,7 +152,7 @@ class Views:
             expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
             command=job.command,
             claim=told.claim if told else claim_view(job.claim),
-            leases=self._leases(job),
+            leases=self._leases(job, self._machine.pools_of(job) if pools is None else pools),
             submitted_at=_instant(job.submitted_at) or "",
             granted_at=_instant(job.granted_at),
             started_at=_instant(job.started_at),
@@ -159,6 +175,10 @@ class Views:
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._machine.unheld(job.id)
             ],
+            sized=job.account.sized,
+            out_of_memory=job.account.out_of_memory,
+            retry_of=job.account.retry_of,
+            retried_as=job.account.retried_as,
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -196,7 +216,7 @@ class Views:
         newer = takewhile(lambda each: each.id > last, reversed(self._keeper.store.live()))
         return [each.id for each in newer if each.state is State.QUEUED][::-1]
 
-    def _leases(self, job: Job) -> list[LeaseView]:
+    def _leases(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
         seen = self._keeper.seen
         used = self._used_by_job()
         peaks = self._keeper.peaks.by_lease
@@ -208,6 +228,8 @@ class Views:
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
                 enforced_by=self._rungs(job, lease),
                 driver_limit=lease.driver_limit,
+                needed=lease.used,
+                pools=[pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
                 **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
@@ -323,6 +345,11 @@ def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"
+
+
+def report_view(uses: Sequence[Use], since: datetime | None) -> ReportView:
+    """Return what users asked for and used as a wire object."""
+    return ReportView(_instant(since), [UseView(*astuple(use)) for use in uses])
 
 
 def _instant(at: datetime | None) -> str | None:

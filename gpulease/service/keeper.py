@@ -8,7 +8,7 @@ no second path.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -46,6 +46,8 @@ _TRY_AGAIN_AFTER_S = 5.0
 _TOLD_WITHIN_S = 15.0
 """A shim that does not listen, or a launch that hangs, keeps no answer back for longer."""
 
+Examine = Callable[[JobId, WorkerExited], Awaitable[leases.Settle]]
+
 
 class Keeper:
     """Keeps the promises: grants what fits, starts what was granted, frees what has ended."""
@@ -73,6 +75,8 @@ class Keeper:
         self._clock = clock
         self._writing = writing
         self._looking = looking
+        self.examine: Examine | None = None
+        """Looks at how a job ended before its end is stored."""
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
         self._freed_at: datetime | None = None
@@ -311,7 +315,10 @@ class Keeper:
 
     async def _hear(self, job_id: JobId, news: WorkerNews) -> None:
         """Store one piece of news."""
-        job = await self._writing(lambda: self._store_news(job_id, news))
+        settle = None
+        if isinstance(news, WorkerExited) and self.examine is not None:
+            settle = await self.examine(job_id, news)
+        job = await self._writing(lambda: self._store_news(job_id, news, settle))
         self._tell()
         if not isinstance(news, WorkerStarted):
             return
@@ -343,7 +350,7 @@ class Keeper:
             await changed.wait()
             changed = self.next_change
 
-    def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
+    def _store_news(self, job_id: JobId, news: WorkerNews, settle: leases.Settle | None) -> Job:
         match news:
             case WorkerStarted():
                 return leases.note_started(self.store, job_id, news)
@@ -352,7 +359,7 @@ class Keeper:
             case MainExited():
                 return leases.note_main_exited(self.store, job_id, news)
             case WorkerExited():
-                return leases.note_exited(self.store, job_id, news)
+                return leases.note_exited(self.store, job_id, news, settle)
 
 
 def _why_it_goes(job: Job) -> str:

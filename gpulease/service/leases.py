@@ -1,5 +1,6 @@
 """The verbs on a job: submit, cancel, and what happens to its worker. A transaction each."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from gpulease.domain.claim import Claim
@@ -30,7 +31,11 @@ from gpulease.service.ports import (
     WorkerExited,
     WorkerStarted,
 )
+from gpulease.service.sizes import sized
 from gpulease.units import Share, format_size
+
+Settle = Callable[[Transaction, Job, Job], Job]
+"""Settles the account of a job, as it was and as it ended, within the transaction of its end."""
 
 
 def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock) -> Job:
@@ -49,6 +54,7 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
         at = clock.now()
         refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
+        order = sized(order, tx, empty, policy)
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
         refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
@@ -220,8 +226,13 @@ def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
     return changed
 
 
-def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
-    """Store how a job ended; from here its memory is free."""
+def note_exited(
+    store: Store, job_id: JobId, news: WorkerExited, settle: Settle | None = None
+) -> Job:
+    """Store how a job ended; from here its memory is free.
+
+    `settle` may add to the ended job, and to what is committed with it.
+    """
     with store.write() as tx:
         job = existing(tx, job_id)
         outcome, detail = news.outcome, news.detail
@@ -233,6 +244,8 @@ def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
             return job
+        if settle is not None:
+            changed = settle(tx, job, changed)
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, news.outcome))
     return changed
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
+from gpulease.domain.account import NO_ACCOUNT, Account, Shape
 from gpulease.domain.claim import Claim
 from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.sizing import Run
 from gpulease.domain.standing import Standing
 
 T = TypeVar("T")
@@ -40,6 +42,9 @@ class Order:
     """Whom the lease is for, if there is nothing to run."""
     key: str | None = None
     """The owner's name for this order: given again with the same one, it is no new order."""
+    account: Account = NO_ACCOUNT
+    sizes_itself: bool = False
+    """Nobody said how much memory: what its likes used decides, or else the claim as it is."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job that was asked for, as it begins."""
@@ -54,6 +59,7 @@ class Order:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
+            account=self.account,
         )
 
 
@@ -86,6 +92,15 @@ class Transaction(Protocol):
 
     def ordered(self, uid: int, key: str) -> Job | None:
         """Return the job that a user has ordered under this key, whatever its state."""
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how a job was started; it is dropped when the job ends."""
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        """Return the latest runs like this one of which the use is known, latest first.
+
+        Those that are the same in every word, or if there are none those that are alike.
+        """
 
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""

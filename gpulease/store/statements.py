@@ -27,7 +27,9 @@ ADD_LEASE = insert(_leases)
 CHANGE_LEASE = (
     update(_leases)
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values({name: bindparam(name) for name in ("released_at", "enforced_by", "driver_limit")})
+    .values(
+        {name: bindparam(name) for name in ("released_at", "enforced_by", "driver_limit", "used")}
+    )
 )
 NOTE_OVER = (
     update(_leases)

@@ -6,16 +6,20 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
+from gpulease.domain.account import Shape
 from gpulease.domain.health import GpuEvent
-from gpulease.domain.job import Job, with_over_for
+from gpulease.domain.job import Invocation, Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.sizing import Run
 from gpulease.domain.standing import Standing
+from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Order, Tally
 from gpulease.store import gpus, statements
 from gpulease.store.reads import drained_gpus, jobs_where
-from gpulease.store.rows import holder_values, job_values, lease_values, pack
-from gpulease.store.tables import JobRow, SubmissionRow
+from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
+from gpulease.store.runs import runs_like
+from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 from gpulease.store.tallies import Tallies
 
 
@@ -86,6 +90,22 @@ class SqlTransaction:
                 select(SubmissionRow.job).where(SubmissionRow.uid == uid, SubmissionRow.key == key)
             )
         return None if number is None else self.job(JobId(number))
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how a job was started.
+
+        Raises:
+            NoSuchJob: it has ended, or never was.
+        """
+        with Session(self._connection) as session:
+            row = session.get(InvocationRow, job)
+            if row is None:
+                raise NoSuchJob(f"cannot start job {job} again: it has ended")
+            return unpack(row)
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        """Return the latest runs like this one of which the use is known, latest first."""
+        return runs_like(self._connection, uid, shape, gpus, most)
 
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""

@@ -80,6 +80,8 @@ class SubmitRequest:
     key: str | None = None
     """Names this submission among all of its user: sent again, it is answered with the job that it
     made the first time, and makes no other. So it can be repeated when an answer was lost."""
+    retry_oom: float | None = None
+    """How much more memory to try again with, above 1, when it ends for want of GPU memory."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,25 @@ class HoldRequest:
     wait: float | None = None
     key: str | None = None
     """As of a job, see `SubmitRequest`."""
+
+
+@dataclass(slots=True)
+class PoolUsage:
+    """What the pool of a framework holds on one GPU, in bytes; null where it does not tell."""
+
+    gpu: str
+    pool: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class UsageRequest:
+    """What a process of a job says of one framework in it."""
+
+    framework: str
+    version: str
+    gpus: list[PoolUsage]
 
 
 @dataclass(slots=True)

@@ -60,6 +60,22 @@ class ClaimView:
 
 
 @dataclass(slots=True)
+class PoolView:
+    """What a framework in a job says of its pool on one GPU, and what was seen beside it."""
+
+    framework: str
+    version: str
+    limit: int | None
+    """Bytes that the pool may have."""
+    peak: int | None
+    """The most of it that was needed."""
+    charged: int | None
+    """What of the lease is kept free beside the pool."""
+    beside: int | None
+    """What was seen there: what the driver says that the process holds, less its pool."""
+
+
+@dataclass(slots=True)
 class LeaseView:
     """One GPU's part of what a job holds, or held."""
 
@@ -69,6 +85,9 @@ class LeaseView:
     peak: int | None
     enforced_by: list[str]
     """Of driver, framework, watch and devices those that hold the job to it."""
+    needed: int | None = None
+    """Of an ended one, its peak less what a framework took in advance and never filled."""
+    pools: list[PoolView] = field(default_factory=list)
     driver_limit: int | None = None
     """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
     over_since_at: str | None = None
@@ -156,6 +175,14 @@ class JobView:
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     unheld: list[UnheldView] = field(default_factory=list)
+    sized: str | None = None
+    """Why it leases as much as it does, where nobody said how much."""
+    out_of_memory: bool = False
+    """It ended because the GPU memory of its lease did not do."""
+    retry_of: int | None = None
+    """The job that ran out of memory and that this one tries again."""
+    retried_as: int | None = None
+    """The job that tries this one again."""
     events: list[EventView] = field(default_factory=list)
 
 
@@ -164,6 +191,29 @@ class JobList:
     """The jobs of a listing, oldest first."""
 
     jobs: list[JobView]
+
+
+@dataclass(slots=True)
+class UseView:
+    """What the ended jobs of one user asked for and used, as far as the use is known."""
+
+    user: str
+    jobs: int
+    out_of_memory: int
+    """How many of them ended for want of GPU memory."""
+    gpu_seconds: float
+    asked: float
+    """Bytes leased, times the seconds for which they were."""
+    used: float
+    """The same of the most that they needed."""
+
+
+@dataclass(slots=True)
+class ReportView:
+    """Asked against used, by user; `since` is when the jobs ended at the earliest."""
+
+    since: str | None
+    users: list[UseView]
 
 
 @dataclass(slots=True)

@@ -30,6 +30,41 @@ def _watch() -> None:
 
 def _accounts() -> None:
     """What jobs took, asked against used, and what frameworks take beside their pools."""
+    for column in (
+        sa.Column("alike", sa.String()),
+        sa.Column("same", sa.String()),
+        sa.Column("sized", sa.String()),
+        sa.Column("retry", sa.String()),
+        sa.Column("attempt", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("retry_of", sa.Integer()),
+        sa.Column("retried_as", sa.Integer()),
+        sa.Column("out_of_memory", sa.Boolean(), nullable=False, server_default=sa.text("0")),
+    ):
+        op.add_column("jobs", column)
+    op.create_index(
+        "ix_jobs_alike", "jobs", ["uid", "alike"], sqlite_where=sa.text("alike IS NOT NULL")
+    )
+    op.add_column("leases", sa.Column("used", sa.Integer()))
+    op.create_table(
+        "pools",
+        sa.Column("job", sa.Integer(), nullable=False),
+        sa.Column("gpu", sa.String(), nullable=False),
+        sa.Column("framework", sa.String(), nullable=False),
+        sa.Column("version", sa.String(), nullable=False),
+        sa.Column("uid", sa.Integer(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("driver", sa.String(), nullable=False),
+        sa.Column("gpus", sa.Integer(), nullable=False),
+        sa.Column("pool_limit", sa.Integer()),
+        sa.Column("pool_peak", sa.Integer()),
+        sa.Column("beside", sa.Integer()),
+        sa.Column("at", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_pools_job")),
+        sa.ForeignKeyConstraint(["gpu"], ["gpus.uuid"], name=op.f("fk_pools_gpu")),
+        sa.PrimaryKeyConstraint("job", "gpu", "framework", name=op.f("pk_pools")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_pools_kind", "pools", ["framework", "model", "driver", "gpus"])
 
 
 def _health() -> None:

@@ -42,6 +42,8 @@ OPERATIONS = [
     ("POST", "/v1/jobs/{job_id}/keep"),
     ("GET", "/v1/jobs/{job_id}/environment"),
     ("GET", "/v1/jobs/{job_id}/logs"),
+    ("POST", "/v1/jobs/{job_id}/usage"),
+    ("GET", "/v1/report"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),

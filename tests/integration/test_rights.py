@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from e2e.conftest import Daemon
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import Route, table
-from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest
+from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest, UsageRequest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -133,7 +134,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         Who.ADMIN: {"admin", "root"},
     }
     rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
-    for route in table(Handlers(None)):  # type: ignore[arg-type]
+    for route in table(Handlers(None), AccountHandlers(None)):  # type: ignore[arg-type]
         answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
         told = "".join(f"{status:9}" for status in answers.values())
         rows.append(f"{route.method:5}{route.path:30}{told}")
@@ -151,6 +152,8 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         body = {"argv": ["true"], "cwd": "/", "environment": {}}
     elif route.takes is HoldRequest:
         body = {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}}
+    elif route.takes is UsageRequest:
+        body = {"framework": "torch", "version": "2", "gpus": []}
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.
