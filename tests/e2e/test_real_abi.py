@@ -83,7 +83,7 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     # Only where every user can read the hooks, which depends on where this checkout is.
     checks = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
     readable = {check["state"] for check in checks if check["name"] == "hooks"} == {"ok"}
-    enforced_by = ["framework"] if readable else []
+    enforced_by = [*(["framework"] if readable else []), "watch"]
     assert daemon.job(job)["leases"][0]["enforced_by"] == enforced_by
 
 

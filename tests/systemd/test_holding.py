@@ -51,7 +51,7 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
 
     (lease,) = gpulease.job(job)["leases"]
     assert lease["gpu"] == StandIn.uuid(0)
-    assert lease["enforced_by"] == ["driver", "framework", "devices"]
+    assert lease["enforced_by"] == ["driver", "framework", "watch", "devices"]
     assert lease["driver_limit"] == 2816 * M
     scope = f"{CGROUPS}/gpulease-job-{job}.scope"
     assert stand_in.limits() == {(lease["gpu"], scope): (0, 2816 * M)}
@@ -71,7 +71,7 @@ def test_where_the_driver_does_not_keep_its_limit_the_other_rungs_stay_and_the_j
     job = gpulease.submit("--mem", "3000M", "--", "sleep", "600")
     shown = gpulease.wait_until(job, "active")
     (lease,) = shown["leases"]
-    assert lease["enforced_by"] == ["framework", "devices"]
+    assert lease["enforced_by"] == ["framework", "watch", "devices"]
     assert lease["driver_limit"] is None
     (event,) = [event for event in shown["events"] if event["kind"] == "enclosed"]
     assert "the driver took the limit and does not keep it" in event["detail"]
