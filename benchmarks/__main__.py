@@ -6,7 +6,7 @@ measured in the same run.
 
 import sys
 
-from benchmarks import command, daemon, planning, streams
+from benchmarks import command, daemon, planning, reaction, streams
 
 BENCHMARKS = {
     "planning": planning.run,
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "submissions": daemon.submissions,
     "launches": daemon.launches,
     "streams": streams.run,
+    "reaction": reaction.run,
 }
 
 

@@ -15,6 +15,7 @@ from gpulease.errors import BadConfiguration
 from gpulease.readers import (
     one_of,
     read_amount,
+    read_auto,
     read_count,
     read_grace,
     read_path,
@@ -76,6 +77,12 @@ class Settings:
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
     """How long the driver may take to answer before its GPU counts as unreadable."""
+    health: str = "drain"
+    """What is done about faults of a GPU's hardware: "drain" it, only "tell", or "off"."""
+    health_quiet: timedelta = timedelta(minutes=10)
+    """How long a GPU that was drained for a fault must be without one to be used again."""
+    driver_limits: bool = True
+    """Whether the driver is told to hold jobs to their leases, where it can."""
     admins: str = "gpulease"
     """The group whose members may act on everyone's jobs; it need not exist."""
     hide_commands: bool = False
@@ -149,6 +156,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "longest_grace": read_grace,
     "sample_every": parse_span,
     "driver_deadline": parse_span,
+    "health": one_of("drain", "tell", "off"),
+    "health_quiet": parse_span,
+    "driver_limits": read_auto,
     "admins": str,
     "hide_commands": read_switch,
     "leave_when_idle": parse_span,

@@ -90,8 +90,15 @@ class NoSuchJob(GpuleaseError):
     http_status = 404
 
 
+class NoSuchGpu(GpuleaseError):
+    """No GPU is called so, or more than one."""
+
+    code = "no_such_gpu"
+    http_status = 404
+
+
 class NotAllowed(GpuleaseError):
-    """The caller may not do this to that job."""
+    """The caller may not do this."""
 
     code = "not_allowed"
     http_status = 403

@@ -64,6 +64,14 @@ def one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
+def read_auto(text: str) -> bool:
+    """Read whether something is done where it can be."""
+    try:
+        return {"auto": True, "off": False}[text.lower()]
+    except KeyError:
+        raise BadValue(f"{text[:40]!r} is neither auto nor off", "auto, off") from None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return what a settings file says.
 

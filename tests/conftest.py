@@ -1,11 +1,15 @@
 """What holds for every test: the code is this tree's, and no property fails for a slow machine."""
 
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from gpulease.config import SYSTEM_SOCKET
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -14,7 +18,24 @@ _PACKAGE = Path(__file__).parents[1] / "gpulease"
 _WHERE = "import importlib.util as u; s = u.find_spec('gpulease'); print(s and s.origin)"
 
 
+_ASKED_TO_IGNORE = {
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+}
+"""What nohup(1) and a shell's `&` have a command ignore, and all that it starts."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    """Make this machine one on which the tests can tell something."""
+    # A command that was started with Ctrl-C ignored is right to ignore it, and hands that on.
+    for number, usual in _ASKED_TO_IGNORE.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+    _refuse_a_mixture(config)
+
+
+def _refuse_a_mixture(config: pytest.Config) -> None:
     """Refuse to test a mixture: daemons are started in /, and import what is installed.
 
     pytest itself imports from the directory it was started in, which may be another checkout.
@@ -31,3 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
             f"try: {sys.executable} -m pip install -e {_PACKAGE.parent}",
             returncode=pytest.ExitCode.USAGE_ERROR,
         )
+
+
+@pytest.fixture
+def no_daemon_of_the_machine() -> None:
+    """Skip where the commands of a test would meet the daemon of this very machine."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(SYSTEM_SOCKET))
+        except OSError:
+            return
+    pytest.skip(f"a gpuleased listens on {SYSTEM_SOCKET}, which this test would find")

@@ -6,11 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpulease.domain.account import Shape
 from gpulease.domain.claim import Claim
+from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.sizing import Run
+from gpulease.domain.standing import Standing
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
@@ -64,6 +68,8 @@ class FakeGpus:
     unmanaged: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
     broken: dict[str, GpuReading] = field(default_factory=dict)
+    heard: list[Heard] = field(default_factory=list)
+    utilization: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> tuple[GpuReading, ...]:
         return tuple(
@@ -78,13 +84,21 @@ class FakeGpus:
             index,
             "Fake",
             total=self.sizes[uuid],
-            used=sum(held.values()) + self.unmanaged.get(uuid, 0),
+            used=sum(each or 0 for each in held.values()) + self.unmanaged.get(uuid, 0),
             reserved=0,
             processes=tuple(ProcessReading(pid, used) for pid, used in held.items()),
+            utilization=self.utilization.get(uuid),
         )
 
     def driver(self) -> str | None:
         return "0.0"
+
+    def library(self) -> str | None:
+        return None
+
+    def health(self) -> Sequence[Heard]:
+        heard, self.heard = self.heard, []
+        return heard
 
 
 @dataclass
@@ -93,6 +107,11 @@ class FakeFinder:
 
     jobs: dict[int, JobId] = field(default_factory=dict)
     processes: dict[int, LivingProcess] = field(default_factory=dict)
+
+    servers: frozenset[int] = frozenset()
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        return self.servers & set(pids)
 
     def identify(self, pid: int) -> None:
         return None
@@ -115,8 +134,10 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
-        self.drains: dict[GpuUuid, str] = {}
+        self.standing: dict[GpuUuid, Standing] = {}
+        self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
+        self.known_runs: list[Run] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -152,7 +173,19 @@ class MemoryStore:
         return [event for of, event in self._events if of == job]
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        return self.drains
+        return {gpu: each.closed for gpu, each in self.standing.items() if each.closed}
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        return self.standing
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        self.standing[gpu] = standing
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        self.noted.append(event)
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        return [each for each in self.noted if each.at >= since][-most:]
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         return GpuReading(uuid, 0, "Fake")
@@ -163,6 +196,9 @@ class MemoryStore:
     def ordered(self, uid: int, key: str) -> Job | None:
         number = self._ordered.get((uid, key))
         return None if number is None else self._jobs[number]
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        return self.known_runs[:most]
 
     def add(self, order: Order, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)

@@ -25,6 +25,7 @@ _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _STATES = {
     "attach": frozenset({"granted", "active", "releasing"}),
     "show": _LIVE | {"ended"},
+    "keep": frozenset({"granted", "active"}),
     "logs": frozenset({"active", "releasing", "ended"}),
 }
 """The states of the jobs that a verb can do something with; of the other verbs, those that live."""
@@ -71,8 +72,9 @@ def _concerns(job: dict[str, Any], verb: str) -> bool:
 
 def _gpus(typed: str, named: list[str]) -> Iterator[str]:
     for gpu in _ask("/status", named)["gpus"]:
-        if str(gpu["index"]).startswith(typed):
-            yield f"{gpu['index']}\t{_clean(gpu['name'])}, {gpu['state']}"
+        index = gpu.get("label") or str(gpu["index"])
+        if index.startswith(typed):
+            yield f"{_clean(index)}\t{_clean(gpu['name'])}, {gpu['state']}"
 
 
 def _spoken(name: str) -> str:

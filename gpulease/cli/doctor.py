@@ -1,5 +1,6 @@
 """`gpulease doctor`: what the daemon finds wrong, and what the user's own side finds wrong."""
 
+import json as json_module
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import typer
 import gpulease
 from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
+from gpulease.cli.frameworks import DISTRIBUTIONS, framework_checks
 from gpulease.cli.program import python_of
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
@@ -30,12 +32,20 @@ _MARKS: dict[str, tuple[str, Style]] = {
     "failure": ("FAILURE ", "bad"),
 }
 _INDENT = 8
-_ASK_VERSION = (
-    "import importlib.metadata as m, sys\n"
-    "found = [d for d in ('tensorflow', 'tensorflow-cpu', 'tf-nightly')"
-    " for _ in m.distributions(name=d)]\n"
-    "print(sys.version.split()[0], found[0] + ' ' + m.version(found[0]) if found else '')\n"
-)
+_ASK_VERSIONS = """
+import json, sys
+found = {}
+try:
+    from importlib import metadata
+except ImportError:
+    metadata = None
+for name in sys.argv[1:] if metadata else ():
+    try:
+        found[name] = str(metadata.version(name))
+    except Exception:
+        pass
+print(json.dumps([sys.version.split()[0], found]))
+"""
 """What is installed, without importing it: TensorFlow takes seconds, and memory on a GPU."""
 
 
@@ -125,24 +135,16 @@ def _hooks() -> CheckView:
 def _python(python: str) -> Iterator[CheckView]:
     try:
         asked = subprocess.run(
-            [python, "-c", _ASK_VERSION],
+            [python, "-c", _ASK_VERSIONS, *DISTRIBUTIONS],
             capture_output=True,
             text=True,
             check=True,
             timeout=_ANSWERS_WITHIN,
             stdin=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.SubprocessError) as error:
+        version, installed = json_module.loads(asked.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         yield CheckView("python", "warning", f"{python} does not work: {error}")
         return
-    version, _, framework = asked.stdout.strip().partition(" ")
     yield CheckView("python", "ok", f".py jobs run under {python} ({version})")
-    if framework:
-        yield CheckView("tensorflow", "ok", f"{framework} is installed there")
-    else:
-        yield CheckView(
-            "tensorflow",
-            "warning",
-            "that python has no tensorflow",
-            "activate the environment that has it, if your jobs use it",
-        )
+    yield from framework_checks(installed)

@@ -16,13 +16,18 @@ from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending,
 from gpulease.cli.render import pass_on
 from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
 from gpulease.cli.talk import Talk
-from gpulease.cli.text import clean
+from gpulease.cli.text import clean, index_of
 from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_end, wait_for_start
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.frames import FrameKind
 from gpulease.wire import JobView
 
+_JUDGED = 3.0
+"""Seconds for the daemon to hear of the end of a job, and to see whether memory did not do."""
+_JUDGED_IN_ANY_CASE = 60.0
+"""The same where it matters, since the job may be tried again."""
+_LOOKED_AT_AGAIN = 0.05
 _ATTACHES_WITHIN = 20.0
 """Seconds for a shim to open its socket once the daemon calls the job active."""
 
@@ -38,6 +43,8 @@ class Errand:
     """Those that detach."""
     is_shell: bool = False
     """The job is a shell, whose user would like to know what they were given."""
+    follows_retries: bool = False
+    """A job that ran out of GPU memory is tried again, as another job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,17 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
         Killed: a signal is to end this command; the job goes on.
         NotAllowed: the job is someone else's.
     """
+    while True:
+        status, job = _follow(client, job, signals, talk, errand)
+        if job.retried_as is None or not errand.follows_retries:
+            return status
+        job = client.job(job.retried_as)
+
+
+def _follow(
+    client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand
+) -> tuple[int, JobView]:
+    """Return the exit code of one job, and the job as it was last seen."""
     try:
         job = wait_for_start(client, job, signals, talk)
         if errand.is_shell and job.state == "active":
@@ -64,16 +82,30 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
         if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
-            return status_of_ending(stay.ending)
+            status = status_of_ending(stay.ending)
+            return status, _judged(client, job, talk, errand, status)
         return _after_the_fact(client, job, signals, talk, errand, seen=stay.attached)
     except Interrupted as interrupted:
-        return _give_up(client, job, interrupted.signum, talk, errand)
+        return _give_up(client, job, interrupted.signum, talk, errand), job
     except Left as left:
-        return SIGNALED + left.signum
+        return SIGNALED + left.signum, job
     except Detached:
-        return 0
+        return 0, job
     finally:
         talk.line.clear()
+
+
+def _judged(client: Client, job: JobView, talk: Talk, errand: Errand, status: int) -> JobView:
+    """Return a job whose shim told us its end as the daemon knows it; say if memory did not do."""
+    if status == 0 or not errand.started:
+        return job
+    deadline = time.monotonic() + (_JUDGED_IN_ANY_CASE if errand.follows_retries else _JUDGED)
+    while job.state != "ended" and time.monotonic() < deadline:
+        time.sleep(_LOOKED_AT_AGAIN)
+        job = current(client, job)
+    if job.out_of_memory and (words := last_words(job)):
+        talk.say(words)
+    return job
 
 
 def _gpus(client: Client, job: JobView) -> str:
@@ -82,7 +114,7 @@ def _gpus(client: Client, job: JobView) -> str:
     with suppress(GpuleaseError):
         found = {gpu.uuid: gpu for gpu in client.status().gpus}
     named = [
-        f"GPU {gpu.index} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
+        f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases
     ]
     return " and ".join(named) or "a GPU"
@@ -140,20 +172,20 @@ def _cancel(client: Client, number: int) -> str | None:
 
 def _after_the_fact(
     client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand, *, seen: bool
-) -> int:
-    """Return the exit code of a job whose shim did not tell us its end.
+) -> tuple[int, JobView]:
+    """Return the exit code, and the end, of a job whose shim did not tell us its end.
 
     Who started it gets all that it wrote.
     """
     job = wait_for_end(client, job, signals, talk)
     if not errand.started and not seen:
         talk.say(sentences.ended(job))
-        return status_of_job(job)
+        return status_of_job(job), job
     if not seen and job.started_at is not None:
         _print_kept(client, job.id, signals)
     if words := last_words(job):
         talk.say(words)
-    return status_of_job(job)
+    return status_of_job(job), job
 
 
 def _print_kept(client: Client, number: int, signals: Signals) -> None:

@@ -38,6 +38,10 @@ DetachKeysOption = Annotated[
     str | None,
     _option("--detach-keys", metavar="KEYS", help=r"What leaves the job running: ctrl-\,d."),
 ]
+RetryOomOption = Annotated[
+    str | None,
+    _option("--retry-oom", metavar="FACTOR", help="Out of memory: again with so much more, 1.5x."),
+]
 NoWaitOption = Annotated[
     bool, _option("--no-wait", help="Give up (exit 75) if it would have to wait.")
 ]

@@ -64,7 +64,9 @@ def last_words(job: JobView) -> str | None:
     """Say why a job ended, where its own output does not."""
     if job.outcome == "time_limit":
         return f"gpulease: job {job.id} reached its time limit"
+    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
+    if job.out_of_memory:
+        return f"gpulease: job {job.id}{why}"
     if job.outcome not in _NO_RUN_OF_ITS_OWN:
         return None
-    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     return f"gpulease: job {job.id} {_NO_RUN_OF_ITS_OWN[job.outcome]}{why}"

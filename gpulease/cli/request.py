@@ -5,6 +5,7 @@ Nothing is looked up here but the kernel's own limits: the same options give the
 
 import math
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ USUAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody has seen yet."""
 LARGEST_STRING = 128 * 1024
 """Bytes of one argument or variable that execve(2) takes, its NUL included."""
+LARGEST_RETRY = 4.0
+"""How much more memory a job may have at its next try; the daemon's bound."""
+_FACTOR = re.compile(r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?", re.ASCII)
 _POINTER = 8
 _RESERVED = 8 * 1024
 """Bytes left for the variables that the job is given besides the caller's."""
@@ -47,6 +51,7 @@ class RunOptions:
     detach: bool = False
     early_signal: str | None = None
     grace: str | None = None
+    retry_oom: str | None = None
     shell: bool = False
     pty: bool | None = None
     """None: on a terminal if this command is on one."""
@@ -83,6 +88,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         terminal=_terminal(options, caller.streams),
         early_signal=_early_signal(options),
         grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
+        retry_oom=_retry(options.retry_oom),
     )
 
 
@@ -136,6 +142,19 @@ def _name(name: str | None) -> str | None:
             f"a name has at most {LONGEST_NAME}",
         )
     return name
+
+
+def _retry(factor: str | None) -> float | None:
+    if factor is None:
+        return None
+    found = _FACTOR.fullmatch(factor.strip())
+    if found is None or not 1 < float(found.group(1)) <= LARGEST_RETRY:
+        raise BadValue(
+            f"cannot use --retry-oom {factor[:40]}: it is not a factor above 1 "
+            f"and at most {LARGEST_RETRY:g}",
+            "for half as much more memory at each new try: --retry-oom 1.5x",
+        )
+    return float(found.group(1))
 
 
 def _wait(options: RunOptions) -> float | None:

@@ -15,7 +15,7 @@ from gpulease.cli.render import say, show
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Signals
 from gpulease.cli.talk import talk
-from gpulease.cli.text import asks
+from gpulease.cli.text import asks, clean
 from gpulease.client import Client
 from gpulease.errors import BadValue
 from gpulease.wire import JobView, SubmitRequest, to_wire
@@ -39,6 +39,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     grace: given.GraceOption = None,
     name: given.NameOption = None,
     detach: given.DetachOption = False,
+    retry_oom: given.RetryOomOption = None,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
@@ -87,6 +88,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         wait=wait,
         no_wait=no_wait,
         detach=detach,
+        retry_oom=retry_oom,
         shell=shell,
         pty=pty,
         visible=visible,
@@ -133,10 +135,14 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
     with Signals() as signals:
         job = client.submit(request)
         _tell_the_default(job, options)
-        errand = Errand(keys=keys, is_shell=options.shell)
+        errand = Errand(
+            keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
+        )
         return follow(client, job, signals, talk(), errand)
 
 
 def _tell_the_default(job: JobView, options: RunOptions) -> None:
-    if options.mem is None:
+    if options.mem is None and job.sized:
+        say(f"gpulease: {clean(job.sized)}; --mem asks for another size")
+    elif options.mem is None:
         say(f"gpulease: job {job.id} leases the default of {asks(job)}; --mem says otherwise")

@@ -19,6 +19,8 @@ from gpulease.cli.text import (
     between,
     clean,
     clock,
+    index_of,
+    instant,
     label,
     named,
     ordinal,
@@ -35,7 +37,12 @@ from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 _LABELS = 12
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
-_LIMITS = {"framework": "its framework (TensorFlow, JAX, CuPy)"}
+_LIMITS = {
+    "driver": "the driver",
+    "framework": "its framework (TensorFlow, PyTorch, JAX, CuPy)",
+    "watch": "a watch on what it uses",
+    "devices": "device rules",
+}
 """What may hold a job to its lease, as people would say it."""
 
 
@@ -63,22 +70,24 @@ def show(
     show_page(shown, screen_of(sys.stdout, environment()))
 
 
-def _indexes(client: Client, job: JobView) -> Mapping[str, int]:
+def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
     """Return the index of each GPU by its UUID; none where nobody needs them, or can tell."""
     if not job.leases:
         return {}
     try:
-        return {gpu.uuid: gpu.index for gpu in client.status().gpus}
+        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
     except GpuleaseError:
         return {}
 
 
-def page(job: JobView, now: datetime, indexes: Mapping[str, int] = MappingProxyType({})) -> Page:
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
         *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
         *_leases(job, indexes),
+        *_unheld(job),
+        *_pools(job, indexes),
         *_refusals(job),
         *_events(job, now),
     ]
@@ -89,18 +98,24 @@ def _pair(name: str, text: str) -> Block:
 
 
 def _facts(
-    job: JobView, now: datetime, indexes: Mapping[str, int]
+    job: JobView, now: datetime, indexes: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
     yield "state", _state(job)
     yield "why", _what_goes_on(job, now) or _why(job)
     for lease in job.leases:
         yield "over", _over(lease, now, indexes)
+    yield "idle", _idle(job, now)
+    yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
     yield "asked for", _asked(job)
+    yield "sized", clean(job.sized) if job.sized else None
+    yield "used", _used(job)
+    yield "retry of", f"job {job.retry_of}" if job.retry_of else None
+    yield "tried as", f"job {job.retried_as}" if job.retried_as else None
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -140,14 +155,34 @@ def _what_goes_on(job: JobView, now: datetime) -> str | None:
             return f"{ended}; {count} processes go on and keep the lease"
 
 
-def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, int]) -> str | None:
+def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, str]) -> str | None:
     """Say for how long a job has been over a lease, and what comes of that."""
-    if lease.over_since is None:
+    if lease.over_since_at is None:
         return None
-    said = f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since, now)}"
+    said = (
+        f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since_at, now)}"
+    )
     if lease.stops_at is None:
         return f"{said}; its owner was told"
     return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
+
+
+def _idle(job: JobView, now: datetime) -> str | None:
+    """Say since when a job does nothing, and what comes of that."""
+    if job.idle_since_at is None:
+        return None
+    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
+    if job.idle_ends_at is None:
+        return said
+    left = until(job.idle_ends_at, now)
+    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
+
+
+def _kept(job: JobView, now: datetime) -> str | None:
+    end = job.kept_until_at
+    if end is None or instant(end) <= now:
+        return None
+    return f"until {clock(end, now)}, used or not"
 
 
 def _gives_up(job: JobView, now: datetime) -> str | None:
@@ -176,7 +211,44 @@ def _asked(job: JobView) -> str:
     return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
-def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
+def _used(job: JobView) -> str | None:
+    """Say how much of what was asked for an ended job needed, where that is known."""
+    known = [lease for lease in job.leases if lease.needed is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
+    share = round(100 * (most.needed or 0) / most.memory)
+    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
+
+
+def _pools(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    rows = [
+        (
+            line(_gpu(clean(lease.gpu), indexes)),
+            line(f"{clean(pool.framework)} {clean(pool.version)}"),
+            line(size(pool.limit)),
+            line(size(pool.peak)),
+            line(size(pool.charged)),
+            line(size(pool.beside)),
+        )
+        for lease in job.leases
+        for pool in lease.pools
+    ]
+    if not rows:
+        return
+    columns = (
+        Column("POOL ON", wraps=True, least=20),
+        Column("OF", wraps=True),
+        Column("LIMIT", right=True, leaves=3, below="limit: "),
+        Column("PEAK", right=True),
+        Column("KEPT BESIDE", right=True, leaves=1, below="kept beside it: "),
+        Column("SEEN BESIDE", right=True, leaves=1, below="seen beside it: "),
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     if not job.leases:
         return
     columns = (
@@ -200,13 +272,23 @@ def _leases(job: JobView, indexes: Mapping[str, int]) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
+def _unheld(job: JobView) -> Iterator[Block]:
+    """Name the processes on a GPU that the framework hook does not reach."""
+    for each in job.unheld:
+        who = f"process {each.pid} ({clean(each.command)})"
+        said = f"{who} is not held by the framework hook: {clean(each.why)}"
+        yield Hanging(line(said, "warn"), 2)
+
+
 def _limits(lease: LeaseView) -> str:
     """Say what holds the job to its lease; what a later daemon may name stays as it is."""
-    named = (_LIMITS.get(each, clean(each)) for each in lease.enforced_by)
+    limit = lease.driver_limit
+    known = _LIMITS if limit is None else {**_LIMITS, "driver": f"the driver, at {size(limit)}"}
+    named = (known.get(each, clean(each)) for each in lease.enforced_by)
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 
-def _gpu(uuid: str, indexes: Mapping[str, int]) -> str:
+def _gpu(uuid: str, indexes: Mapping[str, str]) -> str:
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
 
 
@@ -214,7 +296,7 @@ def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
     columns = (Column("GPU", right=True), Column("WHY NOT NOW", wraps=True, least=16))
-    rows = ((line(str(refusal.index)), line(clean(refusal.why))) for refusal in job.refusals)
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
     yield line("")
     yield Table(columns, tuple(rows))
 

@@ -11,9 +11,29 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import UNKNOWN, asks, clean, clock, label, named, sentence, size, until
+from gpulease.cli.text import (
+    UNKNOWN,
+    asks,
+    between,
+    clean,
+    clock,
+    index_of,
+    label,
+    named,
+    sentence,
+    size,
+    until,
+)
 from gpulease.client import decode, indent
-from gpulease.wire import GpuView, JobView, LeaseView, MemoryView, StatusView
+from gpulease.wire import (
+    GpuEventView,
+    GpuView,
+    JobView,
+    LeaseView,
+    MemoryView,
+    ProcessView,
+    StatusView,
+)
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -23,7 +43,10 @@ _LEGEND: Line = (
     *(Span("!", "stranger"), Span(" unmanaged  ", "dim")),
     *(Span(".", "room"), Span(" free to lease", "dim")),
 )
-_STATES: dict[str, Style] = {"available": "good", "drained": "warn"}
+_MOST_EVENTS = 3
+"""Of one GPU's health; the others are in --json."""
+_SAID_BY_STATE = frozenset({"drained", "resumed", "faulty"})
+_STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": "dim"}
 
 
 def status(
@@ -52,10 +75,11 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
     """Lay out one look at the machine, with a legend if there is room for what it explains."""
     return [
         *_head(view, now),
-        *_gpus(view, width),
+        *_gpus(view, now, width),
         *_leases(view, now),
+        *_held_by(view),
         *_queue(view, now),
-        *_others(view),
+        *_others(view, now),
     ]
 
 
@@ -66,7 +90,7 @@ def _head(view: StatusView, now: datetime) -> Iterator[Block]:
     yield (Span(clean(view.host), "title"), Span(rest, "dim"))
 
 
-def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
+def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]:
     if not view.gpus:
         yield line("no GPUs", "warn")
         return
@@ -89,13 +113,22 @@ def _gpus(view: StatusView, width: int | None) -> Iterator[Block]:
         yield _LEGEND
     for gpu in view.gpus:
         if gpu.detail:
-            yield line(f"GPU {gpu.index}: {clean(gpu.detail)}", "warn")
+            yield line(f"GPU {index_of(gpu)}: {clean(gpu.detail)}", "warn")
+        for event in _telling(gpu):
+            times = f", {event.count} times" if event.count > 1 else ""
+            said = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
+            yield line(said, "dim")
+
+
+def _telling(gpu: GpuView) -> list[GpuEventView]:
+    """Return the last of what happened to a GPU's health, but what its state says already."""
+    return [event for event in gpu.events if event.kind not in _SAID_BY_STATE][-_MOST_EVENTS:]
 
 
 def _gpu(gpu: GpuView) -> tuple[Line, ...]:
     memory = gpu.memory
     return (
-        line(str(gpu.index)),
+        line(index_of(gpu)),
         line(clean(gpu.name)),
         _gpu_state(gpu),
         bar(memory),
@@ -160,10 +193,21 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
+def _held_by(view: StatusView) -> Iterator[Block]:
+    """Say what holds jobs to their leases here, and what does not."""
+    if not view.enforcement:
+        return
+    has = ", ".join(clean(each.rung) for each in view.enforcement if each.available)
+    yield line(f"held by: {has or 'nothing, jobs are placed and counted only'}", "dim")
+    for each in view.enforcement:
+        if not each.available:
+            yield line(f"not held by {clean(each.rung)}: {clean(each.why)}", "dim")
+
+
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
     if job.state in ("queued", "ended"):
         return
-    indexes = {gpu.uuid: str(gpu.index) for gpu in view.gpus}
+    indexes = {gpu.uuid: index_of(gpu) for gpu in view.gpus}
     for lease in job.leases:
         over = lease.used is not None and lease.used > lease.memory
         yield (
@@ -180,7 +224,7 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
 
 
 def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
-    if lease.over_since is None:
+    if lease.over_since_at is None:
         return line(label(job), "good" if job.state == "active" else "warn")
     stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
     return line(f"over{stops}", "bad")
@@ -217,18 +261,19 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
     )
 
 
-def _others(view: StatusView) -> Iterator[Block]:
+def _others(view: StatusView, now: datetime) -> Iterator[Block]:
     rows = [
         (
-            line(str(gpu.index)),
+            line(index_of(gpu)),
             line(str(process.pid)),
             line(clean(process.user or UNKNOWN)),
             line(size(process.memory)),
-            line(clean(process.command or process.name or UNKNOWN)),
+            line(between(process.started_at, None, now)),
+            line(_what_runs(process)),
         )
         for gpu in view.gpus
         for process in gpu.processes
-        if process.job is None
+        if process.job is None and not (process.serves and gpu.memory.leased)
     ]
     if not rows:
         return
@@ -239,6 +284,12 @@ def _others(view: StatusView) -> Iterator[Block]:
         Column("PID", right=True),
         Column("USER", wraps=True),
         Column("MEMORY", right=True),
+        Column("AGE", right=True, leaves=2, below="for "),
         Column("COMMAND", leaves=1, wraps=True, least=24, below=""),
     )
     yield Table(columns, tuple(rows))
+
+
+def _what_runs(process: ProcessView) -> str:
+    command = clean(process.command or process.name or UNKNOWN)
+    return f"{command} (in container {clean(process.container)})" if process.container else command

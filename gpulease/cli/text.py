@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from gpulease.units import format_size, format_span
-from gpulease.wire import JobView, spoken
+from gpulease.wire import GpuView, JobView, RefusalView, spoken
 
 UNKNOWN = "-"
 _MARKS = frozenset({"Mn", "Me"})
@@ -82,6 +82,11 @@ def size(amount: int | None) -> str:
 def instant(written: str) -> datetime:
     """Read an instant of the wire."""
     return datetime.fromisoformat(written)
+
+
+def index_of(gpu: GpuView | RefusalView) -> str:
+    """Return the index of a GPU as people say it; a MIG device has its place after it: 0:1."""
+    return clean(gpu.label) or str(gpu.index)
 
 
 def clock(written: str | None, now: datetime) -> str:

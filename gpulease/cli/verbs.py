@@ -28,6 +28,10 @@ VERBS = {
     "attach": "Come back to a running job.",
     "cancel": "End jobs.",
     "extend": "Give jobs more time, or less.",
+    "drain": "Grant nothing more on a GPU.",
+    "resume": "Grant on a GPU again.",
+    "keep": "Keep a lease that is idle on purpose.",
+    "report": "Tell what jobs asked for and used.",
     "doctor": "Find what is wrong, and its mend.",
     "completion": "Make your shell complete all this.",
 }
@@ -39,7 +43,9 @@ _END = "'cancel' ends jobs and gives leases back"
 _RUN = "'run' runs a command, and with -d in the background"
 _ABOUT = "'show' tells all about a job, and 'doctor' about this machine"
 _LEASE = "'hold' leases memory for this shell, and 'run' for a command"
+_USE = "'report' tells what was asked for and used, and 'list --all' shows past jobs"
 _POINTERS = {
+    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _USE),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _JOBS),
     **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _GPUS),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _END),
@@ -47,6 +53,8 @@ _POINTERS = {
     **dict.fromkeys(("info", "inspect", "describe", "check"), _ABOUT),
     **dict.fromkeys(("lease", "alloc", "salloc", "reserve"), _LEASE),
     **dict.fromkeys(("log", "tail", "output", "cat"), "'logs' prints what a job has written"),
+    **dict.fromkeys(("cordon", "disable"), "'drain' grants nothing more on a GPU"),
+    **dict.fromkeys(("uncordon", "undrain", "enable"), "'resume' grants on a GPU again"),
     **dict.fromkeys(("wait", "fg", "reattach"), "'attach' comes back to a job that runs"),
 }
 """What people who come from other tools type first."""
@@ -68,10 +76,10 @@ class _Verbs(QuickGroup):
         if args[0] not in VERBS:
             if meant := _POINTERS.get(args[0].lower()):
                 ctx.fail(f"there is no {args[0]!r} here; {meant}")
-            if near := get_close_matches(args[0], VERBS, n=1):
-                ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
             if args[0].endswith(".py") or "/" in args[0]:
                 ctx.fail(f"there is no verb {args[0]!r}; to run it: gpulease run {args[0]}")
+            if near := get_close_matches(args[0], VERBS, n=1):
+                ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -121,6 +121,18 @@ class Client:
         body = msgspec.json.encode(wire.ExtendRequest(by))
         return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/extend", body=body))
 
+    def keep(self, number: int, span: float | None = None) -> wire.JobView:
+        """Let a job be idle for `span` seconds, or for an hour, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to somebody else.
+            WrongState: it waits, has ended, or was asked to go.
+            BadValue: that is longer than a day.
+        """
+        body = msgspec.json.encode(wire.KeepRequest(span))
+        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/keep", body=body))
+
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
     ) -> wire.JobList:
@@ -160,6 +172,27 @@ class Client:
         body = None if grace is None else msgspec.json.encode(wire.CancelRequest(grace))
         return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel", body=body))
 
+    def drain(self, gpu: str, *, why: str | None = None) -> wire.StandingView:
+        """Have nothing more granted on a GPU: its index, its UUID, or the beginning of that.
+
+        Raises:
+            NoSuchGpu: there is none of that name, or more than one.
+            NotAllowed: the caller is no admin of this machine.
+        """
+        body = msgspec.json.encode(wire.DrainRequest(why))
+        target = f"/gpus/{quote(gpu, safe=':')}/drain"
+        return decode(wire.StandingView, self._exchange("POST", target, body=body))
+
+    def resume(self, gpu: str) -> wire.StandingView:
+        """Have leases granted on a GPU again.
+
+        Raises:
+            NoSuchGpu: there is none of that name, or more than one.
+            NotAllowed: the caller is no admin of this machine.
+        """
+        target = f"/gpus/{quote(gpu, safe=':')}/resume"
+        return decode(wire.StandingView, self._exchange("POST", target))
+
     def status(self) -> wire.StatusView:
         """Return one look at the whole machine."""
         return decode(wire.StatusView, self.status_json())
@@ -171,6 +204,21 @@ class Client:
     def doctor(self) -> wire.DoctorView:
         """Return what the daemon finds right and wrong with this machine."""
         return decode(wire.DoctorView, self._exchange("GET", "/doctor"))
+
+    def report(self, user: str | None = None, since: float | None = None) -> wire.ReportView:
+        """Return what the ended jobs of a user, or of all, asked for and used.
+
+        `since` is how many seconds ago they ended at the earliest.
+
+        Raises:
+            NotAllowed: it is about others, and the admin hides what others run.
+        """
+        return decode(wire.ReportView, self.report_json(user, since))
+
+    def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
+        """Return the reply of `report` as it came."""
+        query = {"user": user, "since": None if since is None else f"{since:.0f}"}
+        return self._exchange("GET", "/report", query)
 
     def watch(self, number: int) -> Iterator[wire.JobView]:
         """Yield a job at once, at each change and now and then between, until it has ended.

@@ -1,72 +1,50 @@
 """The composition root: the parts of the daemon, built from the settings and wired together."""
 
-import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gpulease.config import Settings
+from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
-from gpulease.daemon.enclosure import enclose
-from gpulease.daemon.examine import Examination, closed_to_others
+from gpulease.daemon.desk import Room, build_desk, defaults, rights
 from gpulease.daemon.finder import Finder
+from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
+from gpulease.daemon.holding import Holding, build_holding
+from gpulease.daemon.lanes import Lane, LookLane
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.living import Ends
 from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
+from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.unhooked import Unhooked, on_record
 from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
-from gpulease.process import scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
-from gpulease.server.board import Board
-from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
-from gpulease.server.rights import Rights
-from gpulease.server.views import Machine, Views
+from gpulease.server.views import Machine, Watches
 from gpulease.service.bounds import Bounds
+from gpulease.service.health import HealthWatch
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Policy
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Clock, GpuProbe
+from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
 from gpulease.worker.environment import HOOKS
 
-T = TypeVar("T")
-
-
-class Lane:
-    """One thread: what is given to it happens in order, and never on the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
-        """Return the result of `call`, awaited."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def close(self) -> None:
-        """Let what was given finish."""
-        self._pool.shutdown(wait=True)
-
-
-class LookLane(Lane):
-    """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
-
-    def close(self) -> None:
-        """Leave what hangs behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+_log = logging.getLogger("gpuleased")
 
 
 @dataclass(slots=True)
@@ -83,7 +61,9 @@ class Parts:
     askers: Askers
     sampler: Sampler
     desk: Desk
+    health: HealthWatch
     rules: Rules
+    holding: Holding
     lanes: tuple[Lane, Lane]
 
     def adopt(self, settings: Settings) -> None:
@@ -93,12 +73,14 @@ class Parts:
         """
         self.settings = settings
         self.keeper.policy = _policy(settings)
-        self.desk.defaults = _defaults(settings)
+        self.health.policy = health_policy(settings)
+        self.desk.defaults = defaults(settings)
         self.desk.log_limit = settings.log_limit
-        self.desk.rights = _rights(settings)
+        self.desk.rights = rights(settings)
         self.desk.most_streams = settings.most_streams
         self.rules.adopt(settings)
         self.workers.adopt(settings.grace, settings.log_limit)
+        self.holding.ladder.driver_limits = settings.driver_limits
 
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
@@ -176,27 +158,54 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     """
     state, store, installation = open_record(settings)
     probe = open_probe(settings)
-    clock, launcher = SystemClock(), _launcher(confined)
-    ends = Ends()
+    clock, ends = SystemClock(), Ends()
     lanes = Lane("writer"), LookLane("look")
+    holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
+    launcher = Launcher(confined=confined, enclose=holding.enclosure)
     table = ProcessTable()
-    processes = Finder(table, installation, lambda job: is_alive(state.job(job)))
-    around = _surroundings(settings, probe, lambda: keeper, installation)
+    processes = Finder(
+        table,
+        installation,
+        lambda job: is_alive(state.job(job)),
+        lambda job: has_scope(state.job(job)),
+    )
+    accounting = Accounting(store, probe.driver)
+    around = _surroundings(settings, probe, lambda: keeper, installation, holding, accounting)
     workers = Workers(launcher, table, state, around, clock)
     keeper = Keeper(
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock, ends)),
+        Launchers(workers, Holders(clock, ends, around.rungs)),
         clock,
         _policy(settings),
         writing=lanes[0],
         looking=lanes[1],
     )
+    watch_pools = accounting.attach(keeper, state.job, lanes[0])
     askers = Askers(keeper, ends)
+    health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
+    holding.ladder.watch = lambda: rules.stops_overuse
     overuse = OveruseWatch(rules.overuse)
-    overseer = Overseer(keeper, overuse, clock, lanes[0])
+    rests = RestWatch(rules.idleness)
+    overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
+    unhooked = Unhooked(
+        store.live, around.rungs, HOOKS, keeper.tell_owner, lambda job: on_record(store, job)
+    )
+    observers = [
+        overseer.look_for_overuse,
+        overseer.look_for_idleness,
+        health.observe,
+        holding.ladder.ask,
+        unhooked.look,
+        watch_pools,
+    ]
+    simulated = settings.simulate is not None
+    machine = Machine(
+        probe.driver, simulated, state.job, holding.ladder, unhooked.of, accounting.pools_of
+    )
+    watches = Watches(overuse, rests)
     return Parts(
         settings=settings,
         state=state,
@@ -206,22 +215,27 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], [overseer.observe]),
-        desk=_desk(settings, keeper, processes, state, clock, workers, askers, overuse),
+        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
+        health=health,
         rules=rules,
+        holding=holding,
+        desk=build_desk(
+            settings,
+            Room(
+                keeper,
+                processes,
+                clock,
+                workers,
+                askers,
+                health,
+                machine,
+                watches,
+                accounting,
+                lanes[0],
+            ),
+        ),
         lanes=lanes,
     )
-
-
-def _launcher(confined: bool) -> Launcher:
-    """Return the launcher; the jobs of the system's service are in scopes of their own."""
-    in_scopes = confined and scopes.is_to_be_had()
-    return Launcher(confined=confined, enclose=enclose if in_scopes else None)
-
-
-def _rights(settings: Settings) -> Rights:
-    uid = os.geteuid()
-    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
 
 
 def _policy(settings: Settings) -> Policy:
@@ -234,13 +248,13 @@ def _policy(settings: Settings) -> Policy:
     return Policy(settings.margin, settings.smallest_lease, bounds)
 
 
-def _defaults(settings: Settings) -> Defaults:
-    # What everyone gets who does not ask cannot be too long to ask for.
-    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
-
-
 def _surroundings(
-    settings: Settings, probe: GpuProbe, keeper: Callable[[], Keeper], installation: str
+    settings: Settings,
+    probe: GpuProbe,
+    keeper: Callable[[], Keeper],
+    installation: str,
+    holding: Holding,
+    accounting: Accounting,
 ) -> Surroundings:
     return Surroundings(
         installation=installation,
@@ -253,40 +267,8 @@ def _surroundings(
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
-    )
-
-
-def _desk(
-    settings: Settings,
-    keeper: Keeper,
-    processes: Finder,
-    state: StateDirectory,
-    clock: Clock,
-    workers: Workers,
-    askers: Askers,
-    overuse: OveruseWatch,
-) -> Desk:
-    simulated = settings.simulate is not None
-    # As root: a hook that the user cannot read holds nobody.
-    hooked = not simulated and (os.geteuid() != 0 or closed_to_others(HOOKS) is None)
-    enforced_by = ("framework",) if hooked else ()
-    machine = Machine(keeper.probe.driver, simulated, state.job, enforced_by)
-    examination = Examination(
-        lambda: keeper.seen, keeper.probe.driver, settings.simulate, state.path, HOOKS
-    )
-    return Desk(
-        keeper=keeper,
-        views=Views(keeper, processes, machine, overuse),
-        # With views of its own: it draws in a thread.
-        board=Board(Views(keeper, processes, machine, overuse), clock),
-        clock=clock,
-        defaults=_defaults(settings),
-        rights=_rights(settings),
-        directory_of=state.job,
-        log_limit=settings.log_limit,
-        most_streams=settings.most_streams,
-        doctor=examination.results,
-        processes=processes,
-        environment=workers.environment,
-        watch_asker=askers.watch,
+        rungs=lambda: holding.ladder.everywhere,
+        lift=holding.lift,
+        socket=str(settings.socket),
+        beside=accounting.usage.beside,
     )

@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulease.daemon.places import closed_to_others
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
-from gpulease.wire import CheckView, DoctorView
+from gpulease.wire import CheckState, CheckView, DoctorView, RungView
 
 _LITTLE_SPACE = GIB
 _SYSTEMD = Path("/run/systemd/system")
@@ -25,6 +25,9 @@ class Examination:
     simulated: str | None
     state: Path
     hooks: Path
+    rungs: Callable[[], Sequence[RungView]]
+    health: Callable[[], Iterable[CheckView]] = tuple
+    library: Callable[[], str | None] = lambda: None
 
     def results(self) -> DoctorView:
         """Return every check, in the order in which a reader needs them."""
@@ -32,10 +35,11 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self.health(),
                 self._identity(),
                 self._space(),
                 self._hooks(),
-                self._enforcement(),
+                *self._enforcement(),
                 self._systemd(),
             ]
         )
@@ -46,19 +50,23 @@ class Examination:
                 "driver", "ok", f"simulating {self.simulated}; no real GPU is used",
                 "start gpuleased without --simulate to use the GPUs of this machine",
             )  # fmt: skip
-        return CheckView("driver", "ok", f"NVIDIA driver {self.driver() or 'of unknown version'}")
+        library = self.library()
+        nvml = f", NVML {library}" if library else ""
+        driver = self.driver() or "of unknown version"
+        return CheckView("driver", "ok", f"NVIDIA driver {driver}{nvml}")
 
     def _gpus(self) -> Iterator[CheckView]:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
-            name = f"GPU {reading.index}"
+            name = f"GPU {reading.label}"
             if reading.fault is not None:
                 yield CheckView(
                     name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",
                     "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
                 )  # fmt: skip
             elif reading.total is None:
-                yield CheckView(name, "warning", reading.detail or "its size is not known", None)
+                state: CheckState = "ok" if reading.divided else "warning"
+                yield CheckView(name, state, reading.detail or "its size is not known", None)
             else:
                 yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
 
@@ -86,22 +94,27 @@ class Examination:
             f"install gpulease where all users can read, or: chmod o+rx {closed}",
         )  # fmt: skip
 
-    def _enforcement(self) -> CheckView:
-        return CheckView(
-            "enforcement", "warning",
-            "leases are held by the framework hooks alone (TensorFlow now), which are cooperative",
-            "docs/frameworks.md says what is limited and what is not",
-        )  # fmt: skip
+    def _enforcement(self) -> Iterator[CheckView]:
+        """Yield each rung of the ladder; that one is not to be had is not always a fault."""
+        for each in self.rungs():
+            if each.available:
+                yield CheckView("enforcement", "ok", f"held by {each.rung}: {each.why}")
+            else:
+                yield CheckView(
+                    "enforcement", "warning", f"not held by {each.rung}: {each.why}",
+                    "docs/holding.md says what that leaves open",
+                )  # fmt: skip
 
     def _systemd(self) -> CheckView:
         systemd = "running" if _SYSTEMD.exists() else "not running"
-        cgroups = "v2" if _CGROUPS_V2.exists() else "not v2"
+        cgroups = _cgroups()
         return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
 
 
-def closed_to_others(path: Path) -> Path | None:
-    """Return the part of `path` that other users cannot pass or read, or None."""
-    for part in (path, *path.parents):
-        if not part.stat().st_mode & stat.S_IXOTH:
-            return part
-    return None if path.stat().st_mode & stat.S_IROTH else path
+def _cgroups() -> str:
+    try:
+        controllers = _CGROUPS_V2.read_text(encoding="ascii").split()
+    except OSError:
+        return "not v2"
+    dmem = "with" if "dmem" in controllers else "without"
+    return f"v2, {dmem} the kernel's controller of device memory (dmem)"

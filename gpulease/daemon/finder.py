@@ -4,11 +4,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
 from gpulease.domain.memory import JobId
-from gpulease.process import tree
+from gpulease.process import cgroups, tree
+from gpulease.process.mps import mps_servers
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import LivingProcess
 
@@ -22,6 +24,8 @@ class Identity:
     user: str | None
     name: str | None
     command: str | None
+    started_at: datetime | None = None
+    container: str | None = None
 
 
 def _readable(text: str) -> str:
@@ -30,15 +34,21 @@ def _readable(text: str) -> str:
 
 
 class Finder:
-    """Looks processes up in the table, by the shims and the markers of our own jobs."""
+    """Looks processes up in the table, by the scopes, shims and markers of our own jobs."""
 
     def __init__(
         self,
         table: ProcessTable,
         installation: str,
         has_shim: Callable[[JobId], bool] = lambda _: True,
+        has_scope: Callable[[JobId], bool] = lambda _: False,
     ) -> None:
-        """`has_shim` tells whether the shim of a job lives: else its pid may be anybody's."""
+        """`has_shim` tells whether the shim of a job lives: else its pid may be anybody's.
+
+        `has_scope` tells whether we have put the job into a scope: else one of that name is that
+        of another daemon on this machine.
+        """
+        self._has_scope = has_scope
         self._table = table
         self._has_shim = has_shim
         self._marker_prefix = f"{installation}/"
@@ -49,7 +59,17 @@ class Finder:
         if found is None:
             return None
         command = shlex.join(found.command)[:_LONGEST_COMMAND]
-        return Identity(found.user, _readable(found.name), _readable(command) or None)
+        return Identity(
+            found.user,
+            _readable(found.name),
+            _readable(command) or None,
+            found.started_at,
+            found.container,
+        )
+
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
+        return mps_servers(pids)
 
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""
@@ -57,17 +77,27 @@ class Finder:
         return found and replace(found, name=_readable(found.name))
 
     def count(self, job: Job) -> int | None:
-        """Return how many processes live below the shim of a job; reads all of /proc."""
-        if job.shim_pid is None or not self._has_shim(job.id):
+        """Return how many processes a job has, in its scope or below its shim; reads all of /proc.
+
+        Its shim is not counted. None: it has neither.
+        """
+        has_shim = job.shim_pid is not None and self._has_shim(job.id)
+        enclosed = self._has_scope(job.id)
+        if not has_shim and not enclosed:
             return None
-        return len(tree.descendants(job.shim_pid))
+        found = cgroups.members(job.id) if enclosed else set()
+        if has_shim and job.shim_pid is not None:
+            found |= {each.pid for each in tree.descendants(job.shim_pid)}
+        return len(found - {job.shim_pid})
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
-        """Return the job of each pid that belongs to one of `jobs`: by what it descends from first.
+        """Return the job of each pid that belongs to one of `jobs`: by its scope first.
 
-        A process below the holder of a lease belongs to that lease, and among several leases of
-        one holder to the one in whose environment it was started, or else to the latest.
+        Then by what it descends from, then by its marker. A process below the holder of a lease
+        belongs to that lease, also within a job, and among several leases of one holder to the one
+        in whose environment it was started, or else to the latest.
         """
+        pids = list(pids)
         shims = {
             job.shim_pid: job.id
             for job in jobs
@@ -80,7 +110,9 @@ class Finder:
         below = [pid for pid, job in found.items() if job in held]
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
-        return found
+        enclosed = self._table.in_scopes(pids, {job.id for job in jobs if self._has_scope(job.id)})
+        apart = {pid: job for pid, job in found.items() if job in held}
+        return {**found, **enclosed, **apart}
 
 
 def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:

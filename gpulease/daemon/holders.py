@@ -6,7 +6,7 @@ kept waiting for processes that we did not start and may not end.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
@@ -22,7 +22,11 @@ _LOOK_AGAIN_S = 60.0
 class Holders:
     """Follows the leases that are held, each from its grant to its end."""
 
-    def __init__(self, clock: Clock, ends: Ends) -> None:
+    def __init__(
+        self, clock: Clock, ends: Ends, rungs: Callable[[], tuple[str, ...]] = tuple
+    ) -> None:
+        """`rungs` are those that hold what honours the environment of a lease."""
+        self._rungs = rungs
         self._clock = clock
         self._ends = ends
         self._holds: dict[JobId, _Hold] = {}
@@ -44,7 +48,8 @@ class Holders:
         started_at = job.started_at or self._clock.now()
         hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
         try:
-            yield WorkerStarted(process.pid if process is not None else None, None, started_at)
+            pid = process.pid if process is not None else None
+            yield WorkerStarted(pid, None, started_at, self._rungs())
             ended = await hold.end(process, self._ends)
             if ended.outcome is Outcome.TIME_LIMIT:
                 yield WorkerExpired()

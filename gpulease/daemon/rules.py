@@ -23,6 +23,11 @@ class Rules:
         self._settings = settings
         self._of: dict[int, Mapping[str, Any]] = {}
 
+    @property
+    def stops_overuse(self) -> bool:
+        """Whether jobs are stopped that stay over their leases, unless a table says otherwise."""
+        return self._settings.overuse == Consequence.STOP
+
     def overuse(self, owner: Owner) -> OverusePolicy:
         """Return what holds for a job that is over its lease."""
         found = self._found(owner)

@@ -152,7 +152,8 @@ async def _recover(parts: Parts) -> int:
         StateUnwritable: the record cannot be written now.
     """
     try:
-        await parts.keeper.look()
+        await parts.holding.ladder.ask(await parts.keeper.look())
+        await parts.holding.recover(parts.keeper)
         recovered = parts.keeper.recover()
         await parts.askers.recover()
         # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.

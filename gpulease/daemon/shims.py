@@ -1,4 +1,4 @@
-"""The shim of a job as its directory shows it: whether it lives, and the session that it led."""
+"""The shim of a job as its directory shows it: whether it lives, its session, its scope."""
 
 from pathlib import Path
 
@@ -7,6 +7,19 @@ import psutil
 from gpulease.process import control
 from gpulease.process.proc import Entry, entry
 from gpulease.process.record import is_alive, read_record
+
+_SCOPE = "scope"
+"""An empty file: a name alone would not tell our scopes from those of another daemon."""
+
+
+def note_scope(directory: Path) -> None:
+    """Remember that the shim of a launch was put into a scope. Raises OSError on a full disk."""
+    (directory / _SCOPE).touch(mode=0o600)
+
+
+def has_scope(directory: Path) -> bool:
+    """Tell whether the shim of a launch was put into a scope of ours."""
+    return (directory / _SCOPE).exists()
 
 
 def living_shim(directory: Path) -> Entry | None:

@@ -1,4 +1,4 @@
-"""The watch: what is done about leases that hold more than they were granted.
+"""The watch: what is done about leases that hold too much, and about those that nobody uses.
 
 An observer of the looks at the GPUs. The first look that shows it has the owner told; when it has
 gone on for the grace, the job is stopped in the way in which `cancel` stops one.
@@ -6,11 +6,15 @@ gone on for the grace, the job is stopped in the way in which `cancel` stops one
 
 import logging
 
+from gpulease.domain.idleness import IdleStep
 from gpulease.domain.job import Outcome
+from gpulease.domain.memory import GpuUuid
 from gpulease.domain.overuse import Step
+from gpulease.domain.plan import Plan
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look
-from gpulease.service.notices import overuse_stop, overuse_warning
+from gpulease.service.notices import idle_release, idle_warning, overuse_stop, overuse_warning
 from gpulease.service.overuse import Finding, OveruseWatch, record, wanted_gpus
 from gpulease.service.ports import Clock, InThread
 
@@ -21,27 +25,57 @@ class Overseer:
     """Does what the watch finds to be done."""
 
     def __init__(
-        self, keeper: Keeper, watch: OveruseWatch, clock: Clock, writing: InThread
+        self,
+        keeper: Keeper,
+        watch: OveruseWatch,
+        rests: RestWatch,
+        clock: Clock,
+        writing: InThread,
     ) -> None:
         self._keeper = keeper
         self._watch = watch
+        self._rests = rests
         self._clock = clock
         self._writing = writing
+        self._wanted: tuple[Plan | None, frozenset[GpuUuid]] = (None, frozenset())
 
-    async def observe(self, seen: Look) -> None:
+    async def look_for_idleness(self, seen: Look) -> None:
+        """Take in one look.
+
+        Raises:
+            RecordUnwritable: something could not be done, and is found again.
+        """
+        keeper, wanted = self._keeper, self._wanted_now()
+        for found in self._rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
+            if found.step is IdleStep.WARN:
+                await keeper.tell_owner(found.job.id, idle_warning(found))
+            else:
+                detail, notice = idle_release(found)
+                _log.warning("%s (of %s)", notice, found.job.owner.user)
+                await keeper.revoke(found.job.id, Outcome.IDLE, detail, notice)
+            self._rests.settled(found)
+
+    async def look_for_overuse(self, seen: Look) -> None:
         """Take in one look.
 
         Raises:
             RecordUnwritable: something could not be done, and is found again.
         """
         keeper, watch = self._keeper, self._watch
-        wanted = wanted_gpus(keeper.plan)
+        wanted = self._wanted_now()
         for found in watch.look(keeper.store.live(), seen, wanted, self._clock.steady()):
             await self._act(found)
             watch.settled(found)
         behind = watch.unrecorded(keeper.store.live())
         if behind:
             await self._writing(lambda: record(keeper.store, behind))
+
+    def _wanted_now(self) -> frozenset[GpuUuid]:
+        """Return the GPUs for whose memory somebody waits, found once for each plan."""
+        plan = self._keeper.plan
+        if self._wanted[0] is not plan:
+            self._wanted = plan, wanted_gpus(plan)
+        return self._wanted[1]
 
     async def _act(self, found: Finding) -> None:
         job = found.job

@@ -7,16 +7,17 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpulease.daemon.shims import living_shim, session_of
+from gpulease.daemon.shims import has_scope, living_shim, session_of
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.overhead import Kind
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Identity, Launch, Launcher
@@ -32,7 +33,13 @@ from gpulease.service.ports import (
     WorkerNews,
     WorkerStarted,
 )
-from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.environment import (
+    Beside,
+    LeasedGpu,
+    WorkerOptions,
+    worker_environment,
+)
+from gpulease.worker.overhead import outside_the_pool
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +61,14 @@ class Surroundings:
     hooks: Path
     grace: timedelta
     log_limit: int
+    rungs: Callable[[], tuple[str, ...]] = tuple
+    """What holds every lease here, see enforcement.Rung."""
+    lift: Callable[[Job], Awaitable[None]] | None = None
+    """Takes away what the driver holds an ended job by."""
+    socket: str = ""
+    """Where the hooks in jobs may tell what they see."""
+    beside: Callable[[int, Kind, int], int] = lambda uid, kind, start: start
+    """Tells what was learnt of frameworks, for the jobs of a user, from where it starts."""
 
 
 class Workers:
@@ -141,15 +156,16 @@ class Workers:
             # A user may ask for an hour; whoever shuts the machine down did not agree to that.
             grace_at_shutdown=min(self.grace(job), self._around.grace),
             gpus=self._nodes(job),
+            memory={lease.gpu: lease.memory for lease in job.leases},
         )
 
     def _nodes(self, job: Job) -> tuple[str, ...] | None:
         """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
         readings = self._around.readings()
         found = [readings.get(lease.gpu) for lease in job.leases]
-        minors = [reading.minor for reading in found if reading is not None]
-        known = [f"/dev/nvidia{minor}" for minor in minors if minor is not None]
-        return tuple(known) if known and len(known) == len(job.leases) else None
+        nodes = [_nodes_of(reading) for reading in found]
+        known = [node for each in nodes for node in each or ()]
+        return tuple(known) if known and all(each is not None for each in nodes) else None
 
     def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
         """Return the variables of `invocation` as they are under the leases of `job`."""
@@ -165,7 +181,20 @@ class Workers:
             driver=self._around.driver(),
             hooks=self._around.hooks,
             options=_options(invocation.options),
+            beside=self._beside(job),
+            daemon=self._around.socket,
         )
+
+    def _beside(self, job: Job) -> Beside:
+        """Return what tells how much a framework takes beside its pool, for who owns `job`."""
+        around, gpus, driver = self._around, len(job.leases), self._around.driver()
+
+        def beside(framework: str, gpu: LeasedGpu) -> int:
+            start = outside_the_pool(framework, gpus, gpu.name, driver)
+            kind = Kind(framework, gpu.name, driver or "", gpus)
+            return around.beside(job.owner.uid, kind, start)
+
+        return beside
 
     def _marker(self, job: JobId) -> str:
         return f"{self._around.installation}/{job}"
@@ -174,16 +203,22 @@ class Workers:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
         directory = self._state.job(job.id)
         async for event in control.follow(directory):
-            if isinstance(event, control.Lost):
-                yield await self._bury(job)
-            elif (news := _news(event)) is not None:
+            lost = isinstance(event, control.Lost)
+            news = await self._bury(job) if lost else _news(event)
+            if isinstance(news, WorkerStarted):
+                yield replace(news, rungs=self._around.rungs())
+            elif news is not None:
+                if isinstance(news, WorkerExited) and self._around.lift is not None:
+                    await self._around.lift(job)
                 yield news
 
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
         marker, owner = self._marker(job.id), job.owner.uid
-        session = session_of(self._state.job(job.id))
-        await self._processes.end_survivors(marker, self.grace(job), owner, session)
+        directory = self._state.job(job.id)
+        session = session_of(directory)
+        scope = job.id if has_scope(directory) else None
+        await self._processes.end_survivors(marker, self.grace(job), owner, session, scope)
         why = (
             "its shim is gone (killed, or the machine was restarted), so how it ended is not known"
         )
@@ -252,6 +287,14 @@ def _unwritable(job: Job, error: OSError) -> RecordUnwritable:
         f"cannot start job {job.id}: its directory cannot be made: {error.strerror}",
         "an admin should see that the state directory can be written",
     )
+
+
+def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
+    """Return the device nodes that a program opens for one GPU; None where that is not known."""
+    if reading is None or reading.minor is None:
+        return None
+    beside = () if reading.parent is None else reading.access
+    return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
 
 
 def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:

@@ -55,17 +55,19 @@ class Rest:
 
     last: tuple[Activity, ...] = ()
     """What the last look showed, GPU by GPU."""
-    idle_since: timedelta | None = None
-    """When it was first seen to do nothing, and nothing since; None: it was busy."""
-    told_at: timedelta | None = None
-    """When its owner was told that the lease goes if this goes on."""
+    seen_at: timedelta | None = None
+    """When that was, if it showed nothing happening."""
+    idle_for: timedelta | None = None
+    """For how long nothing was seen to happen; None: it was busy."""
+    told_for: timedelta | None = None
+    """For how long of that its owner knows that the lease goes if this goes on."""
     released: bool = False
 
-    def left(self, policy: IdlePolicy, now: timedelta) -> timedelta | None:
+    def left(self, policy: IdlePolicy) -> timedelta | None:
         """Return how long until the lease goes, if nothing changes; None: it does not."""
-        if self.told_at is None or policy.release is not Release.RELEASE:
+        if self.told_for is None or policy.release is not Release.RELEASE:
             return None
-        return max(self.told_at + policy.grace - now, _NOTHING)
+        return max(policy.grace - self.told_for, _NOTHING)
 
 
 def judge_rest(
@@ -89,14 +91,16 @@ def judge_rest(
     """
     if kept or _is_busy(seen, before.last):
         return Rest(seen), IdleStep.NOTHING
-    since = now if before.idle_since is None else before.idle_since
-    rest = replace(before, last=seen, idle_since=since)
-    if policy.release is Release.OFF or not wanted or now - since < policy.after:
-        return replace(rest, told_at=None), IdleStep.NOTHING
-    if rest.told_at is None:
-        return replace(rest, told_at=now), IdleStep.WARN
-    over = now - rest.told_at >= policy.grace
-    if over and policy.release is Release.RELEASE and not rest.released:
+    went = _NOTHING if before.seen_at is None else max(now - before.seen_at, _NOTHING)
+    idle_for = (before.idle_for or _NOTHING) + went
+    rest = replace(before, last=seen, seen_at=now, idle_for=idle_for)
+    if policy.release is Release.OFF or not wanted or idle_for < policy.after:
+        return replace(rest, told_for=None), IdleStep.NOTHING
+    if before.told_for is None:
+        return replace(rest, told_for=_NOTHING), IdleStep.WARN
+    rest = replace(rest, told_for=before.told_for + went)
+    late = before.told_for + went >= policy.grace
+    if late and policy.release is Release.RELEASE and not rest.released:
         return replace(rest, released=True), IdleStep.RELEASE
     return rest, IdleStep.NOTHING
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from gpulease.domain.account import NO_ACCOUNT, Account
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder
 from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
@@ -136,6 +137,9 @@ class Job:
     """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
     holder: Holder | None = None
     """Whom the lease is for, if there is nothing to run under it."""
+    kept_until_at: datetime | None = None
+    """Until when nobody minds that nothing happens under its lease."""
+    account: Account = NO_ACCOUNT
 
     @property
     def holds_memory(self) -> bool:
@@ -203,6 +207,7 @@ def moved(job: Job, by: timedelta) -> Job:
         granted_at=at(job.granted_at),
         started_at=at(job.started_at),
         main_exited_at=at(job.main_exited_at),
+        kept_until_at=at(job.kept_until_at),
     )
 
 

@@ -114,3 +114,10 @@ class Lease:
     """The most bytes that were seen in use under it, as far as has been recorded."""
     over_for: timedelta | None = None
     """For how long more than was granted has been in use, as far as has been recorded."""
+    enforced_by: tuple[str, ...] | None = None
+    """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
+    driver_limit: int | None = None
+    """The bytes to which the driver itself keeps it, as the driver says."""
+    used: int | None = None
+    """Of an ended one, the most that it needed: its peak, less what a framework took in advance
+    and never filled."""

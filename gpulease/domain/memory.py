@@ -4,7 +4,7 @@ Pure sums over one reading of the GPU and the leases on it. Where a figure is un
 unknown: a GPU whose memory cannot be read offers nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
@@ -52,6 +52,22 @@ class GpuReading:
     """What the driver said when the GPU could not be read, for people."""
     minor: int | None = None
     """The number in the name of its device node, which is not its index."""
+    parent: GpuUuid | None = None
+    """Of a MIG device: the GPU that it is a part of, whose index it has."""
+    place: int | None = None
+    """Of a MIG device: its number on that GPU."""
+    access: tuple[str, ...] | None = None
+    """Of a MIG device: the device nodes that it takes beside its GPU's; None if not known."""
+    divided: bool = False
+    """It is in MIG mode: its parts are leased, and not itself."""
+
+    @property
+    def label(self) -> str:
+        """What people call it: its index, and of a MIG device its place on that GPU."""
+        if self.place is None and self.uuid.startswith("MIG-"):
+            # One that is not there any more, of which the record has kept no place.
+            return f"{self.index}:?"
+        return str(self.index) if self.place is None else f"{self.index}:{self.place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,11 @@ class GpuMemory:
         return self.reading.index
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Where it stands when people count GPUs: by index, and its parts after it."""
+        return self.index, -1 if self.reading.place is None else self.reading.place
+
+    @property
     def leased(self) -> int:
         return sum(holding.memory for holding in self.holdings)
 
@@ -122,6 +143,7 @@ def take_stock(
     jobs_by_pid: Mapping[int, JobId],
     margin: int = 0,
     drained: str | None = None,
+    servers: Collection[int] = (),
 ) -> GpuMemory:
     """Draw up the ledger of one GPU.
 
@@ -131,18 +153,16 @@ def take_stock(
         jobs_by_pid: which job a process belongs to; an absent pid belongs to none of ours.
         margin: bytes that are never leased.
         drained: why nothing more may be granted, or None.
+        servers: the pids of MPS servers, on whose account the memory of jobs may stand.
     """
-    used_by_job = _used_by_job(reading, jobs_by_pid)
-    seen = tuple(
-        replace(holding, used=None if used_by_job is None else used_by_job.get(holding.job, 0))
-        for holding in holdings
-    )
+    whose = _Whose(reading, jobs_by_pid, servers)
+    seen = tuple(replace(holding, used=whose.used_by(holding.job)) for holding in holdings)
     return GpuMemory(
         reading,
         _allocatable(reading, margin),
-        _unmanaged(reading, seen, jobs_by_pid),
+        _unmanaged(whose, seen),
         seen,
-        tuple(each for each in reading.processes or () if each.pid not in jobs_by_pid),
+        whose.strangers(seen),
         drained,
     )
 
@@ -153,36 +173,63 @@ def _allocatable(reading: GpuReading, margin: int) -> int | None:
     return max(0, reading.total - (reading.reserved or 0) - margin)
 
 
-def _used_by_job(reading: GpuReading, jobs_by_pid: Mapping[int, JobId]) -> dict[JobId, int] | None:
-    """Sum what each job's processes use, or None where a figure is missing."""
-    if reading.processes is None:
-        return None
-    sums: dict[JobId, int] = {}
-    for process in reading.processes:
-        if process.memory is None:
-            return None
-        job = jobs_by_pid.get(process.pid)
-        if job is not None:
-            sums[job] = sums.get(job, 0) + process.memory
-    return sums
+def _unmanaged(whose: "_Whose", holdings: Sequence[Holding]) -> int | None:
+    """Return what is used by nobody's lease; where figures are missing, leases count as used.
 
-
-def _unmanaged(
-    reading: GpuReading, holdings: Sequence[Holding], jobs_by_pid: Mapping[int, JobId]
-) -> int | None:
+    What is known to be a stranger's is never taken for a job's.
+    """
+    reading = whose.reading
     if reading.fault is not None or reading.used is None:
         return None
     if all(holding.used is not None for holding in holdings):
         ours = sum(holding.used or 0 for holding in holdings)
     else:
-        ours = sum(
-            holding.memory for holding in holdings if _may_use(holding, reading, jobs_by_pid)
+        ours = sum(holding.memory for holding in holdings if whose.may_use(holding))
+    strangers = sum(process.memory or 0 for process in whose.strangers(holdings))
+    return max(0, reading.used - ours, min(strangers, reading.used))
+
+
+@dataclass(frozen=True, slots=True)
+class _Whose:
+    """Whose the memory on one GPU is, as far as the driver says."""
+
+    reading: GpuReading
+    jobs_by_pid: Mapping[int, JobId]
+    servers: Collection[int]
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an MPS server is there, which is not itself a part of a job."""
+        return any(
+            process.pid in self.servers and process.pid not in self.jobs_by_pid
+            for process in self.reading.processes or ()
         )
-    return max(0, reading.used - ours)
 
+    def used_by(self, job: JobId) -> int | None:
+        """Return the bytes of a job's processes, or None where a figure is missing."""
+        if self.reading.processes is None:
+            return None
+        if any(process.memory is None for process in self.reading.processes):
+            return None
+        own = [each for each in self.reading.processes if self.jobs_by_pid.get(each.pid) == job]
+        # Drivers differ in whether the clients of an MPS server are listed beside it.
+        if not own and self.is_served:
+            return None
+        return sum(each.memory or 0 for each in own)
 
-def _may_use(holding: Holding, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]) -> bool:
-    """Tell whether a part of what is used may be this job's, where figures are missing."""
-    if reading.processes is None:
-        return holding.running
-    return any(jobs_by_pid.get(process.pid) == holding.job for process in reading.processes)
+    def may_use(self, holding: Holding) -> bool:
+        """Tell whether a part of what is used may be this job's, where figures are missing."""
+        if self.reading.processes is None or self.is_served:
+            return holding.running
+        return any(
+            self.jobs_by_pid.get(process.pid) == holding.job for process in self.reading.processes
+        )
+
+    def strangers(self, holdings: Sequence[Holding]) -> tuple[ProcessReading, ...]:
+        """Return the processes that belong to no job; an MPS server works for those that run."""
+        served = any(holding.running for holding in holdings)
+        return tuple(
+            process
+            for process in self.reading.processes or ()
+            if process.pid not in self.jobs_by_pid and not (served and process.pid in self.servers)
+        )

@@ -20,6 +20,7 @@ class Obstacle(StrEnum):
     LOST = "lost"
     UNREADABLE = "unreadable"
     DRAINED = "drained"
+    DIVIDED = "divided"
     TOO_SMALL = "too_small"
     UNMANAGED = "unmanaged"
     LEASED = "leased"
@@ -40,6 +41,18 @@ class Hindrance:
     why: str
     waits_for: tuple[JobId, ...] = ()
     """The jobs whose end would help."""
+    place: int | None = None
+    """Of a MIG device, on the GPU that has this index."""
+
+    @property
+    def label(self) -> str:
+        """What people call the GPU."""
+        return str(self.index) if self.place is None else f"{self.index}:{self.place}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Where the GPU stands when people count them."""
+        return self.index, -1 if self.place is None else self.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,9 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
             tuple(each for each in hindrances.values() if each is not None),
             tuple(gpu.uuid for gpu in fits),
         )
-    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.index))
+    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.order))
     # In the order in which people and nvidia-smi count them.
-    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.index)
+    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.order)
     return Placement(tuple((gpu.uuid, claim.demand(gpu.allocatable or 0)) for gpu in chosen))
 
 
@@ -93,7 +106,7 @@ def hindrance(claim: Claim, gpu: GpuMemory) -> Hindrance | None:
     if found is None:
         return None
     obstacle, why, waits_for = found
-    return Hindrance(gpu.uuid, gpu.index, obstacle, why, waits_for)
+    return Hindrance(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.place)
 
 
 _Found = tuple[Obstacle, str, tuple[JobId, ...]] | None
@@ -103,16 +116,20 @@ def _out_of_service(gpu: GpuMemory) -> _Found:
     detail = gpu.reading.detail
     if gpu.reading.fault is Fault.LOST:
         return Obstacle.LOST, detail or "it fell off the bus", ()
+    if gpu.reading.divided:
+        return Obstacle.DIVIDED, "it is divided by MIG, and its MIG devices are leased instead", ()
     if gpu.reading.fault is not None or gpu.headroom is None:
         return Obstacle.UNREADABLE, detail or "its memory cannot be read", ()
     if gpu.drained is not None:
-        return Obstacle.DRAINED, f"drained: {gpu.drained}", ()
+        return Obstacle.DRAINED, gpu.drained, ()
     return None
 
 
 def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
     allocatable, unmanaged = gpu.allocatable or 0, gpu.unmanaged or 0
     demand = claim.demand(allocatable)
+    if not spans(claim, gpu):
+        return Obstacle.DIVIDED, "a job of several GPUs cannot use a MIG device", ()
     if demand > allocatable or demand <= 0:
         return Obstacle.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
     if claim.exclusive and _unmanaged_processes(gpu):
@@ -148,17 +165,26 @@ def _jobs(jobs: Sequence[JobId]) -> str:
     return "job " + str(jobs[0]) if len(jobs) == 1 else "jobs " + ", ".join(map(str, jobs))
 
 
+def spans(claim: Claim, gpu: GpuMemory) -> bool:
+    """Tell whether `gpu` may be one of as many as are claimed.
+
+    A MIG device is only ever leased alone: CUDA shows a process one of them and no more
+    (NVIDIA, "MIG User Guide", CUDA_VISIBLE_DEVICES).
+    """
+    return claim.gpus == 1 or gpu.reading.parent is None
+
+
 def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
     """Tell whether `claim` could fit on `gpu` if nothing else were there; unknown counts as yes."""
     if gpu.allocatable is None:
         return gpu.reading.fault is not None
-    return 0 < claim.demand(gpu.allocatable) <= gpu.allocatable
+    return spans(claim, gpu) and 0 < claim.demand(gpu.allocatable) <= gpu.allocatable
 
 
 def reserved_for(job: JobId, gpu: GpuMemory) -> Hindrance:
     """Return the hindrance of a GPU that an earlier waiting job is to have first."""
     why = f"job {job} waits for it and came first"
-    return Hindrance(gpu.uuid, gpu.index, Obstacle.RESERVED, why, (job,))
+    return Hindrance(gpu.uuid, gpu.index, Obstacle.RESERVED, why, (job,), gpu.reading.place)
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:

@@ -38,6 +38,8 @@ class Snapshot:
     margin: int = 0
     """Bytes of each GPU that are never leased."""
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
+    servers: frozenset[int] = frozenset()
+    """The pids of MPS servers, on whose account the memory of jobs may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,17 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
             holdings.get(reading.uuid, ()),
             snapshot.jobs_by_pid,
             snapshot.margin,
-            snapshot.drained.get(reading.uuid),
+            _drained(reading, snapshot.drained),
+            snapshot.servers,
         )
         for reading in snapshot.readings
     )
+
+
+def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
+    """Return why nothing may be granted on a GPU, or on the GPU that it is a part of."""
+    own = drained.get(reading.uuid)
+    return own if own is not None or reading.parent is None else drained.get(reading.parent)
 
 
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
@@ -149,7 +158,7 @@ class _Desk:
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
         start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
-        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.index)
+        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.order)
         full = Refusal(tuple(all_of_them), refusal.fits)
         return Waiting(full, start, reserves(job.claim, full))
 

@@ -5,6 +5,7 @@ threads, deadlines or readings.
 """
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any, ClassVar, NewType
 
@@ -18,7 +19,18 @@ NOT_AVAILABLE = 2**64 - 1
 MEMORY_V2: int | None = getattr(pynvml, "nvmlMemory_v2", None)
 """The version that asks for the memory reserved by the driver; None in old bindings."""
 
+NO_LIMIT = 2**64 - 1
+"""NVML_DEVICE_MEMORY_LIMIT_MAX: the hard limit of a cgroup that has none."""
+
 TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
+
+XID_EVENT = int(pynvml.nvmlEventTypeXidCriticalError)
+UNCORRECTED_SINCE_LOADED = (
+    int(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    int(pynvml.NVML_VOLATILE_ECC),
+)
+"""Which errors nvmlDeviceGetTotalEccErrors is asked for."""
+EVENT_WAIT = "nvmlEventSetWait_v2" if hasattr(pynvml, "nvmlEventSetWait_v2") else "nvmlEventSetWait"
 
 LIBRARY_NOT_FOUND = int(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 DRIVER_NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -102,6 +114,39 @@ def ask(name: str, *arguments: object) -> Any:
         raise
     except NvmlFailure:
         return None
+
+
+def memory_limits(handle: Handle, cgroup: Path) -> tuple[int, int]:
+    """Return the soft and the hard limit, in bytes, of what a cgroup may hold of a GPU.
+
+    Raises:
+        NvmlFailure: see `call`.
+    """
+    record = _record("c_nvmlGetMemoryLimits_v1_t", cgroup)
+    call("nvmlDeviceGetMemoryLimits_v1", handle, record)
+    return int(record.softLimit), int(record.hardLimit)
+
+
+def set_memory_limits(handle: Handle, cgroup: Path, soft: int, hard: int) -> None:
+    """Set both limits, in bytes; the driver may take another value for either.
+
+    Raises:
+        NvmlFailure: see `call`.
+    """
+    record = _record("c_nvmlSetMemoryLimits_v1_t", cgroup)
+    record.softLimit, record.hardLimit = soft, hard
+    call("nvmlDeviceSetMemoryLimits_v1", handle, record)
+
+
+def _record(kind: str, cgroup: Path) -> Any:
+    """Return a record about the cgroup whose directory this is."""
+    made = getattr(pynvml, kind, None)
+    if made is None:
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {kind}")
+    record = made()
+    record.nameSpace = os.fsencode(cgroup)
+    return record
 
 
 def has(name: str) -> bool:

@@ -1,24 +1,27 @@
 """Reads the GPUs of this machine through NVML, within a deadline whatever the driver does.
 
 One lane for each GPU keeps a hanging one from holding up the others; one more lists the GPUs when
-NVML is initialised, and again, with growing pauses, for as long as something is wrong.
+NVML is initialised, and again, with growing pauses, for as long as something is wrong. Their health
+is listened to on lanes of its own, within the same sessions of NVML.
 """
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu import binding
-from gpulease.gpu.binding import DriverGone, NvmlFailure
+from gpulease.gpu.binding import DriverGone, Handle, NvmlFailure
 from gpulease.gpu.devices import Device, list_devices, match
+from gpulease.gpu.health import HealthEars
 from gpulease.gpu.lane import Call, Lane, Monotonic
-from gpulease.gpu.reading import read_gpu
+from gpulease.gpu.parts import read_with_parts, unread
 from gpulease.gpu.refusals import no_answer, no_devices, refusal
 from gpulease.gpu.retry import Retry
 from gpulease.units import format_span
@@ -29,19 +32,38 @@ _LONGEST_PAUSE_SOME = timedelta(minutes=5)
 """Between attempts while some can: each takes NVML away from these for a moment."""
 
 
+T = TypeVar("T")
+_Readings = tuple[GpuReading, ...]
+
+
+class NoAnswer(Exception):
+    """The driver did not answer within the deadline, or has no such GPU at this moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Listing:
     driver: str | None
+    library: str | None
     devices: tuple[Device, ...]
 
 
-def _list_anew(stop_first: bool) -> _Listing:
+def _stop(ears: HealthEars) -> None:
+    ears.free()
+    binding.stop()
+
+
+def _list_anew(stop_first: HealthEars | None) -> _Listing:
     """Initialise NVML and list the GPUs; runs on a lane, since any of this may hang."""
-    if stop_first:
-        binding.stop()
+    if stop_first is not None:
+        _stop(stop_first)
     binding.start()
     driver = binding.ask("nvmlSystemGetDriverVersion")
-    return _Listing(None if driver is None else str(driver), list_devices())
+    library = binding.ask("nvmlSystemGetNVMLVersion")
+    return _Listing(
+        None if driver is None else str(driver),
+        None if library is None else str(library),
+        list_devices(),
+    )
 
 
 class NvmlProbe:
@@ -53,11 +75,17 @@ class NvmlProbe:
         self._lock = threading.Lock()
         self._lister: Lane[_Listing] = Lane("nvml-lister", clock)
         self._listing: Call[_Listing] | None = None
-        self._lanes: dict[GpuUuid, Lane[GpuReading]] = {}
+        self._lanes: dict[GpuUuid, Lane[_Readings]] = {}
+        self._parts: dict[GpuUuid, _Readings] = {}
+        """The MIG devices of each GPU, as they were last read."""
+        self._beside: dict[GpuUuid, Lane[Any]] = {}
+        """For calls that do not read: a reading that is due is not to wait behind them."""
         self._devices: tuple[Device, ...] = ()
         self._driver: str | None = None
+        self._library: str | None = None
         self._trouble: str | None = None
         self._retry = Retry(first_retry, clock)
+        self._ears = HealthEars(clock)
 
     @classmethod
     def open(
@@ -100,24 +128,54 @@ class NvmlProbe:
                     self._fail(str(failure))
             return self._all_unreadable(self._trouble or "")
 
+    def on_gpu(self, uuid: GpuUuid, work: Callable[[Handle], T]) -> T:
+        """Return what `work` makes of a GPU, beside the readings and within the deadline.
+
+        What is begun for one GPU happens in order. Work that was not finished in time goes on.
+
+        Raises:
+            NoAnswer: it took too long, or there is no such GPU now.
+            NvmlFailure: the driver refused.
+        """
+        until = self._clock() + self._deadline
+        while True:
+            call, is_ours = self._begin_beside(uuid, work, until)
+            if not call.wait(until - self._clock()):
+                raise NoAnswer(f"the driver has not answered for {self._age(call)}")
+            if is_ours:
+                answer: T = call.outcome.result()
+                return answer
+
     def driver(self) -> str | None:
         """Return the driver's version, as it was when NVML was last initialised."""
         return self._driver
+
+    def library(self) -> str | None:
+        """Return the version of NVML itself, as it was when it was last initialised."""
+        return self._library
+
+    def health(self) -> tuple[Heard, ...]:
+        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
+        with self._lock:
+            if self._trouble is not None or self._listing is not None:
+                return ()
+            return self._ears.look(self._devices)
 
     def close(self) -> None:
         """End NVML's session, unless a call still hangs in it, and let the threads end."""
         with self._lock:
             idle = self._is_idle() and not self._lister.is_busy
             self._lister.close()
-            for lane in self._lanes.values():
+            self._ears.close()
+            for lane in (*self._lanes.values(), *self._beside.values()):
                 lane.close()
             if idle:
                 last: Lane[None] = Lane("nvml-stop", self._clock)
-                last.ask(binding.stop).wait(self._deadline)
+                last.ask(partial(_stop, self._ears)).wait(self._deadline)
                 last.close()
 
     def _first_listing(self, within: timedelta) -> _Listing:
-        call = self._lister.ask(partial(_list_anew, stop_first=False))
+        call = self._lister.ask(partial(_list_anew, stop_first=None))
         if not call.wait(within.total_seconds()):
             raise no_answer(within)
         try:
@@ -135,7 +193,8 @@ class NvmlProbe:
                 return
             self._retry.begun()
             # Never under a call that still hangs in the driver: NVML does not say that it may.
-            self._listing = self._lister.ask(partial(_list_anew, stop_first=self._is_idle()))
+            ended = self._ears if self._is_idle() else None
+            self._listing = self._lister.ask(partial(_list_anew, stop_first=ended))
         call = self._listing
         if not self._wait(call, until):
             self._trouble = f"the driver is being initialised again, {self._age(call)} so far"
@@ -151,8 +210,10 @@ class NvmlProbe:
             # After a failure of the whole driver, calls that hang in it belong to the past.
             for uuid in [uuid for uuid, lane in self._lanes.items() if lane.is_busy]:
                 self._lanes.pop(uuid).close()
+            self._ears.forget()
         self._trouble = None
         self._driver = listing.driver or self._driver
+        self._library = listing.library or self._library
         self._devices = match(self._devices, listing.devices)
 
     def _fail(self, reason: str) -> None:
@@ -161,22 +222,53 @@ class NvmlProbe:
 
     def _read_all(self, until: float) -> tuple[GpuReading, ...]:
         calls = [(device, self._begin(device)) for device in self._devices]
-        readings = tuple(self._collect(device, call, until) for device, call in calls)
-        self._plan_retry(readings)
-        return readings
+        collected = [self._collect(device, call, until) for device, call in calls]
+        self._plan_retry([readings[0] for readings in collected])
+        return tuple(reading for readings in collected for reading in readings)
 
-    def _begin(self, device: Device) -> Call[GpuReading]:
+    def _begin(self, device: Device) -> Call[_Readings]:
         if device.uuid not in self._lanes:
             self._lanes[device.uuid] = Lane(f"nvml-{device.uuid}", self._clock)
-        return self._lanes[device.uuid].ask(partial(read_gpu, device))
+        return self._lanes[device.uuid].ask(partial(read_with_parts, device))
 
-    def _collect(self, device: Device, call: Call[GpuReading], until: float) -> GpuReading:
+    def _begin_beside(
+        self, uuid: GpuUuid, work: Callable[[Handle], T], until: float
+    ) -> tuple[Call[Any], bool]:
+        """Begin `work`, or return the call before it that has not returned, and which of the two.
+
+        Raises:
+            NoAnswer: readings hold the driver up, or there is no such GPU now.
+        """
+        if not self._lock.acquire(timeout=max(0.0, until - self._clock())):
+            raise NoAnswer("the driver does not answer to readings")
+        try:
+            found = next((each for each in self._devices if each.uuid == uuid), None)
+            if self._trouble is not None or found is None or found.handle is None:
+                raise NoAnswer(self._trouble or "the driver does not show this GPU")
+            if uuid not in self._beside:
+                self._beside[uuid] = Lane(f"nvml-set-{uuid}", self._clock)
+            bound = partial(work, found.handle)
+            call = self._beside[uuid].ask(bound)
+            return call, call.work is bound
+        finally:
+            self._lock.release()
+
+    def _collect(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
+        """Return the reading of a GPU, and those of its MIG devices after it."""
+        readings = self._answer(device, call, until)
+        if readings[0].fault is not None:
+            return tuple(unread(device, self._parts.get(device.uuid, ()), readings[0]))
+        self._parts[device.uuid] = readings[1:]
+        return readings
+
+    def _answer(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
         if not self._wait(call, until):
             detail = f"the driver has not answered for {self._age(call)}"
-            return device.unread(Fault.UNREADABLE, detail)
+            return (device.unread(Fault.UNREADABLE, detail),)
         if call.ended_at is not None and call.ended_at - call.began_at > self._deadline:
             # Its figures are as old as its first part: the next read will have fresh ones.
-            return device.unread(Fault.UNREADABLE, f"the driver took {self._age(call)} to answer")
+            detail = f"the driver took {self._age(call)} to answer"
+            return (device.unread(Fault.UNREADABLE, detail),)
         return call.outcome.result()
 
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
@@ -187,14 +279,23 @@ class NvmlProbe:
             self._retry.wanted(_LONGEST_PAUSE_SOME)
 
     def _is_idle(self) -> bool:
-        return not any(lane.is_busy for lane in self._lanes.values())
+        lanes = (*self._lanes.values(), *self._beside.values())
+        return self._ears.is_idle and not any(lane.is_busy for lane in lanes)
 
     def _all_unreadable(self, reason: str) -> tuple[GpuReading, ...]:
-        return tuple(device.unread(Fault.UNREADABLE, reason) for device in self._devices)
+        return tuple(
+            reading
+            for device in self._devices
+            for reading in unread(
+                device,
+                self._parts.get(device.uuid, ()),
+                device.unread(Fault.UNREADABLE, reason),
+            )
+        )
 
-    def _wait(self, call: Call[GpuReading] | Call[_Listing], until: float) -> bool:
+    def _wait(self, call: Call[Any], until: float) -> bool:
         return call.wait(min(until, call.began_at + self._deadline) - self._clock())
 
-    def _age(self, call: Call[GpuReading] | Call[_Listing]) -> str:
+    def _age(self, call: Call[Any]) -> str:
         ended_at = self._clock() if call.ended_at is None else call.ended_at
         return format_span(timedelta(seconds=ended_at - call.began_at))

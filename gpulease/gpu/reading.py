@@ -13,7 +13,6 @@ from gpulease.gpu import binding
 from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
 from gpulease.gpu.devices import Device
 
-_MIG = "MIG is enabled; its instances cannot be leased yet"
 _NO_TOTAL = "the driver tells no memory size for this GPU (unified memory?), so it cannot be leased"
 _LARGEST_GPU = 2**44
 """Bytes; what is larger than 16 TiB is no size of this decade, and would be leased."""
@@ -49,7 +48,7 @@ def read_gpu(device: Device) -> GpuReading:
 def _read(device: Device, handle: Handle) -> GpuReading:
     memory = _read_memory(handle)
     divided = _is_divided(handle)
-    detail = _MIG if divided else _NO_TOTAL if memory.total is None else None
+    detail = _NO_TOTAL if memory.total is None and not divided else None
     return GpuReading(
         uuid=device.uuid,
         index=device.index,
@@ -62,6 +61,7 @@ def _read(device: Device, handle: Handle) -> GpuReading:
         temperature=_read_temperature(handle),
         detail=detail,
         minor=device.minor,
+        divided=divided,
     )
 
 

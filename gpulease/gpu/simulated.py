@@ -9,8 +9,10 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 
+from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 from gpulease.errors import BadValue
+from gpulease.gpu.busy import BusyTime
 from gpulease.gpu.resident import ResidentMemory
 from gpulease.units import format_size, parse_size
 
@@ -78,7 +80,9 @@ class SimulatedGpus:
         self.unmanaged = dict(unmanaged or {})
         self.processes = {gpu: dict(held) for gpu, held in (processes or {}).items()}
         self.faults = dict(faults or {})
+        self.heard: list[Heard] = []
         self._residents = residents
+        self._busy = BusyTime()
 
     @classmethod
     def here(cls, sizes: tuple[int, ...], seed: str) -> "SimulatedGpus":
@@ -90,8 +94,9 @@ class SimulatedGpus:
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of every GPU, by index."""
         held = self._residents() if self._residents else {}
+        busy = self._busy.read(held)
         return tuple(
-            self._reading(GpuUuid(gpu), index, held.get(GpuUuid(gpu), {}))
+            self._reading(GpuUuid(gpu), index, held.get(GpuUuid(gpu), {}), busy.get(GpuUuid(gpu)))
             for index, gpu in enumerate(self.sizes)
         )
 
@@ -99,10 +104,21 @@ class SimulatedGpus:
         """Return None: there is no driver."""
         return None
 
+    def library(self) -> str | None:
+        """Return None: NVML is not used."""
+        return None
+
+    def health(self) -> tuple[Heard, ...]:
+        """Return what a test has put into `heard`; each is heard once."""
+        heard, self.heard = tuple(self.heard), []
+        return heard
+
     def close(self) -> None:
         """Do nothing; here so that a probe is a probe."""
 
-    def _reading(self, gpu: GpuUuid, index: int, residents: Mapping[int, int]) -> GpuReading:
+    def _reading(
+        self, gpu: GpuUuid, index: int, residents: Mapping[int, int], utilization: int | None
+    ) -> GpuReading:
         name = f"Simulated {format_size(self.sizes[gpu])}"
         if gpu in self.faults:
             detail = "the simulation says so"
@@ -118,4 +134,5 @@ class SimulatedGpus:
             used=min(used, self.sizes[gpu]),
             reserved=0,
             processes=tuple(ProcessReading(pid, held[pid]) for pid in sorted(held)),
+            utilization=utilization,
         )

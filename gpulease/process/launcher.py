@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
@@ -84,6 +84,8 @@ class Launch:
     """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
     gpus: tuple[str, ...] | None = None
     """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Leased bytes by the UUID of the GPU."""
     terminal: TerminalOrder | None = None
     """The pseudo-terminal to run on; None: three streams of their own."""
     early_signal: EarlySignalOrder | None = None
@@ -91,7 +93,10 @@ class Launch:
 
 
 Enclose = Callable[[int, Launch], Awaitable[None]]
-"""Puts the process with this pid where the processes of the launch belong; never fails."""
+"""Puts the process with this pid where the processes of the launch belong.
+
+May raise RecordUnwritable: nothing was launched then, and it can be tried again.
+"""
 
 
 class Launcher:

@@ -24,7 +24,8 @@ from jeepney.io.asyncio import DBusRouter, Proxy, open_dbus_router
 from jeepney.io.common import RouterClosed
 from jeepney.wrappers import unwrap_msg
 
-SLICE = "gpulease.slice"
+from gpulease.process.scope_name import SLICE, scope_name
+
 _SYSTEMD = Path("/run/systemd/system")
 _DEVICES = Path("/proc/devices")
 _WITHIN_S = 10.0
@@ -66,7 +67,7 @@ class Scope:
     @property
     def name(self) -> str:
         """The name of the unit."""
-        return f"gpulease-job-{self.job}.scope"
+        return scope_name(self.job)
 
 
 def is_to_be_had() -> bool:

@@ -1,15 +1,15 @@
 """Whose process is whose: from a pid, as the driver gives it, to a person and to a job.
 
-A process belongs to a job if it descends from the job's shim, or else if its environment carries
-the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its user is the job's: a marker is easily
-forged, a uid is not.
+A process belongs to a job if it is in the job's scope, or else if it descends from the job's shim,
+or else if its environment carries the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its
+user is the job's: a marker is easily forged, a uid is not, and a scope is root's to give.
 """
 
 import asyncio
 import os
 import pwd
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from gpulease.domain.memory import JobId
+from gpulease.process import cgroups
 from gpulease.process.proc import Entry, deliver, entry, processes
 
 MARKER = "GPULEASE_WORKER"
@@ -40,6 +41,8 @@ class ProcessIdentity:
     command: tuple[str, ...]
     """Empty for a kernel thread, and for one that hides it."""
     started_at: datetime
+    container: str | None
+    """The short id of the container that it is in."""
 
 
 class ProcessTable:
@@ -62,9 +65,17 @@ class ProcessTable:
                     process.name(),
                     _command(process),
                     datetime.fromtimestamp(process.create_time(), UTC),
+                    cgroups.container_of(pid),
                 )
         except psutil.Error:
             return None
+
+    def in_scopes(self, pids: Iterable[int], jobs: Collection[JobId]) -> dict[int, JobId]:
+        """Return the job of each of `pids` that is in the scope of one of `jobs`."""
+        if not jobs:
+            return {}
+        found = {pid: cgroups.scope_of(pid) for pid in pids}
+        return {pid: JobId(job) for pid, job in found.items() if job is not None and job in jobs}
 
     def jobs_of(
         self,
@@ -105,14 +116,19 @@ class ProcessTable:
         return job
 
     def survivors(
-        self, marker: str, owner: int | None = None, session: int | None = None
+        self,
+        marker: str,
+        owner: int | None = None,
+        session: int | None = None,
+        scope: JobId | None = None,
     ) -> list[int]:
         """Return the processes that a shim has left behind.
 
         They carry `marker` (`<instance>/<job>`), or are in the session that it led, whose number
-        nobody else gets as long as it has members; and they are of `owner`, if given.
+        nobody else gets as long as it has members; and they are of `owner`, if given. Who is in
+        the scope of the job `scope` is left behind whatever they carry, and whoever they are.
         """
-        return [found.pid for found in self._survivors(marker, owner, session)]
+        return [found.pid for found in self._survivors(marker, owner, session, scope)]
 
     async def end_survivors(
         self,
@@ -120,20 +136,24 @@ class ProcessTable:
         grace: timedelta,
         owner: int | None = None,
         session: int | None = None,
+        scope: JobId | None = None,
     ) -> None:
         """Ask the survivors of a shim to go, and kill them after `grace`, until none is left."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace.total_seconds()
         asked: set[Entry] = set()
-        while left := await asyncio.to_thread(self._survivors, marker, owner, session):
+        while left := await asyncio.to_thread(self._survivors, marker, owner, session, scope):
             killing = loop.time() >= deadline
             for found in left if killing else left - asked:
                 deliver(found, *((signal.SIGKILL,) if killing else _PLEASE))
             asked |= left
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    def _survivors(self, marker: str, owner: int | None, session: int | None) -> set[Entry]:
+    def _survivors(
+        self, marker: str, owner: int | None, session: int | None, scope: JobId | None
+    ) -> set[Entry]:
         there = list(processes())
+        enclosed = set() if scope is None else cgroups.members(scope)
         if any(found.pid == session and not found.zombie for found in there):
             # The shim is dead: this is somebody else's session, of the same number.
             session = None
@@ -142,8 +162,13 @@ class ProcessTable:
             for found in there
             if not found.zombie
             and found.pid != os.getpid()
-            and (found.session == session or self._marker(found) == marker)
-            and owner in (None, _uid(found.pid))
+            and (
+                found.pid in enclosed
+                or (
+                    (found.session == session or self._marker(found) == marker)
+                    and owner in (None, _uid(found.pid))
+                )
+            )
         }
 
     def _marker(self, found: Entry) -> str | None:

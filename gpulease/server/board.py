@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _PLACE = b',"position":'
 """As in a JobView that is encoded; within a string, quotes would be escaped."""
+_NO_JOBS = b'"jobs":[]'
+"""As in a StatusView, likewise."""
 _MOST_KEPT = 50_000
 """Jobs; a status keeps only those that wait."""
 _NOWHERE = b"null"
@@ -55,7 +57,8 @@ class Board:
         live = self._views.live()
         view = msgspec.json.encode(self._views.machine(live, self._clock.now()))
         jobs, self._drawn = self._parts(live)
-        return view.removesuffix(b"]}") + b",".join(jobs) + b"]}"
+        head, _, tail = view.partition(_NO_JOBS)
+        return b"%b%b%b" % (head + _NO_JOBS[:-1], b",".join(jobs), _NO_JOBS[-1:] + tail)
 
     async def listing(
         self, find: Callable[[], Iterable[Job]], to_owner: Callable[[Job], bool]

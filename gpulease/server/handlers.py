@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
+from gpulease.domain.account import Use
 from gpulease.domain.claim import LONGEST_TIME
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
@@ -20,22 +21,26 @@ from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults, user_of
+from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
-from gpulease.server.orders import cancel_grace_of, order_of
+from gpulease.server.orders import cancel_grace_of, keep_span_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.privacy import conceal, conceal_list, conceal_status
 from gpulease.server.rights import Rights, Who, check_submit
 from gpulease.server.turns import turn_in
 from gpulease.server.views import Views
+from gpulease.service.drains import Drains
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, Event, ProcessFinder
+from gpulease.service.usage import PoolSeen, Usage
 from gpulease.wire import (
     CancelRequest,
     DoctorView,
     ExtendRequest,
     HoldRequest,
     JobView,
+    KeepRequest,
     SubmitRequest,
 )
 
@@ -66,8 +71,13 @@ class Desk:
     """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
     processes: ProcessFinder
+    drains: Drains
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as they are under the leases of a job."""
+    usage: Usage
+    stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    uses: Callable[[str | None, datetime | None], Sequence[Use]]
+    """What the ended jobs of a user, or of all, asked for and used from some time on."""
     watch_asker: Callable[[Job], None]
     """Sees to it that a lease without a job leaves the queue with who asked for it."""
 
@@ -77,6 +87,7 @@ class Handlers:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.gpus = GpuHandlers(desk)
 
     async def status(self, request: Request) -> Response:
         """Show GPUs, leases, the queue and unmanaged processes."""
@@ -93,7 +104,7 @@ class Handlers:
     async def submit(self, request: Request) -> Response:
         """Queue a job; the answer means that it is on disk."""
         caller = _caller(request)
-        body = _read(SubmitRequest, await request.body())
+        body = read_body(SubmitRequest, await request.body())
         check_submit(caller, self._desk.rights.daemon_uid)
         job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
         return json_response(self._desk.views.job(job, to_owner=True), 201)
@@ -101,7 +112,7 @@ class Handlers:
     async def hold(self, request: Request) -> Response:
         """Queue a lease without a job; the answer means that it is on disk."""
         caller, desk = _caller(request), self._desk
-        body = _read(HoldRequest, await request.body())
+        body = read_body(HoldRequest, await request.body())
         check_submit(caller, desk.rights.daemon_uid)
         order = hold_order_of(body, caller, desk.defaults, desk.processes.living)
         job = await desk.keeper.submit(order)
@@ -156,7 +167,7 @@ class Handlers:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
         self._desk.rights.check(Who.MANAGER, caller, job, "cancel")
-        grace = cancel_grace_of(_read(CancelRequest, await request.body() or b"{}"), job)
+        grace = cancel_grace_of(read_body(CancelRequest, await request.body() or b"{}"), job)
         cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job), grace)
         return json_response(self._view(cancelled, caller))
 
@@ -164,15 +175,24 @@ class Handlers:
         """Give a job more time, or less."""
         caller, job = _caller(request), self._job(job_id)
         self._desk.rights.check(Who.MANAGER, caller, job, "extend")
-        by_s = _read(ExtendRequest, await request.body()).by
+        by_s = read_body(ExtendRequest, await request.body()).by
         if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
             raise BadValue(
                 f"cannot extend job {job.id} by {by_s:g} seconds: that is out of range",
                 f"gpulease extend {job.id} +2h",
             )
-        span = timedelta(seconds=by_s)
-        extended = await self._desk.keeper.extend(job.id, span, _who(caller, job))
+        extended = await self._desk.keeper.extend(
+            job.id, timedelta(seconds=by_s), _who(caller, job)
+        )
         return json_response(self._view(extended, caller))
+
+    async def keep(self, request: Request, job_id: int) -> Response:
+        """Let a job be idle for a while."""
+        caller, job = _caller(request), self._job(job_id)
+        self._desk.rights.check(Who.MANAGER, caller, job, "keep")
+        span = keep_span_of(read_body(KeepRequest, await request.body() or b"{}"), job)
+        kept = await self._desk.keeper.keep(job.id, span, _who(caller, job))
+        return json_response(self._view(kept, caller))
 
     async def environment(self, request: Request, job_id: int) -> Response:
         """Tell what a lease changes in the environment of its holder."""
@@ -221,13 +241,7 @@ class Handlers:
         turn_in(dict(request.scope)).go_on_as_stream(most)
 
     def _job(self, job_id: int) -> Job:
-        # SQLite's integers end here.
-        job = self._desk.keeper.store.job(JobId(job_id)) if 0 < job_id < 1 << 63 else None
-        if job is None:
-            raise NoSuchJob(
-                f"cannot find job {job_id}: there is none", "gpulease list --all shows them"
-            )
-        return job
+        return existing_job(self._desk, job_id)
 
     def _view(self, job: Job, caller: Caller, *, with_events: bool = False) -> JobView:
         events = self._desk.keeper.store.events(job.id) if with_events else ()
@@ -237,11 +251,12 @@ class Handlers:
     def _owners_view(self, job: Job, caller: Caller, events: Sequence[Event] = ()) -> JobView:
         """Return a job with what only its owner may see, if that is who calls."""
         owned = self._desk.rights.has(Who.OWNER, caller, job)
-        return self._desk.views.job(job, to_owner=owned, events=events)
+        stored = self._desk.stored_pools if events and job.state is State.ENDED else None
+        pools = None if stored is None else stored(job.id)
+        return self._desk.views.job(job, to_owner=owned, events=events, pools=pools)
 
     def _hides(self, caller: Caller) -> bool:
-        rights = self._desk.rights
-        return rights.hide_commands and not rights.is_admin(caller)
+        return self._desk.rights.hides_from(caller)
 
     async def _changes(self, job_id: JobId, caller: Caller) -> AsyncIterator[bytes]:
         shown, quiet_s = None, 0.0
@@ -262,7 +277,19 @@ class Handlers:
             quiet_s += _REFRESH_S
 
 
-def _read(kind: type[Body], content: bytes) -> Body:
+def existing_job(desk: Desk, job_id: int) -> Job:
+    """Return a job. Raises: NoSuchJob, if there is none."""
+    # SQLite's integers end here.
+    job = desk.keeper.store.job(JobId(job_id)) if 0 < job_id < 1 << 63 else None
+    if job is None:
+        raise NoSuchJob(
+            f"cannot find job {job_id}: there is none", "gpulease list --all shows them"
+        )
+    return job
+
+
+def read_body(kind: type[Body], content: bytes) -> Body:
+    """Return a request's body. Raises: BadValue, if it is not of this kind."""
     # Stops at the first thing that is wrong, however much more there is.
     try:
         return msgspec.json.decode(content, type=kind)

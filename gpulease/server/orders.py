@@ -7,10 +7,13 @@ import shlex
 import signal
 from collections.abc import Mapping
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import PurePosixPath
 
+from gpulease.domain.account import Account
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import EarlySignal, Invocation, Job, Terminal
+from gpulease.domain.shape import shape_of
 from gpulease.errors import BadValue
 from gpulease.readers import LONGEST_GRACE
 from gpulease.server.fields import (
@@ -30,12 +33,22 @@ from gpulease.server.fields import (
     within,
 )
 from gpulease.server.peer import Caller
+from gpulease.service.keep import KEPT_FOR, LONGEST_KEPT
 from gpulease.service.ports import Order
 from gpulease.units import format_span
-from gpulease.wire import CancelRequest, EarlySignalRequest, SubmitRequest, TerminalRequest
+from gpulease.wire import (
+    CancelRequest,
+    ClaimRequest,
+    EarlySignalRequest,
+    KeepRequest,
+    SubmitRequest,
+    TerminalRequest,
+)
 
 LONGEST_COMMAND = 4096
 """Characters of the command line that are kept to be shown; what is executed is never cut."""
+LARGEST_RETRY = 4.0
+"""How much more memory a job may have at its next try."""
 _LONGEST_PATH = 4096
 _MOST_ATTRIBUTES = 64
 _LARGEST_ATTRIBUTE = (1 << 32) - 1
@@ -76,7 +89,24 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
+        account=Account(shape=shape_of(argv, request.cwd), retry=_retry(request.retry_oom)),
+        sizes_itself=_names_no_size(request.claim),
     )
+
+
+def _names_no_size(asked: ClaimRequest) -> bool:
+    return asked.memory is None and asked.share is None and not asked.exclusive
+
+
+def _retry(factor: float | None) -> Fraction | None:
+    if factor is None:
+        return None
+    if not 1 < factor <= LARGEST_RETRY:
+        refuse(
+            f"{factor:g} times the memory is no way to try again",
+            f"name a factor above 1 and at most {LARGEST_RETRY:g}, such as --retry-oom 1.5x",
+        )
+    return Fraction(factor).limit_denominator(1000)
 
 
 def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:
@@ -94,6 +124,22 @@ def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:
             "a cancel can only shorten the job's own grace: --grace 5s",
         )
     return timedelta(seconds=request.grace)
+
+
+def keep_span_of(request: KeepRequest, job: Job) -> timedelta:
+    """Return for how long a job is to be kept.
+
+    Raises:
+        BadValue: that is no time.
+    """
+    if request.span is None:
+        return KEPT_FOR
+    if not 0 < request.span <= LONGEST_KEPT.total_seconds():
+        raise BadValue(
+            f"cannot keep job {job.id} for {request.span:g} seconds: it is at most a day",
+            f"it can be said again: gpulease keep {job.id} --for 1d",
+        )
+    return timedelta(seconds=request.span)
 
 
 def _default_name(argv: tuple[str, ...]) -> str:

@@ -17,7 +17,16 @@ def conceal(view: JobView, viewer: str) -> JobView:
     # Why a launch failed names what could not be launched.
     reason = None if view.outcome == "launch_failed" else view.reason
     events = [replace(each, detail=None) for each in view.events]
-    return replace(view, command=HIDDEN, name=HIDDEN, reason=reason, events=events)
+    unheld = [replace(each, command=HIDDEN) for each in view.unheld]
+    return replace(
+        view,
+        command=HIDDEN,
+        name=HIDDEN,
+        reason=reason,
+        sized=None,
+        unheld=unheld,
+        events=events,
+    )
 
 
 def conceal_list(drawn: bytes, viewer: str) -> bytes:
@@ -36,7 +45,7 @@ def conceal_status(drawn: bytes, viewer: str) -> bytes:
 
 def _conceal_processes(gpu: GpuView, viewer: str) -> GpuView:
     shown = [
-        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN)
+        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN, container=None)
         for each in gpu.processes
     ]
     return replace(gpu, processes=shown)

@@ -59,7 +59,7 @@ def why_it_waits(claim: Claim, waiting: Waiting, gpus: int | None = None) -> str
     if first:
         return f"waits its turn behind {_one_of(first)}"
     if hindrances:
-        return "; ".join(f"GPU {each.index}: {each.why}" for each in hindrances)
+        return "; ".join(f"GPU {each.label}: {each.why}" for each in hindrances)
     # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
     return None
 

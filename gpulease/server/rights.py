@@ -18,6 +18,8 @@ class Who(Enum):
     """The job's owner, and the admins: they may act on it, and see what it runs."""
     OWNER = auto()
     """The job's owner: what it printed and its environment may hold secrets."""
+    ADMIN = auto()
+    """The admins alone: it concerns everyone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Rights:
         """Tell whether `caller` may act on everyone's jobs."""
         return self.is_master(caller) or self._admins_gid() in (caller.gid, *(caller.groups or ()))
 
+    def hides_from(self, caller: Caller) -> bool:
+        """Tell whether what others run is hidden from `caller`."""
+        return self.hide_commands and not self.is_admin(caller)
+
     def has(self, who: Who, caller: Caller, job: Job) -> bool:
         """Tell whether `caller` may do with `job` what is open to `who`."""
         match who:
@@ -47,6 +53,8 @@ class Rights:
                 return caller.uid == job.owner.uid or self.is_admin(caller)
             case Who.OWNER:
                 return caller.uid == job.owner.uid or self.is_master(caller)
+            case Who.ADMIN:
+                return self.is_admin(caller)
 
     def check(self, who: Who, caller: Caller, job: Job, verb: str) -> None:
         """Check that `caller` may do `verb` with `job`.
@@ -61,6 +69,19 @@ class Rights:
                 if who is Who.OWNER
                 else "only its owner, the machine's admins and root may",
             )
+
+    def check_admin(self, caller: Caller, what: str) -> None:
+        """Check that `caller` may do `what`, which is about the machine and no job.
+
+        Raises:
+            NotAllowed: they may not.
+        """
+        if self.is_admin(caller):
+            return
+        group = f"members of the group {self.admins}" if self.admins else "whose daemon it is"
+        raise NotAllowed(
+            f"cannot {what}: that is for the admins of this machine", f"root and {group} may"
+        )
 
     def _admins_gid(self) -> int | None:
         # Looked up each time, since a group may be made or made anew while the daemon runs.

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.bounded import Bounded
 from gpulease.server.handlers import FRAMES, JSON_LINES, Desk, Handlers, json_response
 from gpulease.server.rights import Who
@@ -21,6 +22,7 @@ from gpulease.wire import (
     API_PREFIX,
     CancelRequest,
     DoctorView,
+    DrainRequest,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
@@ -28,11 +30,25 @@ from gpulease.wire import (
     HoldRequest,
     JobList,
     JobView,
+    KeepRequest,
+    ReportView,
+    StandingView,
     StatusView,
     SubmitRequest,
+    UsageRequest,
 )
 
 _SHAPES = "#/components/schemas/"
+_BODIES = (
+    SubmitRequest,
+    HoldRequest,
+    ExtendRequest,
+    CancelRequest,
+    KeepRequest,
+    DrainRequest,
+    UsageRequest,
+)
+_MAY_BE_LEFT_OUT = (CancelRequest, KeepRequest, DrainRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,7 @@ class Route:
     """What is streamed where there is no one reply: its media type."""
 
 
-def table(handlers: Handlers) -> tuple[Route, ...]:
+def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
     """Return every route; there is no other."""
     return (
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
@@ -69,8 +85,13 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             takes=ExtendRequest,
         ),
         Route(
+            "POST", "/jobs/{job_id}/keep", Who.MANAGER, handlers.keep, JobView, takes=KeepRequest
+        ),
+        Route(
             "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
         ),
+        Route("POST", "/jobs/{job_id}/usage", Who.OWNER, accounts.usage, None, 204, UsageRequest),
+        Route("GET", "/report", Who.ANYONE, accounts.report, ReportView),
         Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
         Route(
             "POST",
@@ -80,6 +101,15 @@ def table(handlers: Handlers) -> tuple[Route, ...]:
             JobView,
             takes=CancelRequest,
         ),
+        Route(
+            "POST",
+            "/gpus/{gpu}/drain",
+            Who.ADMIN,
+            handlers.gpus.drain,
+            StandingView,
+            takes=DrainRequest,
+        ),
+        Route("POST", "/gpus/{gpu}/resume", Who.ADMIN, handlers.gpus.resume, StandingView),
     )
 
 
@@ -89,7 +119,7 @@ def build_api(desk: Desk) -> ASGIApp:
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
         openapi_url=f"{API_PREFIX}/openapi.json",
     )  # fmt: skip
-    for route in table(Handlers(desk)):
+    for route in table(Handlers(desk), AccountHandlers(desk)):
         api.add_api_route(
             API_PREFIX + route.path,
             route.endpoint,
@@ -112,7 +142,7 @@ def build_api(desk: Desk) -> ASGIApp:
 def _reply(route: Route) -> dict[str, Any]:
     if route.streams:
         return {"content": {route.streams: {"schema": {"type": "string"}}}}
-    return {"model": route.reply}
+    return {"model": route.reply} if route.reply is not None else {"description": "Done"}
 
 
 def _schema(kind: type) -> dict[str, Any]:
@@ -124,7 +154,7 @@ def _body(kind: type) -> dict[str, Any]:
     schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
     return {
         "requestBody": {
-            "required": kind is not CancelRequest,
+            "required": kind not in _MAY_BE_LEFT_OUT,
             "content": {"application/json": {"schema": schema}},
         }
     }
@@ -137,7 +167,7 @@ def _describe_bodies(api: FastAPI) -> None:
     def whole() -> dict[str, Any]:
         document = describe()
         shapes = document["components"]["schemas"]
-        for kind in (SubmitRequest, HoldRequest, ExtendRequest, CancelRequest):
+        for kind in _BODIES:
             shape = _schema(kind)
             shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
         return document

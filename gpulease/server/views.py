@@ -3,33 +3,52 @@
 import socket
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
+from typing import Protocol
 
 from gpulease import __version__
+from gpulease.domain.account import Use
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Rung, ladder
+from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
-from gpulease.domain.lease import State
+from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.overuse import Consequence
 from gpulease.domain.plan import Plan, Waiting, ledgers, waiting_in
+from gpulease.domain.reach import Unheld
+from gpulease.errors import RecordUnwritable
 from gpulease.server.reasons import exit_status, reason
+from gpulease.server.usage import pool_view
 from gpulease.server.waiting import Told, claim_view, seconds
+from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
+from gpulease.service.usage import PoolSeen
 from gpulease.wire import (
     EventView,
+    GpuEventView,
     GpuState,
     GpuView,
     JobView,
     LeaseView,
     MemoryView,
     ProcessView,
+    ReportView,
+    RungView,
     StatusView,
+    UnheldView,
+    UseView,
 )
+
+_TOLD_FOR = timedelta(days=1)
+_MOST_EVENTS = 200
+"""Of the health of all GPUs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +59,39 @@ class Machine:
     simulated: bool
     directory_of: Callable[[JobId], Path]
     """Where a job's record, output and socket are."""
-    enforced_by: Sequence[str] = ()
+    holds: "Rungs"
+    unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
+    pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
+
+
+class Rungs(Protocol):
+    """What holds leases on this machine."""
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """The rungs on which all leases stand that are granted now."""
+
+    def rungs(self) -> list[RungView]:
+        """Return each rung, and what there is to say of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """What is known of leases that hold too much, and of jobs that do nothing."""
+
+    overuse: OveruseWatch
+    rests: RestWatch
 
 
 class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
     def __init__(
-        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, overuse: OveruseWatch
+        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
     ) -> None:
         self._keeper = keeper
-        self._overuse = overuse
+        self._overuse = watches.overuse
+        self._rests = watches.rests
         self._processes = processes
         self._machine = machine
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
@@ -72,20 +113,32 @@ class Views:
             version=__version__,
             simulated=self._machine.simulated,
             at=_instant(now) or "",
-            gpus=[self._gpu(gpu, seen.jobs_by_pid if seen else {}) for gpu in gpus],
+            gpus=self._gpus(gpus, seen, now),
             jobs=[],
+            enforcement=self._machine.holds.rungs(),
         )
 
     def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
         drained = self._keeper.store.drained()
         return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
 
-    def job(self, job: Job, *, to_owner: bool = False, events: Sequence[Event] = ()) -> JobView:
-        """Return a job as anyone may see it, or with what only its owner may."""
+    def job(
+        self,
+        job: Job,
+        *,
+        to_owner: bool = False,
+        events: Sequence[Event] = (),
+        pools: Sequence[PoolSeen] | None = None,
+    ) -> JobView:
+        """Return a job as anyone may see it, or with what only its owner may.
+
+        `pools` are those of its frameworks, None: what is known of a running one.
+        """
         waiting = self.waiting(job)
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
         why, _, hint = why.partition("\n\nhint: ")
+        idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -99,7 +152,7 @@ class Views:
             expected_start_at=_instant(waiting.expected_start_at) if waiting else None,
             command=job.command,
             claim=told.claim if told else claim_view(job.claim),
-            leases=self._leases(job),
+            leases=self._leases(job, self._machine.pools_of(job) if pools is None else pools),
             submitted_at=_instant(job.submitted_at) or "",
             granted_at=_instant(job.granted_at),
             started_at=_instant(job.started_at),
@@ -113,8 +166,19 @@ class Views:
             main_exited_at=_instant(job.main_exited_at),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=_instant(job.gives_up_at) if job.state is State.QUEUED else None,
+            kept_until_at=_instant(job.kept_until_at) if job.holds_memory else None,
+            idle_since_at=idle_since_at,
+            idle_ends_at=idle_ends_at,
             refusals=told.refusals if told else [],
             waits_for=told.waits_for if told else [],
+            unheld=[
+                UnheldView(each.pid, each.command, each.why)
+                for each in self._machine.unheld(job.id)
+            ],
+            sized=job.account.sized,
+            out_of_memory=job.account.out_of_memory,
+            retry_of=job.account.retry_of,
+            retried_as=job.account.retried_as,
             events=[EventView(_instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -152,7 +216,7 @@ class Views:
         newer = takewhile(lambda each: each.id > last, reversed(self._keeper.store.live()))
         return [each.id for each in newer if each.state is State.QUEUED][::-1]
 
-    def _leases(self, job: Job) -> list[LeaseView]:
+    def _leases(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
         seen = self._keeper.seen
         used = self._used_by_job()
         peaks = self._keeper.peaks.by_lease
@@ -162,7 +226,10 @@ class Views:
                 memory=lease.memory,
                 used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
-                enforced_by=list(self._machine.enforced_by),
+                enforced_by=self._rungs(job, lease),
+                driver_limit=lease.driver_limit,
+                needed=lease.used,
+                pools=[pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
                 **self._over(job, lease.gpu, seen),
             )
             for lease in job.leases
@@ -175,9 +242,29 @@ class Views:
             return {}
         left = standing.left(self._overuse.policy(job))
         return {
-            "over_since": _instant(seen.at - standing.over_for),
+            "over_since_at": _instant(seen.at - standing.over_for),
             "stops_at": None if left is None else _instant(seen.at + left),
         }
+
+    def _idle(self, job: Job) -> tuple[str | None, str | None]:
+        """Return since when a job does nothing, and when that ends it, where that matters."""
+        seen, rest = self._keeper.seen, self._rests.rest(job.id)
+        policy = self._rests.policy(job)
+        if seen is None or rest.idle_for is None or policy.release is Release.OFF:
+            return None, None
+        left = rest.left(policy)
+        ends_at = None if left is None else seen.at + left
+        return _instant(seen.at - rest.idle_for), _instant(ends_at)
+
+    def _rungs(self, job: Job, lease: Lease) -> list[str]:
+        """Return what holds the lease, or held it; watching may begin and end meanwhile."""
+        holds = self._machine.holds
+        rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
+        if job.holds_memory:
+            rungs -= {Rung.WATCH}
+            stops = self._overuse.policy(job).consequence is Consequence.STOP
+            rungs |= {Rung.WATCH.value} if stops else set()
+        return list(ladder(rungs))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""
@@ -186,14 +273,29 @@ class Views:
             self._used = seen, seen.used_by_job()
         return self._used[1]
 
-    def _gpu(self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId]) -> GpuView:
+    def _gpus(self, gpus: Sequence[GpuMemory], seen: Look | None, now: datetime) -> list[GpuView]:
+        try:
+            told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
+        except RecordUnwritable:
+            # There is still a status to be shown.
+            told = ()
+        by_gpu: dict[GpuUuid, list[GpuEventView]] = {}
+        for each in told:
+            view = GpuEventView(_instant(each.at) or "", each.kind, each.detail, each.count)
+            by_gpu.setdefault(each.gpu, []).append(view)
+        jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
+        return [self._gpu(gpu, jobs_by_pid, by_gpu.get(gpu.uuid, [])) for gpu in gpus]
+
+    def _gpu(
+        self, gpu: GpuMemory, jobs_by_pid: Mapping[int, JobId], events: list[GpuEventView]
+    ) -> GpuView:
         reading = gpu.reading
         return GpuView(
             index=gpu.index,
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail=gpu.drained or reading.detail,
+            detail="; ".join(each for each in (reading.detail, gpu.drained) if each) or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,
@@ -208,12 +310,15 @@ class Views:
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
             kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
+            events=events,
+            label=reading.label,
+            parent=reading.parent,
         )
 
     def _process_views(
         self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
     ) -> list[ProcessView]:
-        views = []
+        views, seen = [], self._keeper.seen
         for process in reading.processes or ():
             who = self._processes.identify(process.pid)
             views.append(
@@ -224,6 +329,9 @@ class Views:
                     command=who.command if who else None,
                     memory=process.memory,
                     job=jobs_by_pid.get(process.pid),
+                    serves=seen is not None and process.pid in seen.servers,
+                    started_at=_instant(who.started_at) if who else None,
+                    container=who.container if who else None,
                 )
             )
         return views
@@ -232,9 +340,16 @@ class Views:
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
+    if gpu.reading.divided:
+        return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
     return "drained" if gpu.drained is not None else "available"
+
+
+def report_view(uses: Sequence[Use], since: datetime | None) -> ReportView:
+    """Return what users asked for and used as a wire object."""
+    return ReportView(_instant(since), [UseView(*astuple(use)) for use in uses])
 
 
 def _instant(at: datetime | None) -> str | None:

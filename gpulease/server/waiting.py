@@ -70,7 +70,7 @@ def claim_view(claim: Claim) -> ClaimView:
 
 def refusal_view(each: Hindrance) -> RefusalView:
     """Return why one GPU cannot take a job, as a wire object."""
-    return RefusalView(each.gpu, each.index, each.why)
+    return RefusalView(each.gpu, each.index, each.why, each.label)
 
 
 def seconds(span: timedelta | None) -> float | None:

@@ -8,7 +8,7 @@ no second path.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpulease.errors import GpuleaseError, RecordUnwritable
 from gpulease.service import leases
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.extend import extend
+from gpulease.service.keep import keep
 from gpulease.service.look import Look, Peaks, Policy, look
 from gpulease.service.ports import (
     Clock,
@@ -44,6 +45,8 @@ _TRY_AGAIN_AFTER_S = 5.0
 """A fault that stopped the following of a job (a full disk, say) may pass."""
 _TOLD_WITHIN_S = 15.0
 """A shim that does not listen, or a launch that hangs, keeps no answer back for longer."""
+
+Examine = Callable[[JobId, WorkerExited], Awaitable[leases.Settle]]
 
 
 class Keeper:
@@ -72,6 +75,8 @@ class Keeper:
         self._clock = clock
         self._writing = writing
         self._looking = looking
+        self.examine: Examine | None = None
+        """Looks at how a job ended before its end is stored."""
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
         self._freed_at: datetime | None = None
@@ -124,6 +129,12 @@ class Keeper:
             await asyncio.wait({telling}, timeout=_TOLD_WITHIN_S)
         # Others in the line may expect to start at another time.
         self.wake()
+        return job
+
+    async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
+        """Let a job be idle for a while. Raises as `keep.keep` does."""
+        job = await self._writing(lambda: keep(self.store, job_id, span, who, self._clock))
+        self._tell()
         return job
 
     async def tell_owner(self, job_id: JobId, text: str) -> None:
@@ -304,7 +315,10 @@ class Keeper:
 
     async def _hear(self, job_id: JobId, news: WorkerNews) -> None:
         """Store one piece of news."""
-        job = await self._writing(lambda: self._store_news(job_id, news))
+        settle = None
+        if isinstance(news, WorkerExited) and self.examine is not None:
+            settle = await self.examine(job_id, news)
+        job = await self._writing(lambda: self._store_news(job_id, news, settle))
         self._tell()
         if not isinstance(news, WorkerStarted):
             return
@@ -336,7 +350,7 @@ class Keeper:
             await changed.wait()
             changed = self.next_change
 
-    def _store_news(self, job_id: JobId, news: WorkerNews) -> Job:
+    def _store_news(self, job_id: JobId, news: WorkerNews, settle: leases.Settle | None) -> Job:
         match news:
             case WorkerStarted():
                 return leases.note_started(self.store, job_id, news)
@@ -345,7 +359,7 @@ class Keeper:
             case MainExited():
                 return leases.note_main_exited(self.store, job_id, news)
             case WorkerExited():
-                return leases.note_exited(self.store, job_id, news)
+                return leases.note_exited(self.store, job_id, news, settle)
 
 
 def _why_it_goes(job: Job) -> str:

@@ -1,8 +1,10 @@
 """The verbs on a job: submit, cancel, and what happens to its worker. A transaction each."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import stands_on
 from gpulease.domain.job import (
     Exit,
     Job,
@@ -14,7 +16,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.memory import GpuMemory, JobId
-from gpulease.domain.placement import can_ever_hold
+from gpulease.domain.placement import can_ever_hold, spans
 from gpulease.domain.plan import ledgers, plan, waiting_in
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, NoSuchJob, WrongState
 from gpulease.service.bounds import refuse_one_more, refuse_too_much
@@ -29,7 +31,11 @@ from gpulease.service.ports import (
     WorkerExited,
     WorkerStarted,
 )
+from gpulease.service.sizes import sized
 from gpulease.units import Share, format_size
+
+Settle = Callable[[Transaction, Job, Job], Job]
+"""Settles the account of a job, as it was and as it ended, within the transaction of its end."""
 
 
 def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock) -> Job:
@@ -48,6 +54,7 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
         at = clock.now()
         refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
+        order = sized(order, tx, empty, policy)
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
         refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
@@ -86,12 +93,21 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
             f"ask for at least {smallest}",
         )
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    if claim.gpus > max(1, len(whole)):
+        raise CannotLease(
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
+            "divide, and CUDA shows a program one MIG device alone",
+            "ask for one GPU, which may be a MIG device"
+            + (f", or for at most {len(whole)}" if whole else ""),
+        )
     if sum(can_ever_hold(claim, gpu) for gpu in gpus) < claim.gpus:
         raise _never(claim, gpus)
 
 
 def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
-    sizes = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
+    able = [gpu for gpu in gpus if spans(claim, gpu)]
+    sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
         enough = sum(size >= claim.memory for size in sizes)
@@ -116,7 +132,7 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Look, policy: Policy) -> No
     if any(granted == job.id for granted, _ in decided.grants):
         return
     reasons = waiting_in(decided, job).refusal.hindrances
-    where = "; ".join(f"GPU {each.index}: {each.why}" for each in reasons)
+    where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
         "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
@@ -179,6 +195,8 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
         changed = worker_started(job, news.pid, news.shim_pid, news.at)
         if changed is None:
             return job
+        if any(lease.enforced_by is None for lease in job.leases):
+            changed = stands_on(changed, news.rungs)
         tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, f"pid {news.pid}"))
     return changed
 
@@ -208,8 +226,13 @@ def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
     return changed
 
 
-def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
-    """Store how a job ended; from here its memory is free."""
+def note_exited(
+    store: Store, job_id: JobId, news: WorkerExited, settle: Settle | None = None
+) -> Job:
+    """Store how a job ended; from here its memory is free.
+
+    `settle` may add to the ended job, and to what is committed with it.
+    """
     with store.write() as tx:
         job = existing(tx, job_id)
         outcome, detail = news.outcome, news.detail
@@ -221,6 +244,8 @@ def note_exited(store: Store, job_id: JobId, news: WorkerExited) -> Job:
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
             return job
+        if settle is not None:
+            changed = settle(tx, job, changed)
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, news.outcome))
     return changed
 

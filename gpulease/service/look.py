@@ -30,6 +30,8 @@ class Look:
     jobs_by_pid: Mapping[int, JobId]
     at: datetime
     """When the looking began: whatever ended later may still be in it."""
+    servers: frozenset[int] = frozenset()
+    """The pids of MPS servers on the GPUs."""
 
     def used_by_job(self) -> dict[tuple[JobId, GpuUuid], int]:
         """Sum the bytes that each job's processes use on each GPU, where the driver says."""
@@ -57,7 +59,10 @@ class Look:
             for each in reading.processes
         ):
             return None
-        return sums.get((job, gpu), 0)
+        # Where an MPS server is and the job is not listed, its memory may stand on that account.
+        servers = self.servers - self.jobs_by_pid.keys()
+        served = any(each.pid in servers for each in reading.processes)
+        return sums.get((job, gpu), None if served else 0)
 
 
 def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) -> Look:
@@ -67,7 +72,7 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     readings += _leased_and_not_there(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
-    return Look(readings, processes.jobs_of(pids, holders), at)
+    return Look(readings, processes.jobs_of(pids, holders), at, processes.mps_servers(pids))
 
 
 def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
@@ -87,7 +92,9 @@ def snapshot(
     jobs: Sequence[Job], look_: Look, policy: Policy, drained: Mapping[GpuUuid, str], at: datetime
 ) -> Snapshot:
     """Put together all that a decision depends on."""
-    return Snapshot(jobs, look_.readings, at, look_.jobs_by_pid, policy.margin, drained)
+    return Snapshot(
+        jobs, look_.readings, at, look_.jobs_by_pid, policy.margin, drained, look_.servers
+    )
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """What the owner of a job is told about its lease, in one line each."""
 
+from gpulease.domain.idleness import Release
 from gpulease.domain.overuse import Consequence
+from gpulease.service.idleness import AtRest
 from gpulease.service.overuse import Finding
 from gpulease.units import GIB, MIB, format_size, format_span
 
@@ -39,6 +41,29 @@ def overuse_stop(found: Finding, peak: int) -> tuple[str, str]:
     )
     hint = f"ask for --mem {size_to_ask_for(peak)}"
     return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
+
+
+def idle_warning(found: AtRest) -> str:
+    """Say that nothing happens under a lease, and what comes of that."""
+    job = found.job.id
+    said = (
+        f"job {job} has done nothing on its GPU for {format_span(found.idle_for)}, "
+        "and others wait for the memory"
+    )
+    if found.policy.release is Release.WARN:
+        return f"{said}; gpulease cancel {job} gives it back"
+    what = "the job is stopped" if found.job.holder is None else "the lease is taken back"
+    return (
+        f"{said}; unless that ends within {format_span(found.policy.grace)}, {what}; "
+        f"gpulease keep {job} keeps it"
+    )
+
+
+def idle_release(found: AtRest) -> tuple[str, str]:
+    """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
+    why = f"it did nothing on its GPU for {format_span(found.idle_for)} while others waited"
+    hint = "gpulease keep JOB keeps a lease that is idle on purpose"
+    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
 
 
 def _holds(found: Finding) -> str:

@@ -42,9 +42,11 @@ def wanted_gpus(plan: Plan | None) -> frozenset[GpuUuid]:
     """Return the GPUs for whose leased memory somebody waits, as of the latest plan."""
     if plan is None:
         return frozenset()
+    # Of ten thousand that wait, most wait for the same reason, which is one object.
+    reasons = {id(waiting): waiting for waiting in plan.waiting.values()}
     return frozenset(
         each.gpu
-        for waiting in plan.waiting.values()
+        for waiting in reasons.values()
         for each in waiting.refusal.hindrances
         if each.obstacle in _HELD_BY_OTHERS
     )
@@ -58,9 +60,13 @@ class OveruseWatch:
         self._standings: dict[Key, Standing] = {}
 
     def policy(self, job: Job) -> OverusePolicy:
-        """Return what holds for a job: of one that we did not start, nothing is stopped."""
+        """Return what holds for a job: not all that are over are stopped.
+
+        A lease without a job is held by a process that we did not start; and beside an exclusive
+        one nobody has a lease whose memory it could take.
+        """
         policy = self._policy_of(job.owner)
-        if job.holder is not None:
+        if job.holder is not None or job.claim.exclusive:
             return replace(policy, consequence=Consequence.WARN)
         return policy
 
@@ -121,10 +127,12 @@ class OveruseWatch:
         """
         behind: dict[Key, timedelta | None] = {}
         for job in jobs:
-            step = max(self.policy(job).grace / 4, _SHORTEST_STEP)
             for lease in job.leases:
                 standing = self._standings.get((job.id, lease.gpu))
-                if standing is not None and _is_behind(lease.over_for, standing, step):
+                if standing is None or standing.over_for is lease.over_for is None:
+                    continue
+                step = max(self.policy(job).grace / 4, _SHORTEST_STEP)
+                if _is_behind(lease.over_for, standing, step):
                     behind[job.id, lease.gpu] = standing.over_for
         return behind
 

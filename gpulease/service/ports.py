@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
+from gpulease.domain.account import NO_ACCOUNT, Account, Shape
 from gpulease.domain.claim import Claim
+from gpulease.domain.health import GpuEvent, Heard
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.sizing import Run
+from gpulease.domain.standing import Standing
 
 T = TypeVar("T")
 
@@ -38,6 +42,9 @@ class Order:
     """Whom the lease is for, if there is nothing to run."""
     key: str | None = None
     """The owner's name for this order: given again with the same one, it is no new order."""
+    account: Account = NO_ACCOUNT
+    sizes_itself: bool = False
+    """Nobody said how much memory: what its likes used decides, or else the claim as it is."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job that was asked for, as it begins."""
@@ -52,6 +59,7 @@ class Order:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
+            account=self.account,
         )
 
 
@@ -85,6 +93,15 @@ class Transaction(Protocol):
     def ordered(self, uid: int, key: str) -> Job | None:
         """Return the job that a user has ordered under this key, whatever its state."""
 
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how a job was started; it is dropped when the job ends."""
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        """Return the latest runs like this one of which the use is known, latest first.
+
+        Those that are the same in every word, or if there are none those that are alike.
+        """
+
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
@@ -99,6 +116,15 @@ class Transaction(Protocol):
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
 
 
 class Store(Protocol):
@@ -125,6 +151,12 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        """Return the latest entries about the health of all GPUs, oldest first."""
+
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a GPU that was seen once, and nothing else of it."""
 
@@ -138,6 +170,12 @@ class GpuProbe(Protocol):
     def driver(self) -> str | None:
         """Return the driver's version."""
 
+    def library(self) -> str | None:
+        """Return the version of the library that reads the GPUs, NVML."""
+
+    def health(self) -> Sequence[Heard]:
+        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
+
 
 class ProcessIdentity(Protocol):
     """Who a process is, for people."""
@@ -148,6 +186,10 @@ class ProcessIdentity(Protocol):
     def name(self) -> str | None: ...
     @property
     def command(self) -> str | None: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def container(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +211,9 @@ class ProcessFinder(Protocol):
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
 
+    def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return those of `pids` that are servers of CUDA's MPS."""
+
     def identify(self, pid: int) -> ProcessIdentity | None:
         """Return who a process is, or None for one that is gone."""
 
@@ -183,6 +228,8 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
+    rungs: tuple[str, ...] = ()
+    """What holds it to its leases, if nothing was noted at its launch; see enforcement.Rung."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from gpulease.store.tables import (
     InvocationRow,
     JobRow,
     LeaseRow,
+    PoolRow,
     SubmissionRow,
 )
 
@@ -57,7 +58,7 @@ class Pruning:
             RecordUnwritable: the file cannot be written at this moment.
         """
         with self._store.alone() as connection, connection.begin():
-            for row in (EventRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow):
+            for row in (EventRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow):
                 connection.execute(delete(row).where(row.job.in_(jobs)))
             gone = delete(JobRow).where(JobRow.id.in_(jobs), JobRow.state == State.ENDED)
             connection.execute(gone)

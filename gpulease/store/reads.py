@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.job import Job
 from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.store.gpus import standings
 from gpulease.store.rows import job_of
-from gpulease.store.tables import GpuRow, HolderRow, InvocationRow, JobRow, LeaseRow
+from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
 
 
 def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
@@ -33,7 +34,8 @@ def invocation_sizes(session: Session) -> dict[JobId, int]:
 
 def drained_gpus(connection: Connection) -> Mapping[GpuUuid, str]:
     """Return the GPUs on which nothing more may be granted, and why."""
-    rows = connection.execute(
-        select(GpuRow.uuid, GpuRow.drained).where(GpuRow.drained.is_not(None))
-    )
-    return {GpuUuid(gpu): why for gpu, why in rows if why is not None}
+    return {
+        gpu: standing.closed
+        for gpu, standing in standings(connection).items()
+        if standing.closed is not None
+    }

@@ -17,11 +17,11 @@ from gpulease.store.salvage import Salvage
 from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
 from gpulease.store.tables import EventRow, HolderRow, InvocationRow, JobRow, LeaseRow
 
-_IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "events")
+_IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "events")
 _HISTORY = "gpu_memory"
 _LEAP = 1000
 """Ids that are passed over where it is not known how many were given."""
-_ORPHANS = ("events", "invocations", "holders", "leases")
+_ORPHANS = ("events", "invocations", "holders", "pools", "leases")
 
 
 @dataclass(slots=True)

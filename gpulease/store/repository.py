@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import (
@@ -19,12 +20,14 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
+from gpulease.domain.health import GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event
-from gpulease.store import statements
+from gpulease.store import gpus, statements
 from gpulease.store.engine import WRITES, be_patient, open_engine
 from gpulease.store.faults import at_start, told
 from gpulease.store.reads import drained_gpus, invocation_sizes, jobs_where
@@ -166,6 +169,16 @@ class SqlStore:
         with suppress(RecordUnwritable), told(self.path), self.engine.connect() as connection:
             self._drained = drained_gpus(connection)
         return self._drained
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+        with told(self.path), self.engine.connect() as connection:
+            return gpus.standings(connection)
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        """Return the latest entries about the health of all GPUs, oldest first."""
+        with told(self.path), self.engine.connect() as connection:
+            return gpus.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a GPU that was seen once, and nothing else of it."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any
 
+from gpulease.domain.account import Account, Shape
 from gpulease.domain.claim import Claim
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import EarlySignal, Exit, Invocation, Job, Outcome, Owner, Terminal
@@ -49,7 +50,36 @@ def job_values(job: Job) -> dict[str, object]:
         "main_exited_at": job.main_exited_at,
         "terminal": job.terminal,
         "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
+        "kept_until_at": job.kept_until_at,
+        **_account_values(job.account),
     }
+
+
+def _account_values(account: Account) -> dict[str, object]:
+    shape = account.shape
+    return {
+        "alike": shape and shape.alike,
+        "same": shape and shape.same,
+        "sized": account.sized,
+        "retry": None if account.retry is None else str(account.retry),
+        "attempt": account.attempt,
+        "retry_of": account.retry_of,
+        "retried_as": account.retried_as,
+        "out_of_memory": account.out_of_memory,
+    }
+
+
+def _account_of(row: JobRow) -> Account:
+    known = row.alike is not None and row.same is not None
+    return Account(
+        shape=Shape(row.alike or "", row.same or "") if known else None,
+        sized=row.sized,
+        retry=None if row.retry is None else Fraction(row.retry),
+        attempt=row.attempt,
+        retry_of=None if row.retry_of is None else JobId(row.retry_of),
+        retried_as=None if row.retried_as is None else JobId(row.retried_as),
+        out_of_memory=row.out_of_memory,
+    )
 
 
 def holder_values(job: JobId, holder: Holder) -> dict[str, object]:
@@ -103,13 +133,36 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         terminal=row.terminal,
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
+        kept_until_at=row.kept_until_at,
+        account=_account_of(row),
     )
 
 
+def lease_values(lease: Lease) -> dict[str, object]:
+    """Return the columns of `lease` that change in its life."""
+    rungs = lease.enforced_by
+    return {
+        # Never before the grant, whatever the clock has done meanwhile.
+        "released_at": lease.released_at and max(lease.released_at, lease.granted_at),
+        "enforced_by": None if rungs is None else ",".join(rungs),
+        "driver_limit": lease.driver_limit,
+        "used": lease.used,
+    }
+
+
 def _lease_of(row: LeaseRow) -> Lease:
-    over_for = None if row.over_for_us is None else row.over_for_us * _MICROSECOND
-    gpu = GpuUuid(row.gpu)
-    return Lease(gpu, row.memory, row.granted_at, row.released_at, row.peak, over_for)
+    rungs = row.enforced_by
+    return Lease(
+        GpuUuid(row.gpu),
+        row.memory,
+        row.granted_at,
+        row.released_at,
+        row.peak,
+        over_for=None if row.over_for_us is None else row.over_for_us * _MICROSECOND,
+        enforced_by=None if rungs is None else tuple(filter(None, rungs.split(","))),
+        driver_limit=row.driver_limit,
+        used=row.used,
+    )
 
 
 def _claim_of(row: JobRow) -> Claim:

@@ -87,7 +87,8 @@ def _read(work: Path) -> Salvage:
             connection.execute("PRAGMA cell_size_check=ON")
             for name, columns, keys in _schema(connection):
                 found.tables[name] = _table(connection, name, columns, keys)
-    except sqlite3.DatabaseError:
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        # SQLite quotes a broken name in its complaint, and that need not be UTF-8.
         found.tables.clear()
     versions = found.tables.pop("alembic_version", None)
     if versions is not None and versions.rows:

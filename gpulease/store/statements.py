@@ -24,10 +24,12 @@ DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("th
 ADD_SUBMISSION = insert(_tables["submissions"])
 ADD_HOLDER = insert(_tables["holders"])
 ADD_LEASE = insert(_leases)
-RELEASE = (
+CHANGE_LEASE = (
     update(_leases)
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values(released_at=bindparam("released_at"))
+    .values(
+        {name: bindparam(name) for name in ("released_at", "enforced_by", "driver_limit", "used")}
+    )
 )
 NOTE_OVER = (
     update(_leases)

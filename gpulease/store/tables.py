@@ -74,8 +74,31 @@ class GpuRow(Row):
     name: Mapped[str]
     total: Mapped[int | None]
     drained: Mapped[str | None]
+    """Why a person drained it, which may be empty; null if nobody did."""
+    drained_by: Mapped[str | None]
+    drained_at: Mapped[datetime | None]
+    ailment: Mapped[str | None]
+    """The fault for which gpulease grants nothing on it, and `ailment_kind` in one word."""
+    ailment_kind: Mapped[str | None]
+    ailment_at: Mapped[datetime | None]
+    excused: Mapped[str | None]
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+
+
+class GpuEventRow(Row):
+    """Something that happened to the health of a GPU; a few hundred are kept of each."""
+
+    __tablename__ = "gpu_events"
+    __table_args__ = (Index("ix_gpu_events_gpu", "gpu"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"))
+    at: Mapped[datetime]
+    """When it was last seen, of one that was seen several times."""
+    kind: Mapped[str]
+    detail: Mapped[str]
+    count: Mapped[int] = mapped_column(server_default=text("1"))
 
 
 class GpuMemoryRow(Row):
@@ -113,6 +136,7 @@ class JobRow(Row):
         CheckConstraint(f"(state IN ({_HOLDERS})) <= (granted_at IS NOT NULL)", name="granted_at"),
         Index("ix_jobs_live", "state", sqlite_where=text("state <> 'ended'")),
         Index("ix_jobs_user", "user"),
+        Index("ix_jobs_alike", "uid", "alike", sqlite_where=text("alike IS NOT NULL")),
         # An id is never used a second time, not even after the last job was pruned.
         {"sqlite_autoincrement": True},
     )
@@ -143,6 +167,17 @@ class JobRow(Row):
     main_exited_at: Mapped[datetime | None]
     terminal: Mapped[bool] = mapped_column(server_default=text("0"))
     grace_us: Mapped[int | None]
+    kept_until_at: Mapped[datetime | None]
+    alike: Mapped[str | None]
+    """The keys by which the runs of a script are recognised."""
+    same: Mapped[str | None]
+    sized: Mapped[str | None]
+    retry: Mapped[str | None]
+    """How much more memory after an end for want of it, as a fraction."""
+    attempt: Mapped[int] = mapped_column(server_default=text("0"))
+    retry_of: Mapped[int | None]
+    retried_as: Mapped[int | None]
+    out_of_memory: Mapped[bool] = mapped_column(server_default=text("0"))
 
 
 class HolderRow(Row):
@@ -205,6 +240,35 @@ class LeaseRow(Row):
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
     over_for_us: Mapped[int | None]
+    enforced_by: Mapped[str | None]
+    """The rungs that it stands on, with commas between them; empty for none, null if unknown."""
+    driver_limit: Mapped[int | None]
+    used: Mapped[int | None]
+
+
+class PoolRow(Row):
+    """What one framework of a job held on a GPU, by its own word, and beside its pool."""
+
+    __tablename__ = "pools"
+    __table_args__ = (
+        Index("ix_pools_kind", "framework", "model", "driver", "gpus"),
+        {"sqlite_with_rowid": False},
+    )
+
+    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
+    framework: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[str]
+    uid: Mapped[int]
+    model: Mapped[str]
+    driver: Mapped[str]
+    gpus: Mapped[int]
+    """How many the job had."""
+    pool_limit: Mapped[int | None]
+    pool_peak: Mapped[int | None]
+    beside: Mapped[int | None]
+    """What the driver said that the process held, less its pool."""
+    at: Mapped[datetime]
 
 
 class EventRow(Row):

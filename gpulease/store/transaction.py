@@ -6,14 +6,20 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
-from gpulease.domain.job import Job, with_over_for
+from gpulease.domain.account import Shape
+from gpulease.domain.health import GpuEvent
+from gpulease.domain.job import Invocation, Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.sizing import Run
+from gpulease.domain.standing import Standing
+from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Order, Tally
-from gpulease.store import statements
+from gpulease.store import gpus, statements
 from gpulease.store.reads import drained_gpus, jobs_where
-from gpulease.store.rows import holder_values, job_values, pack
-from gpulease.store.tables import JobRow, SubmissionRow
+from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
+from gpulease.store.runs import runs_like
+from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 from gpulease.store.tallies import Tallies
 
 
@@ -58,6 +64,18 @@ class SqlTransaction:
         """Return the GPUs on which nothing more may be granted, and why."""
         return drained_gpus(self._connection)
 
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+        return gpus.standings(self._connection)
+
+    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+        """Store what keeps new leases off a GPU that is known."""
+        gpus.set_standing(self._connection, gpu, standing)
+
+    def note_gpu(self, event: GpuEvent) -> None:
+        """Store something that happened to the health of a known GPU."""
+        gpus.note_event(self._connection, event)
+
     def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
@@ -72,6 +90,22 @@ class SqlTransaction:
                 select(SubmissionRow.job).where(SubmissionRow.uid == uid, SubmissionRow.key == key)
             )
         return None if number is None else self.job(JobId(number))
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how a job was started.
+
+        Raises:
+            NoSuchJob: it has ended, or never was.
+        """
+        with Session(self._connection) as session:
+            row = session.get(InvocationRow, job)
+            if row is None:
+                raise NoSuchJob(f"cannot start job {job} again: it has ended")
+            return unpack(row)
+
+    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+        """Return the latest runs like this one of which the use is known, latest first."""
+        return runs_like(self._connection, uid, shape, gpus, most)
 
     def add(self, order: Order, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
@@ -138,13 +172,13 @@ class SqlTransaction:
                     "place": place,
                     "memory": lease.memory,
                     "granted_at": lease.granted_at,
+                    **lease_values(lease),
                 }
                 self._connection.execute(statements.ADD_LEASE, new)
             else:
-                # Never before the grant, whatever the clock has done meanwhile.
-                released = lease.released_at and max(lease.released_at, lease.granted_at)
                 which = {"this": job.id, "that": lease.gpu}
-                self._connection.execute(statements.RELEASE, {**which, "released_at": released})
+                changed = {**which, **lease_values(lease)}
+                self._connection.execute(statements.CHANGE_LEASE, changed)
 
     def _log(self, job: JobId, event: Event) -> None:
         entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}

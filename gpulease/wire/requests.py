@@ -80,6 +80,8 @@ class SubmitRequest:
     key: str | None = None
     """Names this submission among all of its user: sent again, it is answered with the job that it
     made the first time, and makes no other. So it can be repeated when an answer was lost."""
+    retry_oom: float | None = None
+    """How much more memory to try again with, above 1, when it ends for want of GPU memory."""
 
 
 @dataclass(slots=True)
@@ -101,10 +103,36 @@ class HoldRequest:
 
 
 @dataclass(slots=True)
+class PoolUsage:
+    """What the pool of a framework holds on one GPU, in bytes; null where it does not tell."""
+
+    gpu: str
+    pool: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class UsageRequest:
+    """What a process of a job says of one framework in it."""
+
+    framework: str
+    version: str
+    gpus: list[PoolUsage]
+
+
+@dataclass(slots=True)
 class ExtendRequest:
     """More time for a job, in seconds, on top of its time limit."""
 
     by: float
+
+
+@dataclass(slots=True)
+class DrainRequest:
+    """Why nothing more is to be granted on a GPU; no body at all is the same as this without."""
+
+    why: str | None = None
 
 
 @dataclass(slots=True)
@@ -113,3 +141,10 @@ class CancelRequest:
 
     grace: float | None = None
     """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""
+
+
+@dataclass(slots=True)
+class KeepRequest:
+    """For how many seconds a job may be idle; an hour if it does not say, at most a day."""
+
+    span: float | None = None

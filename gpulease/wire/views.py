@@ -6,7 +6,7 @@ A field that came later than the first release has a value for a daemon that doe
 from dataclasses import dataclass, field
 from typing import Literal
 
-GpuState = Literal["available", "drained", "unreadable", "lost"]
+GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
 JobState = Literal["queued", "granted", "active", "releasing", "ended"]
 Outcome = Literal[
     "exited",
@@ -60,6 +60,22 @@ class ClaimView:
 
 
 @dataclass(slots=True)
+class PoolView:
+    """What a framework in a job says of its pool on one GPU, and what was seen beside it."""
+
+    framework: str
+    version: str
+    limit: int | None
+    """Bytes that the pool may have."""
+    peak: int | None
+    """The most of it that was needed."""
+    charged: int | None
+    """What of the lease is kept free beside the pool."""
+    beside: int | None
+    """What was seen there: what the driver says that the process holds, less its pool."""
+
+
+@dataclass(slots=True)
 class LeaseView:
     """One GPU's part of what a job holds, or held."""
 
@@ -68,10 +84,25 @@ class LeaseView:
     used: int | None
     peak: int | None
     enforced_by: list[str]
-    over_since: str | None = None
+    """Of driver, framework, watch and devices those that hold the job to it."""
+    needed: int | None = None
+    """Of an ended one, its peak less what a framework took in advance and never filled."""
+    pools: list[PoolView] = field(default_factory=list)
+    driver_limit: int | None = None
+    """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
+    over_since_at: str | None = None
     """Since when more was seen in use than was leased and is let be."""
     stops_at: str | None = None
     """When the job is stopped for it, if that goes on."""
+
+
+@dataclass(slots=True)
+class UnheldView:
+    """A process of a job that uses a GPU and that the framework hook does not hold."""
+
+    pid: int
+    command: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -81,6 +112,8 @@ class RefusalView:
     gpu: str
     index: int
     why: str
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
 
 
 @dataclass(slots=True)
@@ -133,8 +166,23 @@ class JobView:
     """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
     gives_up_at: str | None = None
     """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
+    kept_until_at: str | None = None
+    """Until when nobody minds that nothing happens under its lease."""
+    idle_since_at: str | None = None
+    """Since when nothing was seen to happen under its lease, where that has consequences."""
+    idle_ends_at: str | None = None
+    """When the lease is taken back for it, if that goes on."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
+    unheld: list[UnheldView] = field(default_factory=list)
+    sized: str | None = None
+    """Why it leases as much as it does, where nobody said how much."""
+    out_of_memory: bool = False
+    """It ended because the GPU memory of its lease did not do."""
+    retry_of: int | None = None
+    """The job that ran out of memory and that this one tries again."""
+    retried_as: int | None = None
+    """The job that tries this one again."""
     events: list[EventView] = field(default_factory=list)
 
 
@@ -143,6 +191,29 @@ class JobList:
     """The jobs of a listing, oldest first."""
 
     jobs: list[JobView]
+
+
+@dataclass(slots=True)
+class UseView:
+    """What the ended jobs of one user asked for and used, as far as the use is known."""
+
+    user: str
+    jobs: int
+    out_of_memory: int
+    """How many of them ended for want of GPU memory."""
+    gpu_seconds: float
+    asked: float
+    """Bytes leased, times the seconds for which they were."""
+    used: float
+    """The same of the most that they needed."""
+
+
+@dataclass(slots=True)
+class ReportView:
+    """Asked against used, by user; `since` is when the jobs ended at the earliest."""
+
+    since: str | None
+    users: list[UseView]
 
 
 @dataclass(slots=True)
@@ -169,6 +240,22 @@ class ProcessView:
     command: str | None
     memory: int | None
     job: int | None
+    serves: bool = False
+    """It is an MPS server: what it holds may be that of the jobs on this GPU."""
+    started_at: str | None = None
+    container: str | None = None
+    """The first digits of the id of the container that it is in."""
+
+
+@dataclass(slots=True)
+class GpuEventView:
+    """One entry in the history of a GPU's health: "xid 79", "lost", "faulty", "drained" ..."""
+
+    at: str
+    """When it was last seen, if more than once."""
+    kind: str
+    detail: str
+    count: int
 
 
 @dataclass(slots=True)
@@ -186,6 +273,37 @@ class GpuView:
     processes: list[ProcessView]
     kept_for: int | None = None
     """The waiting job that is to have it first; what is free is free for that one alone."""
+    events: list[GpuEventView] = field(default_factory=list)
+    """What happened to its health in the last day, oldest first."""
+    label: str = ""
+    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    parent: str | None = None
+    """Of a MIG device: the UUID of the GPU that it is a part of."""
+
+
+@dataclass(slots=True)
+class StandingView:
+    """Whether a GPU takes new leases, after somebody drained or resumed it."""
+
+    gpu: str
+    label: str
+    """Its index, and of a MIG device its place on that GPU: 0, 0:1."""
+    drained: str | None
+    """Why nothing more is granted there, as a sentence; null where something may be."""
+    changed: bool
+    """Whether this request made it so."""
+    jobs: list[int]
+    """The jobs that hold a lease on it, and go on."""
+
+
+@dataclass(slots=True)
+class RungView:
+    """One of the things that can hold jobs to their leases, and whether it does on this machine."""
+
+    rung: str
+    available: bool
+    why: str
+    """What it does here, or why it is not to be had."""
 
 
 @dataclass(slots=True)
@@ -199,6 +317,7 @@ class StatusView:
     at: str
     gpus: list[GpuView]
     jobs: list[JobView]
+    enforcement: list[RungView] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -6,17 +6,12 @@ hooks is read by hooks/_gpulease_hooks/lease.py.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gpulease.worker.overhead import (
-    OUTSIDE_THE_POOL,
-    outside_the_pool,
-    pool_limit,
-    smallest_lease,
-)
+from gpulease.worker.overhead import FRAMEWORKS, SMALLEST_POOL, outside_the_pool
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 HOOK_VARIABLE: Final = "GPULEASE_HOOK"
@@ -49,6 +44,10 @@ class LeasedGpu:
     """Its capacity."""
 
 
+Beside = Callable[[str, LeasedGpu], int]
+"""Tells how many bytes a framework takes beside its pool on a GPU of the lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """What the user asked of the frameworks, so that no script need be edited for it."""
@@ -66,7 +65,7 @@ class WorkerOptions:
     """End the job with status 97 rather than run it with a hook missing."""
 
 
-def worker_environment(
+def worker_environment(  # noqa: PLR0913  a lease, and all that is known around it
     base: Mapping[str, str],
     *,
     job: str,
@@ -76,16 +75,25 @@ def worker_environment(
     driver: str | None,
     hooks: Path,
     options: WorkerOptions,
+    beside: Beside | None = None,
+    daemon: str = "",
 ) -> dict[str, str]:
     """Return the caller's variables `base` as the job shall find them.
 
     `marker` is what its processes are recognised by; `hooks` is the folder that goes first on
-    PYTHONPATH; `driver` is the version of the GPUs' driver, None where it is unknown.
+    PYTHONPATH; `driver` is the version of the GPUs' driver, None where it is unknown; `beside` is
+    what was learnt here of frameworks, None: what the table says; `daemon` is the socket on which
+    the hooks may tell what they see.
 
     Raises:
         ValueError: if there is no GPU, or a size or a number of devices makes no sense.
     """
     _check(gpus, options)
+    taken = _taken(gpus, driver, beside)
+    pools = {
+        framework: [max(0, gpu.memory - each) for gpu, each in zip(gpus, sizes, strict=True)]
+        for framework, sizes in taken.items()
+    }
     visible = _visible_devices(gpus, simulated, options)
     environment = _without_ways_out(base)
     environment |= {
@@ -94,13 +102,15 @@ def worker_environment(
         "GPULEASE_JOB": job,
         "GPULEASE_WORKER": marker,
         "GPULEASE_MEMORY": str(min(gpu.memory for gpu in gpus)),
-        "GPULEASE_MEMORY_FRACTION": _decimal(_fraction(gpus)),
-        HOOK_VARIABLE: _for_the_hooks(job, visible, gpus, simulated, driver, options),
+        "GPULEASE_MEMORY_FRACTION": _decimal(_share([(gpu.memory, gpu.total) for gpu in gpus])),
+        HOOK_VARIABLE: _for_the_hooks(
+            job, visible, gpus, taken, pools, simulated, driver, options, daemon
+        ),
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
     # The default since CUDA 12.2, worth hundreds of MiB before; a caller who wants EAGER has it.
     environment.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    environment |= _jax(base, gpus) | _cupy(base, gpus) | _asked_for(options)
+    environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools) | _asked_for(options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
 
@@ -119,7 +129,10 @@ def _visible_devices(gpus: Sequence[LeasedGpu], simulated: bool, options: Worker
     # The index of a simulated GPU may be that of a real one, which nobody leased; its UUID is
     # unknown to every driver, and so shows the job no GPU at all.
     by_index = options.visible == "index" and not simulated
-    return ",".join(str(gpu.index) if by_index else gpu.uuid for gpu in gpus)
+    # A MIG device has no index that CUDA would take: that is of the GPU that it is a part of.
+    return ",".join(
+        str(gpu.index) if by_index and not gpu.uuid.startswith("MIG-") else gpu.uuid for gpu in gpus
+    )
 
 
 def _without_ways_out(base: Mapping[str, str]) -> dict[str, str]:
@@ -137,24 +150,33 @@ def _python_path(callers: str, hooks: Path) -> str:
     return ":".join([str(hooks), *(entry for entry in entries if entry != str(hooks))])
 
 
-def _fraction(gpus: Sequence[LeasedGpu], framework: str | None = None) -> int:
-    """Return the smallest share over `gpus` in millionths, of the lease or of a pool in it."""
-    shares = (
-        (gpu.memory if framework is None else pool_limit(framework, gpu.memory, len(gpus)))
-        * _MILLION
-        // gpu.total
-        for gpu in gpus
-    )
-    return min(shares)
+_Sizes = dict[str, list[int]]
+"""By framework, bytes on each GPU of the lease, in its order."""
+
+
+def _taken(gpus: Sequence[LeasedGpu], driver: str | None, beside: Beside | None) -> _Sizes:
+    """Return what each framework takes beside its pool."""
+
+    def start(framework: str, gpu: LeasedGpu) -> int:
+        return outside_the_pool(framework, len(gpus), gpu.name, driver)
+
+    tell = beside or start
+    return {framework: [tell(framework, gpu) for gpu in gpus] for framework in FRAMEWORKS}
+
+
+def _share(parts: Sequence[tuple[int, int]]) -> int:
+    """Return the smallest of parts, each of its whole, in millionths."""
+    return min(part * _MILLION // whole for part, whole in parts)
 
 
 def _decimal(millionths: int) -> str:
     return f"{millionths // _MILLION}.{millionths % _MILLION:06d}"
 
 
-def _jax(base: Mapping[str, str], gpus: Sequence[LeasedGpu]) -> dict[str, str]:
+def _jax(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> dict[str, str]:
     # 0 would not be a limit of nothing, so a lease too small for JAX gets the smallest share.
-    shares = [max(1, _fraction(gpus, "jax"))]
+    totals = [gpu.total for gpu in gpus]
+    shares = [max(1, _share(list(zip(pools["jax"], totals, strict=True))))]
     for name in (_JAX_FRACTION, _JAX_NEW_FRACTION):
         shares.extend(_millionths(base.get(name, "")))
     return {_JAX_FRACTION: _decimal(min(shares))}
@@ -169,9 +191,9 @@ def _millionths(text: str) -> list[int]:
     return [share] if share > 0 else []
 
 
-def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu]) -> dict[str, str]:
+def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> dict[str, str]:
     """Return CuPy's limit, one number for every device; 0 would mean none, so 1 is the least."""
-    limits = [max(1, min(pool_limit("cupy", gpu.memory, len(gpus)) for gpu in gpus))]
+    limits = [max(1, min(pools["cupy"]))]
     asked = base.get(_CUPY_LIMIT, "").strip()
     if asked.endswith("%"):
         smallest = min(gpu.total for gpu in gpus)
@@ -204,26 +226,25 @@ def _for_the_hooks(
     job: str,
     visible: str,
     gpus: Sequence[LeasedGpu],
+    taken: _Sizes,
+    pools: _Sizes,
     simulated: bool,
     driver: str | None,
     options: WorkerOptions,
+    daemon: str,
 ) -> str:
     lease = {
         "job": job,
+        "daemon": daemon,
         "driver": driver,
         "simulated": simulated,
         "visible": visible,
         "gpus": [
-            asdict(gpu)
-            | {
-                "pools": {
-                    name: pool_limit(name, gpu.memory, len(gpus)) for name in OUTSIDE_THE_POOL
-                }
-            }
-            for gpu in gpus
+            asdict(gpu) | {"pools": {name: limits[place] for name, limits in pools.items()}}
+            for place, gpu in enumerate(gpus)
         ],
-        "outside": {name: outside_the_pool(name, len(gpus)) for name in OUTSIDE_THE_POOL},
-        "smallest": {name: smallest_lease(name, len(gpus)) for name in OUTSIDE_THE_POOL},
+        "outside": {name: max(sizes) for name, sizes in taken.items()},
+        "smallest": {name: max(sizes) + SMALLEST_POOL for name, sizes in taken.items()},
         "options": {
             "growth": options.growth,
             "split": options.split,

@@ -8,12 +8,14 @@ from gpulease.units import GIB, MIB
 from gpulease.wire import (
     ClaimView,
     EventView,
+    GpuEventView,
     GpuView,
     JobView,
     LeaseView,
     MemoryView,
     ProcessView,
     RefusalView,
+    RungView,
     StatusView,
 )
 
@@ -54,12 +56,13 @@ def job(number: int = 17, **changed: Any) -> JobView:
 
 def running(number: int = 12, gpu: str = FIRST, **changed: Any) -> JobView:
     """Return a job that holds 6 GiB of a GPU."""
+    rungs = ["driver", "framework", "watch"]
     settled: dict[str, Any] = {
         "state": "active",
         "reason": None,
         "position": None,
         "claim": claim(6 * GIB, time_limit=14400.0),
-        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, ["framework", "watch"])],
+        "leases": [LeaseView(gpu, 6 * GIB, 5 * GIB, 5 * GIB + 512 * MIB, rungs, 6 * GIB)],
         "granted_at": "2026-03-02T13:30:00Z",
         "started_at": "2026-03-02T13:30:01Z",
         "expires_at": "2026-03-02T17:30:01Z",
@@ -131,7 +134,10 @@ def status(**changed: Any) -> StatusView:
 
 def busy_status() -> StatusView:
     """Return a machine on which everything that can be shown is to be seen."""
-    stranger = ProcessView(3131, "bob", "python", "python notebook.py", 2 * GIB, None)
+    at = "2026-03-01T12:05:00Z"
+    stranger = ProcessView(
+        3131, "bob", "python", "python notebook.py", 2 * GIB, None, at, "3f2a9c51d0e7"
+    )
     ours = ProcessView(4242, "alice", "python", "python train.py", 5 * GIB, 12)
     unread = memory(
         total=None,
@@ -157,6 +163,49 @@ def busy_status() -> StatusView:
             ),
         ],
         jobs=[running(12, name="resnet-50-with-a-rather-long-name"), waiting(), second_waiting()],
+        enforcement=[
+            RungView("driver", False, "this driver has no memory limits; they come with r615"),
+            RungView("framework", True, "hooks keep honest programs in"),
+            RungView("watch", True, "what jobs use is compared with their leases"),
+            RungView("devices", False, "a job can open every GPU: systemd does not run here"),
+        ],
+    )
+
+
+def troubled_status() -> StatusView:
+    """Return a machine with a GPU that has seen faults, and one that is divided by MIG."""
+    part = "MIG-5b1f0d1e-7a10-5d8a-8e4e-0d6c2b1f9a77"
+    server = ProcessView(5151, "root", "nvidia-cuda-mps", "nvidia-cuda-mps-server", GIB, None, True)
+    events = [
+        GpuEventView("2026-03-02T13:01:00Z", "drained", "drained by bob: dust", 1),
+        GpuEventView("2026-03-02T13:40:00Z", "xid 31", "XID 31, a memory page fault", 12),
+        GpuEventView("2026-03-02T14:01:00Z", "xid 95", "XID 95, a memory error", 1),
+        GpuEventView("2026-03-02T14:01:00Z", "faulty", "drained by gpulease: XID 95", 1),
+    ]
+    divided = memory(
+        total=None, allocatable=None, leased=0, committed=0, unmanaged=GIB, headroom=None
+    )
+    return status(
+        gpus=[
+            gpu(
+                0,
+                FIRST,
+                state="drained",
+                detail="drained by gpulease: XID 95, a memory error",
+                events=events,
+                processes=[server],
+            ),
+            gpu(
+                1,
+                SECOND,
+                state="divided",
+                detail="divided by MIG: its MIG device is leased, not the GPU itself",
+                memory=divided,
+                label="1",
+            ),
+            empty_gpu(1, part, label="1:0", parent=SECOND, utilization=None),
+        ],
+        jobs=[running(12, leases=[LeaseView(part, 6 * GIB, 5 * GIB, 5 * GIB, [])])],
     )
 
 

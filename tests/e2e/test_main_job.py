@@ -102,7 +102,9 @@ def test_status_keeps_its_contract(daemon: Daemon) -> None:
     assert row["claim"] == {
         "memory": 3 * G, "share": None, "gpus": 1, "exclusive": False, "time_limit": 3600.0,
     }  # fmt: skip
-    assert set(row["leases"][0]) == {"gpu", "memory", "used", "peak", "enforced_by"}
+    assert set(row["leases"][0]) == {
+        *("gpu", "memory", "used", "peak", "enforced_by", "driver_limit"),
+    }
     assert row["submitted_at"].endswith("Z")
 
 

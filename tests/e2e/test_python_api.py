@@ -196,7 +196,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert told.startswith(said)
 
 
-def test_where_no_daemon_answers_one_is_started(tmp_path: Path) -> None:
+def test_where_no_daemon_answers_one_is_started(
+    no_daemon_of_the_machine: None, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     mine = {

@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nvml_stand_in import HANG, Card, StandIn
@@ -49,9 +53,12 @@ def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     assert process["user"] == Path(f"/proc/{stranger.pid}").owner()
     assert process["command"] == "sleep 600"
     assert process["job"] is None
+    born = datetime.fromtimestamp(psutil.Process(stranger.pid).create_time(), UTC)
+    assert abs(datetime.fromisoformat(process["started_at"]) - born) < timedelta(seconds=1)
     page = daemon.run("status").stdout
     assert str(stranger.pid) in page
     assert "sleep 600" in page
+    assert "AGE" in page
     refused = daemon.run("run", "--mem", "21G", "--no-wait", "--", "true", check=False)
     assert refused.returncode == 75
     assert "60G is used outside any lease" in refused.stderr
@@ -65,7 +72,8 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     job = daemon.submit("--mem", "30G", "--", "sh", "-c", "sleep 600; :")
     pid = daemon.wait_until(job, "active")["pid"]
     child = wait_for("its child", lambda: _children(pid))[0]
-    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)])
+    # In both of the driver's lists, and still one process.
+    stand_in.change(0, used=10 * G, processes=[(child, 10 * G)], graphics=[(child, 10 * G)])
     seen = wait_for(
         "the child's memory is seen", lambda: daemon.job(job)["leases"][0]["used"] == 10 * G
     )
@@ -75,8 +83,33 @@ def test_a_jobs_own_processes_are_its_own_and_not_counted_twice(
     # Only where every user can read the hooks, which depends on where this checkout is.
     checks = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
     readable = {check["state"] for check in checks if check["name"] == "hooks"} == {"ok"}
-    enforced_by = ["framework"] if readable else []
+    enforced_by = [*(["framework"] if readable else []), "watch"]
     assert daemon.job(job)["leases"][0]["enforced_by"] == enforced_by
+
+
+def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    python = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
+    job = daemon.submit("--mem", "30G", "--", *python)
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)])
+    if "framework" not in daemon.job(job)["leases"][0]["enforced_by"]:
+        pytest.skip("not every user can read the hooks where this checkout is")
+    (unheld,) = wait_for("it is noticed", lambda: daemon.job(job)["unheld"])
+    assert unheld["pid"] == pid
+    assert "-I" in unheld["why"]
+    assert f"process {pid} ({sys.executable} -I -c" in daemon.run("show", str(job)).stdout
+    told = [each for each in daemon.job(job)["events"] if each["kind"] == "notice"]
+    assert "is not held by the framework hook" in told[0]["detail"]
+    # Nothing was put around it, and nothing says that something was.
+    status = daemon.status()
+    lacks = {each["rung"]: each["why"] for each in status["enforcement"] if not each["available"]}
+    assert lacks.keys() >= {"driver", "devices"}
+    page = daemon.run("status").stdout
+    assert all(f"not held by {rung}: {why}" in page for rung, why in lacks.items())
+    assert "not held by devices" in daemon.run("doctor", check=False).stdout
 
 
 def _children(pid: int) -> list[int]:
@@ -133,6 +166,82 @@ def test_without_figures_for_processes_a_running_lease_is_taken_to_be_used(
     memory = wait_for("the use is seen", memory_in_use)
     assert (memory["unmanaged"], memory["headroom"]) == (10 * G, 40 * G)
     assert daemon.job(job)["leases"][0]["used"] is None
+
+
+def memory_when(daemon: Daemon, used: int) -> dict[str, int]:
+    """Return the ledger of the first GPU when so much of it is seen to be used."""
+
+    def seen() -> dict[str, int] | None:
+        memory: dict[str, int] = daemon.status()["gpus"][0]["memory"]
+        return memory if memory["used"] == used else None
+
+    return wait_for(f"{used} bytes are seen to be used", seen)
+
+
+def test_what_an_mps_server_holds_for_a_job_is_not_unmanaged_beside_its_lease(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    program = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy("/bin/sleep", program)
+    server = subprocess.Popen([program, "600"])
+    try:
+        daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+        job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+        daemon.wait_until(job, "active")
+        stand_in.change(0, used=20 * G, processes=[(server.pid, 20 * G)])
+        memory = memory_when(daemon, 20 * G)
+        assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (30 * G, 0, 50 * G)
+        assert daemon.job(job)["leases"][0]["used"] is None, "not told apart is not nothing"
+        assert "without a lease" not in daemon.run("status").stdout
+        # More than the leases of those that run is somebody else's.
+        stand_in.change(0, used=36 * G, processes=[(server.pid, 36 * G)])
+        memory = memory_when(daemon, 36 * G)
+        assert (memory["unmanaged"], memory["headroom"]) == (6 * G, 44 * G)
+        daemon.run("cancel", str(job))
+        daemon.wait_until(job, "ended")
+        assert daemon.status()["gpus"][0]["memory"]["unmanaged"] == 36 * G
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_with_the_first_version_of_the_memory_figures_the_drivers_share_is_not_leased(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(
+        tmp_path, gpus=[Card(total=80 * G, reserved=2 * G)], missing=["nvmlDeviceGetMemoryInfo_v2"]
+    )
+    made: Daemon = make_daemon(simulate=None, environment=stand_in.environment())
+    daemon = made.start()
+    memory = daemon.status()["gpus"][0]["memory"]
+    assert (memory["reserved"], memory["unmanaged"], memory["headroom"]) == (None, 2 * G, 78 * G)
+    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)])
+    memory = memory_when(daemon, 12 * G)
+    assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (
+        30 * G,
+        2 * G,
+        48 * G,
+    )
+
+
+def test_a_gpu_that_is_lost_keeps_its_leases_and_comes_back_with_its_figures(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon, stand_in = on(make_daemon, tmp_path, Card(total=80 * G))
+    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    stand_in.change(0, used=10 * G, processes=[(pid, 10 * G)], lost=True)
+    wait_for("the loss is seen", lambda: daemon.status()["gpus"][0]["state"] == "lost")
+    gpu = daemon.status()["gpus"][0]
+    assert (gpu["memory"]["leased"], gpu["memory"]["headroom"]) == (30 * G, None)
+    assert daemon.job(job)["state"] == "active"
+    assert daemon.job(job)["leases"][0]["used"] is None
+    stand_in.change(0, lost=False)
+    memory = memory_when(daemon, 10 * G)
+    assert (memory["leased"], memory["unmanaged"], memory["headroom"]) == (30 * G, 0, 50 * G)
+    assert daemon.job(job)["leases"][0]["used"] == 10 * G
 
 
 def test_a_machine_whose_driver_is_not_loaded_gets_an_error_with_a_way_out(

@@ -39,9 +39,14 @@ OPERATIONS = [
     ("GET", "/v1/jobs/{job_id}"),
     ("GET", "/v1/jobs/{job_id}/watch"),
     ("POST", "/v1/jobs/{job_id}/extend"),
+    ("POST", "/v1/jobs/{job_id}/keep"),
     ("GET", "/v1/jobs/{job_id}/environment"),
     ("GET", "/v1/jobs/{job_id}/logs"),
+    ("POST", "/v1/jobs/{job_id}/usage"),
+    ("GET", "/v1/report"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
+    ("POST", "/v1/gpus/{gpu}/drain"),
+    ("POST", "/v1/gpus/{gpu}/resume"),
 ]
 
 

@@ -161,7 +161,7 @@ def lives(pid: int) -> bool:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(no_daemon_of_the_machine: None, tmp_path: Path) -> Iterator[Home]:
     if has_daemon():
         pytest.skip("this machine has a daemon")
     at = Home(tmp_path)

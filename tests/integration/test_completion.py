@@ -288,7 +288,7 @@ def test_gpus_are_completed_by_index(shell: Shell) -> None:
 
 @pytest.mark.parametrize("words", [("jobs", "show", ""), ("gpus", ""), ("nonsense",), ()])
 def test_without_a_daemon_nothing_is_said_and_none_is_started(
-    shell: Shell, words: tuple[str, ...]
+    no_daemon_of_the_machine: None, shell: Shell, words: tuple[str, ...]
 ) -> None:
     home = shell.folder / "home"
     done = ask(shell, *words, GPULEASE_SOCKET="", XDG_RUNTIME_DIR=str(home))

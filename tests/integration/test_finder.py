@@ -1,6 +1,7 @@
 """Whose a process is, where leases are held: real processes, and leases by hand."""
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -126,3 +127,23 @@ def test_a_mere_thread_and_what_is_not_there_are_no_processes() -> None:
     seen = living(os.getpid())
     assert seen is not None
     assert (seen.uid, seen.process.pid) == (os.getuid(), os.getpid())
+
+
+def test_an_mps_server_is_known_by_its_name_and_by_whose_file_it_is(
+    finder: Finder, tmp_path: Path
+) -> None:
+    server = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy("/bin/sleep", server)
+    real = subprocess.Popen([server, "600"])
+    plain = subprocess.Popen(["sleep", "600"])
+    try:
+        wait_until(lambda: Path(f"/proc/{real.pid}/exe").readlink() == server)
+        pids = [real.pid, plain.pid, os.getpid(), 2**22 - 1]
+        assert finder.mps_servers(pids) == {real.pid}
+        if os.geteuid() == 0:
+            os.chown(server, 65534, 65534)
+            assert finder.mps_servers(pids) == frozenset(), "a user's own program is none"
+    finally:
+        for process in (real, plain):
+            process.kill()
+            process.wait()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
-from nvml_stand_in import DRIVER, Card, Code, ProbeProcess, StandIn
+from nvml_stand_in import DRIVER, Card, Code, Part, ProbeProcess, StandIn
 
 G = 1024**3
 _NEWEST = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3")
@@ -177,12 +177,58 @@ def test_unified_memory_has_no_total_and_says_so(tmp_path: Path) -> None:
     assert (plain.total, plain.detail) == (8 * G, None)
 
 
-def test_a_gpu_in_mig_mode_has_no_total_and_says_so(tmp_path: Path) -> None:
+def test_a_gpu_in_mig_mode_is_not_leased_and_says_so(tmp_path: Path) -> None:
     divided, plain = read(tmp_path, Card(mig=True, used=G), Card(mig=False))
 
     assert (divided.total, divided.used, divided.fault) == (None, G, None)
-    assert "MIG is enabled" in (divided.detail or "")
-    assert (plain.total, plain.detail) == (80 * G, None)
+    assert divided.divided
+    assert "no MIG device" in (divided.detail or "")
+    assert (plain.total, plain.detail, plain.divided) == (80 * G, None, False)
+
+
+def test_mig_devices_are_read_like_gpus_of_their_own(tmp_path: Path) -> None:
+    parts = [
+        Part("MIG-a", total=40 * G, used=3 * G, reserved=G, processes=[(101, 2 * G)]),
+        Part(),
+        Part("MIG-b", total=20 * G),
+    ]
+    card = Card(mig=True, used=3 * G, processes=[(101, 2 * G)], parts=parts, temperature=61)
+
+    whole, first, second, plain = read(tmp_path, card, Card())
+
+    assert "its 2 MIG devices are leased" in (whole.detail or "")
+    assert whole.processes == (), "shown where they are, and not twice"
+    assert [each.label for each in (whole, first, second, plain)] == ["0", "0:0", "0:2", "1"]
+    assert (first.uuid, first.parent, first.total) == ("MIG-a", StandIn.uuid(0), 40 * G)
+    assert (first.used, first.reserved, first.temperature) == (3 * G, G, 61)
+    assert first.processes == (ProcessReading(101, 2 * G),)
+    assert (first.utilization, first.access, first.fault) == (None, None, None)
+    assert (second.uuid, second.processes, second.used) == ("MIG-b", (), 0)
+
+
+def test_mig_devices_come_and_go_and_are_lost_with_their_gpu(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, [Card(mig=True, parts=[Part("MIG-a"), Part("MIG-b")])])
+    with ProbeProcess(stand_in.environment()) as probe:
+        assert [each.uuid for each in probe.read()[1:]] == ["MIG-a", "MIG-b"]
+        stand_in.change(0, parts=[Part("MIG-c")])
+        assert [each.uuid for each in probe.read()[1:]] == ["MIG-c"]
+        stand_in.change(0, lost=True)
+        whole, part = probe.read()
+        assert (whole.fault, part.uuid, part.fault) == (Fault.LOST, "MIG-c", Fault.LOST)
+        assert part.label == "0:0"
+        stand_in.change(0, lost=False, mig=False)
+        (again,) = probe.read_until(lambda found: found[0].fault is None)
+        assert (again.divided, again.total) == (False, 80 * G)
+
+
+def test_a_mig_devices_memory_that_cannot_be_read_is_its_own_fault(tmp_path: Path) -> None:
+    card = Card(
+        mig=True, parts=[Part("MIG-a")], faults={"nvmlDeviceGetMemoryInfo*": Code.NOT_SUPPORTED}
+    )
+
+    whole, part = read(tmp_path, card)
+
+    assert (whole.divided, part.total, part.fault) == (True, None, None)
 
 
 @pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.UNKNOWN])

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from e2e.conftest import Daemon
+from gpulease.server.accounts import AccountHandlers
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who
 from gpulease.server.routes import Route, table
-from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest
+from gpulease.wire import ExtendRequest, HoldRequest, SubmitRequest, UsageRequest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -130,9 +131,10 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         Who.ANYONE: set(callers.values()),
         Who.MANAGER: {"owner", "admin", "root"},
         Who.OWNER: {"owner", "root"},
+        Who.ADMIN: {"admin", "root"},
     }
     rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
-    for route in table(Handlers(None)):  # type: ignore[arg-type]
+    for route in table(Handlers(None), AccountHandlers(None)):  # type: ignore[arg-type]
         answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
         told = "".join(f"{status:9}" for status in answers.values())
         rows.append(f"{route.method:5}{route.path:30}{told}")
@@ -150,6 +152,8 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         body = {"argv": ["true"], "cwd": "/", "environment": {}}
     elif route.takes is HoldRequest:
         body = {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}}
+    elif route.takes is UsageRequest:
+        body = {"framework": "torch", "version": "2", "gpus": []}
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.
@@ -157,11 +161,13 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         job = submit(daemon, owner, *command)
         if len(command) > 1:
             daemon.wait_until(job, "active")
-    target = "/v1" + route.path.format(job_id=job)
+    target = "/v1" + route.path.format(job_id=job, gpu=1)
     status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
+    if "{gpu}" in route.path:
+        call(daemon, "root", "POST", "/v1/gpus/1/resume")
     return status
 
 
@@ -323,6 +329,7 @@ def test_the_environment_of_a_lease_is_told_to_its_owner_and_its_release_is_thei
         assert "xyzzy" not in content, "what the lease does not change is not told"
     assert call(daemon, bob, "POST", f"/v1/jobs/{job}/cancel")[0] == 403
     assert call(daemon, bob, "POST", f"/v1/jobs/{job}/extend", {"by": 60})[0] == 403
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/keep")[0] == 403
     assert call(daemon, alice, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
     assert daemon.wait_until(job, "ended")["outcome"] == "released"
 

@@ -236,3 +236,22 @@ def test_an_environment_that_was_not_there_yet_is_looked_for_again(tmp_path: Pat
     (tmp_path / "10" / "environ").write_bytes(b"CUDA_VISIBLE_DEVICES=GPU-a\0")
 
     assert memory.read()[_GPU].keys() == {10}
+
+
+def test_a_gpu_computes_as_far_as_the_processes_on_it_do(gpus: SimulatedGpus) -> None:
+    first, second = uuids(gpus)
+    still = "print('ready', flush=True); input()"
+    busy = "print('ready', flush=True)\nwhile True: pass"
+    with running(busy, first), running(still, second):
+        assert [reading.utilization for reading in gpus.read()] == [None, None], "not yet known"
+        time.sleep(0.5)
+        computes, rests = gpus.read()
+        assert computes.utilization is not None
+        assert 0 < computes.utilization <= 100
+        assert rests.utilization == 0
+
+
+def test_with_nothing_on_it_a_gpu_computes_nothing(gpus: SimulatedGpus) -> None:
+    gpus.read()
+    time.sleep(0.1)
+    assert [reading.utilization for reading in gpus.read()] == [0, 0]

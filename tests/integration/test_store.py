@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from fakes import ALICE, NOON, G, hold_order, order, reading
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Enclosed, stands_on
 from gpulease.domain.hold import Holder
 from gpulease.domain.job import (
     EarlySignal,
@@ -88,6 +89,30 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     assert opened.live() == (waiting,)
     assert opened.job(ended.id) == ended
     opened.close()
+
+
+def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
+    job = grant(add(store), Placement(((GPU, G),)), NOON)
+    at_launch = stands_on(job, ["framework"], Enclosed(devices=True, limits={GPU: G // 2}))
+    nothing = stands_on(at_launch, [])
+    for step, rungs, limit in (
+        (job, None, None),
+        (at_launch, ("driver", "framework", "devices"), G // 2),
+        (nothing, (), None),
+        (at_launch, ("driver", "framework", "devices"), G // 2),
+    ):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+        store = again(store)
+        (lease,) = store.live()[0].leases
+        assert (lease.enforced_by, lease.driver_limit) == (rungs, limit)
+    over = worker_gone(at_launch, Trigger.LAUNCH_FAILED, Outcome.LAUNCH_FAILED, None, None, NOON)
+    assert over is not None
+    with store.write() as tx:
+        tx.save(over, EVENT)
+    store = again(store)
+    assert store.job(job.id) == over
+    store.close()
 
 
 def test_a_lease_without_a_job_comes_back_with_whom_it_is_for(store: SqlStore) -> None:
@@ -200,9 +225,9 @@ def test_any_bytes_survive_as_arguments_and_environment(
         "UPDATE jobs SET memory = NULL",
         "UPDATE jobs SET state = 'active'",
         "UPDATE jobs SET state = 'ended'",
-        "INSERT INTO leases VALUES (1, 'GPU-a', 0, 0, 0, NULL, NULL)",
-        "INSERT INTO leases VALUES (99, 'GPU-a', 0, 1, 0, NULL, NULL)",
-        "INSERT INTO leases VALUES (1, 'GPU-z', 0, 1, 0, NULL, NULL)",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-a', 0, 0, 0)",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (99, 'GPU-a', 0, 1, 0)",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-z', 0, 1, 0)",
         "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL)",
         "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10)",
         "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL)",

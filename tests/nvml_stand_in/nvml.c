@@ -21,11 +21,15 @@ enum {
     SUCCESS = 0,
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    TIMED_OUT = 10,
     MISMATCH = 18,
+    UNKNOWN = 999,
 };
 
-enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96 };
+enum { MOST_GPUS = 16, MOST_PROCESSES = 64, MOST_RULES = 32, TEXT = 96, MOST_XIDS = 64, MOST_PARTS = 7 };
 
 /* ---- the records of the ABI ---- */
 
@@ -34,6 +38,8 @@ struct memory_v2 { unsigned int version; unsigned long long total, reserved, ava
 struct process_v1 { unsigned int pid; unsigned long long memory; };
 struct process_v2 { unsigned int pid; unsigned long long memory; unsigned int gi, ci; };
 struct process_long { struct process_v2 process; unsigned long long protected_memory; };
+struct set_limits { const char *name_space; unsigned long long soft, hard; };
+struct get_limits { const char *name_space; unsigned long long soft, hard, used; };
 struct utilization { unsigned int gpu, memory; };
 
 /* ---- the state ---- */
@@ -41,21 +47,29 @@ struct utilization { unsigned int gpu, memory; };
 struct rule { char function[TEXT]; long value; };
 struct rules { int count; struct rule rule[MOST_RULES]; };
 struct process { int kind; unsigned int pid; unsigned long long memory; };
+struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int count; struct process process[8]; };
 struct gpu {
     char uuid[TEXT], name[TEXT];
     unsigned long long total, used, reserved;
-    int utilization, temperature, mig, long_records, count;
+    int utilization, temperature, mig, minor, long_records, count;
+    long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
     struct process process[MOST_PROCESSES];
     struct rules faults, delays;
+    int compute_mode;
+    int ecc, remap_pending, remap_failed, pages_pending;
+    int xid_count, xid[MOST_XIDS];
+    int parts;
+    struct part part[MOST_PARTS];
+    int parent;
 };
+enum { COMPUTE = 'c', GRAPHICS = 'g' };
+
 struct state {
-    char driver[TEXT], calls[512];
+    char driver[TEXT], calls[512], limits[512];
     int count;
-    struct gpu gpu[MOST_GPUS];
+    struct gpu gpu[MOST_GPUS], shown;
     struct rules faults, delays;
 };
-
-enum { COMPUTE = 'c', GRAPHICS = 'g' };
 
 static void add_rule(struct rules *rules, const char *text)
 {
@@ -73,6 +87,19 @@ static void add_process(struct gpu *gpu, int kind, const char *text)
     }
 }
 
+static void read_part_line(struct gpu *gpu, const char *word, const char *rest)
+{
+    struct part *part = gpu->parts ? &gpu->part[gpu->parts - 1] : NULL;
+    if (!strcmp(word, "part") && gpu->parts < MOST_PARTS) {
+        part = &gpu->part[gpu->parts++];
+        sscanf(rest, "%95s %llu %llu %llu", part->uuid, &part->total, &part->used, &part->reserved);
+    } else if (part && !strcmp(word, "part_process") && part->count < 8) {
+        struct process *process = &part->process[part->count++];
+        sscanf(rest, "%u %llu", &process->pid, &process->memory);
+        process->kind = COMPUTE;
+    }
+}
+
 static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
 {
     if (!strcmp(word, "name")) snprintf(gpu->name, TEXT, "%s", rest);
@@ -81,9 +108,17 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
+    else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
+    else if (!strcmp(word, "step")) gpu->step = atol(rest);
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
     else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
+    else if (!strcmp(word, "compute_mode")) gpu->compute_mode = atoi(rest);
+    else if (!strcmp(word, "health"))
+        sscanf(rest, "%d %d %d %d", &gpu->ecc, &gpu->remap_pending, &gpu->remap_failed,
+               &gpu->pages_pending);
+    else if (!strcmp(word, "xid") && gpu->xid_count < MOST_XIDS) gpu->xid[gpu->xid_count++] = atoi(rest);
+    else read_part_line(gpu, word, rest);
 }
 
 static void read_line(struct state *state, char *line)
@@ -100,6 +135,7 @@ static void read_line(struct state *state, char *line)
     else if (!strcmp(line, "delay")) add_rule(gpu ? &gpu->delays : &state->delays, rest);
     else if (gpu) read_gpu_line(gpu, line, rest);
     else if (!strcmp(line, "driver")) snprintf(state->driver, TEXT, "%s", rest);
+    else if (!strcmp(line, "limits")) snprintf(state->limits, sizeof state->limits, "%s", rest);
     else if (!strcmp(line, "calls")) snprintf(state->calls, sizeof state->calls, "%s", rest);
 }
 
@@ -130,7 +166,7 @@ static long rule_for(const struct rules *rules, const char *function)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int started, sessions;
-static char known[MOST_GPUS * 4][TEXT];
+static char known[MOST_GPUS * 8][TEXT];
 static int known_count;
 
 static void *handle_of(const char *uuid)
@@ -138,11 +174,34 @@ static void *handle_of(const char *uuid)
     pthread_mutex_lock(&lock);
     int slot = 0;
     while (slot < known_count && strcmp(known[slot], uuid)) slot++;
-    if (slot == known_count && known_count < MOST_GPUS * 4)
+    if (slot == known_count && known_count < MOST_GPUS * 8)
         snprintf(known[known_count++], TEXT, "%s", uuid);
     uintptr_t handle = ((uintptr_t)sessions << 16) | ((uintptr_t)slot + 1);
     pthread_mutex_unlock(&lock);
     return (void *)handle;
+}
+
+/* A MIG device is looked at like a GPU of its own, with the faults of the one that it is a part of. */
+static struct gpu *part_of(struct state *state, const char *uuid)
+{
+    for (int i = 0; i < state->count; i++) {
+        struct gpu *parent = &state->gpu[i];
+        for (int j = 0; j < parent->parts; j++) {
+            struct part *part = &parent->part[j];
+            if (strcmp(part->uuid, uuid)) continue;
+            struct gpu *gpu = &state->shown;
+            memset(gpu, 0, sizeof *gpu);
+            snprintf(gpu->uuid, TEXT, "%s", uuid);
+            snprintf(gpu->name, TEXT, "%.60s MIG part %d", parent->name, j);
+            gpu->total = part->total, gpu->used = part->used, gpu->reserved = part->reserved;
+            gpu->count = part->count;
+            memcpy(gpu->process, part->process, sizeof part->process);
+            gpu->faults = parent->faults, gpu->delays = parent->delays;
+            gpu->parent = 1;
+            return gpu;
+        }
+    }
+    return NULL;
 }
 
 /* A handle of an earlier session is as good as none. */
@@ -153,7 +212,7 @@ static struct gpu *gpu_of(struct state *state, void *handle)
     if ((value >> 16) != (uintptr_t)sessions || slot < 0 || slot >= known_count) return NULL;
     for (int i = 0; i < state->count; i++)
         if (!strcmp(state->gpu[i].uuid, known[slot])) return &state->gpu[i];
-    return NULL;
+    return part_of(state, known[slot]);
 }
 
 /* ---- what every call goes through ---- */
@@ -287,6 +346,14 @@ int nvmlDeviceGetName(void *handle, char *name, unsigned int size)
     return copy_text(name, size, gpu->name);
 }
 
+int nvmlDeviceGetMinorNumber(void *handle, unsigned int *minor)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *minor = (unsigned int)gpu->minor;
+    return SUCCESS;
+}
+
 /* The first version counts what the driver holds back as used. */
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory_v1 *memory)
 {
@@ -314,6 +381,7 @@ int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *rates)
 {
     struct gpu *gpu;
     ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
     rates->gpu = rates->memory = (unsigned int)gpu->utilization;
     return SUCCESS;
 }
@@ -322,6 +390,7 @@ int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned int *temperature
 {
     struct gpu *gpu;
     ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
     if (sensor) return INVALID_ARGUMENT;
     *temperature = (unsigned int)gpu->temperature;
     return SUCCESS;
@@ -378,3 +447,234 @@ LISTS(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE, NEWEST)
 LISTS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS, sizeof(struct process_v1))
 LISTS(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS, sizeof(struct process_v2))
 LISTS(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS, NEWEST)
+
+/* ---- health ----
+ *
+ * The state names every XID that a GPU has had since the driver was loaded. An event set tells those
+ * that came after a GPU was registered in it, as the real one does.
+ */
+
+enum { XID_EVENT = 8, MOST_SETS = 256 };
+struct event_data {
+    void *device;
+    unsigned long long kind, data;
+    unsigned int gi, ci;
+};
+struct event_set { int used, session, told; void *device; };
+static struct event_set event_sets[MOST_SETS];
+
+int nvmlEventSetCreate(void **set)
+{
+    ENTER(NULL, NULL);
+    for (int i = 0; i < MOST_SETS; i++)
+        if (!event_sets[i].used) {
+            event_sets[i] = (struct event_set){1, sessions, 0, NULL};
+            *set = &event_sets[i];
+            return SUCCESS;
+        }
+    return INSUFFICIENT_SIZE;
+}
+
+int nvmlEventSetFree(void *set)
+{
+    ENTER(NULL, NULL);
+    struct event_set *events = set;
+    /* The real library would do anything at all with a set of an earlier session. */
+    if (!events->used || events->session != sessions) abort();
+    events->used = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(void *handle, unsigned long long *kinds)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *kinds = XID_EVENT;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long kinds, void *set)
+{
+    struct gpu *gpu;
+    struct event_set *events = set;
+    ENTER(handle, &gpu);
+    if (kinds != XID_EVENT) return NOT_SUPPORTED;
+    events->device = handle;
+    events->told = gpu->xid_count;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(void *set, struct event_data *data, unsigned int within_ms)
+{
+    struct event_set *events = set;
+    if (!events->used || events->session != sessions) abort();
+    ENTER(events->device, NULL);
+    struct gpu *gpu = gpu_of(&state, events->device);
+    if (!gpu || events->told >= gpu->xid_count) {
+        const struct timespec moment = {within_ms / 1000, (long)(within_ms % 1000) * 1000000};
+        nanosleep(&moment, NULL);
+        return TIMED_OUT;
+    }
+    long code = gpu->xid[events->told++];
+    *data = (struct event_data){events->device, XID_EVENT, (unsigned long long)code, ~0u, ~0u};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int counter, unsigned long long *count)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->ecc < 0) return NOT_SUPPORTED;
+    *count = kind == 1 && counter == 0 ? (unsigned long long)gpu->ecc : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(void *handle, unsigned int *corrected, unsigned int *uncorrected,
+                              unsigned int *pending, unsigned int *failed)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->remap_pending < 0) return NOT_SUPPORTED;
+    *corrected = *uncorrected = 0;
+    *pending = (unsigned int)gpu->remap_pending;
+    *failed = (unsigned int)gpu->remap_failed;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned int *pending)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->pages_pending < 0) return NOT_SUPPORTED;
+    *pending = (unsigned int)gpu->pages_pending;
+    return SUCCESS;
+}
+
+/* ---- MIG ---- */
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned int *count)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *count = gpu->mig ? MOST_PARTS : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned int index, void **part)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (!gpu->mig || index >= MOST_PARTS) return INVALID_ARGUMENT;
+    if (index >= (unsigned int)gpu->parts) return NOT_FOUND;
+    if (!strcmp(gpu->part[index].uuid, "-")) return NOT_FOUND;
+    *part = handle_of(gpu->part[index].uuid);
+    return SUCCESS;
+}
+
+/* ---- how a GPU is set up ---- */
+
+int nvmlSystemGetNVMLVersion(char *version, unsigned int size)
+{
+    ENTER(NULL, NULL);
+    return copy_text(version, size, "13." VERSION);
+}
+
+int nvmlDeviceGetEccMode(void *handle, unsigned int *current, unsigned int *pending)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->ecc < 0) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(void *handle, unsigned int *mode)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *mode = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(void *handle, unsigned int *mode)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    *mode = (unsigned int)gpu->compute_mode;
+    return SUCCESS;
+}
+
+/* ---- memory limits on cgroups, kept in a file of lines: UUID, soft, hard, directory ---- */
+
+#define NO_LIMIT 0xffffffffffffffffull
+
+static pthread_mutex_t limits_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static unsigned long long in_steps(const struct gpu *gpu, unsigned long long size)
+{
+    unsigned long long step = (unsigned long long)labs(gpu->step);
+    if (size == NO_LIMIT || !step) return size;
+    return (gpu->step < 0 ? (size + step - 1) / step : size / step) * step;
+}
+
+/* Copy all lines but that of one cgroup and GPU, which is returned. */
+static struct set_limits other_limits(const char *from, FILE *to, const char *uuid, const char *name)
+{
+    struct set_limits found = {name, 0, NO_LIMIT}, each;
+    char line[2048], of[TEXT];
+    int begin;
+    FILE *file = fopen(from, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "%95s %llu %llu %n", of, &each.soft, &each.hard, &begin) != 3) continue;
+        if (!strcmp(of, uuid) && !strcmp(line + begin, name)) {
+            found.soft = each.soft;
+            found.hard = each.hard;
+        } else if (to) fprintf(to, "%s\n", line);
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+static int is_cgroup(const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/cgroup.procs", name);
+    return !access(path, F_OK);
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *handle, const struct set_limits *limits)
+{
+    struct gpu *gpu;
+    char fresh[520];
+    ENTER(handle, &gpu);
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (!is_cgroup(limits->name_space) || limits->soft > limits->hard) return INVALID_ARGUMENT;
+    if (!gpu->step) return SUCCESS;
+    pthread_mutex_lock(&limits_lock);
+    snprintf(fresh, sizeof fresh, "%s.new", state.limits);
+    FILE *file = fopen(fresh, "we");
+    other_limits(state.limits, file, gpu->uuid, limits->name_space);
+    unsigned long long soft = in_steps(gpu, limits->soft), hard = in_steps(gpu, limits->hard);
+    if (soft || hard != NO_LIMIT)
+        fprintf(file, "%s %llu %llu %s\n", gpu->uuid, soft, hard, limits->name_space);
+    fclose(file);
+    int failed = rename(fresh, state.limits);
+    pthread_mutex_unlock(&limits_lock);
+    return failed ? UNKNOWN : SUCCESS;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *handle, struct get_limits *limits)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->mig) return NOT_SUPPORTED;
+    if (!is_cgroup(limits->name_space)) return INVALID_ARGUMENT;
+    pthread_mutex_lock(&limits_lock);
+    struct set_limits found = other_limits(state.limits, NULL, gpu->uuid, limits->name_space);
+    pthread_mutex_unlock(&limits_lock);
+    limits->soft = found.soft;
+    limits->hard = found.hard;
+    limits->used = 0;
+    return SUCCESS;
+}

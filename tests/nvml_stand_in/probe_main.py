@@ -6,10 +6,14 @@ import threading
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from gpulease.domain.memory import GpuUuid
 from gpulease.errors import NoGpus
+from gpulease.gpu.limits import DriverLimits
 from gpulease.gpu.nvml import NvmlProbe
+from gpulease.service.limiting import NotLimited
 
 
 def main() -> None:
@@ -30,12 +34,33 @@ def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
     """Return the answer to one command."""
     if command == "threads":
         return {"threads": threading.active_count()}
+    if command.startswith(("limit ", "lift ", "obstacle ")):
+        return obey_about_limits(DriverLimits(probe), *command.split(" "))
     if command == "cpu":
         return {"cpu": time.process_time()}
+    if command == "health":
+        return {"heard": [asdict(heard) for heard in probe.health()]}
     begun_at = time.monotonic()
     readings = [asdict(reading) for reading in probe.read()]
     seconds = time.monotonic() - begun_at
     return {"readings": readings, "seconds": seconds, "driver": probe.driver()}
+
+
+def obey_about_limits(
+    limits: DriverLimits, verb: str, gpu: str, cgroup: str, memory: str = "0"
+) -> dict[str, Any]:
+    """Do as told about the driver's memory limits."""
+    begun_at = time.monotonic()
+    try:
+        if verb == "obstacle":
+            result: Any = limits.obstacle(GpuUuid(gpu), Path(cgroup))
+        elif verb == "limit":
+            result = limits.limit(GpuUuid(gpu), Path(cgroup), int(memory))
+        else:
+            result = limits.lift(GpuUuid(gpu), Path(cgroup))
+    except NotLimited as failure:
+        result = str(failure)
+    return {"result": result, "seconds": time.monotonic() - begun_at}
 
 
 def answer(fields: dict[str, Any]) -> None:

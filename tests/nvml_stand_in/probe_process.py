@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gpulease.domain.health import Figures, Heard, Modes
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 
 _MAIN = Path(__file__).with_name("probe_main.py")
@@ -62,6 +63,22 @@ class ProbeProcess:
             assert time.monotonic() < give_up_at, readings
         return readings
 
+    def health(self) -> list[Heard]:
+        """Return what was heard of the GPUs' health since the last time."""
+        return [_heard(fields) for fields in self._ask("health")["heard"]]
+
+    def heard_until(self, good: Callable[[list[Heard]], bool]) -> list[Heard]:
+        """Listen until all that was heard from now on is as it should be, and return it."""
+        give_up_at, heard = time.monotonic() + _PATIENCE, list[Heard]()
+        while not good(heard):
+            assert time.monotonic() < give_up_at, heard
+            heard += self.health()
+        return heard
+
+    def limits(self, verb: str, *arguments: object) -> Any:
+        """Limit, lift, or ask for the obstacle; return what came of it, or why nothing did."""
+        return self._ask(" ".join(map(str, (verb, *arguments))))["result"]
+
     def threads(self) -> int:
         """Return how many threads the process has."""
         return int(self._ask("threads")["threads"])
@@ -89,6 +106,17 @@ class ProbeProcess:
         assert self._process.stdout is not None
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
+
+
+def _heard(fields: dict[str, Any]) -> Heard:
+    figures, modes = fields.pop("figures"), fields.pop("modes")
+    return Heard(
+        GpuUuid(fields["gpu"]),
+        tuple(fields["xids"]),
+        figures and Figures(**figures),
+        fields["listens"],
+        modes and Modes(**modes),
+    )
 
 
 def _reading(fields: dict[str, Any]) -> GpuReading:

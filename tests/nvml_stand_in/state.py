@@ -18,7 +18,10 @@ from nvml_stand_in.library import DRIVER, build
 HANG = -1.0
 """A delay that lasts until the state is changed."""
 
+_M = 1024**2
 _G = 1024**3
+_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+_LIMITS_SINCE = 615
 _NOT_AVAILABLE = 2**64 - 1
 _MEMORY_FUNCTIONS = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
@@ -39,6 +42,22 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True)
+class Part:
+    """One MIG device of a GPU; one without a UUID is a place where there is none."""
+
+    uuid: str = "-"
+    total: int = 10 * _G
+    used: int = 0
+    reserved: int = 0
+    processes: Sequence[tuple[int, int | None]] = ()
+
+    def lines(self) -> list[str]:
+        """Return what the library reads about this device."""
+        whole = f"part {self.uuid} {self.total} {self.used} {self.reserved}"
+        return [whole, *_process_lines("part_process", self.processes)]
+
+
+@dataclass(frozen=True)
 class Card:
     """One GPU; None stands for what it does not support."""
 
@@ -53,9 +72,24 @@ class Card:
     utilization: int | None = 0
     temperature: int | None = 40
     mig: bool | None = False
+    parts: Sequence["Part"] = ()
+    """Its MIG devices, by their place."""
+    compute_mode: int = 0
+    ecc: int | None = 0
+    """Memory errors that could not be corrected."""
+    remap_pending: bool | None = False
+    remap_failed: bool = False
+    pages_pending: bool | None = False
+    xids: Sequence[int] = ()
+    """All that it has had since the driver was loaded, oldest first."""
     lost: bool = False
     long_records: bool = False
     """Its newest process lists have records longer than the binding expects."""
+    minor: int | None = None
+    """The number of its device node."""
+    step: int = 256 * _M
+    """Memory limits on it are rounded down to multiples of this; up if it is below zero. At zero
+    they are taken and not kept."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Codes by function; a name that ends in * stands for all that begin so."""
     delays: Mapping[str, float] = field(default_factory=dict)
@@ -71,6 +105,16 @@ class Card:
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
+            f"compute_mode {self.compute_mode}",
+            "health "
+            + " ".join(
+                str(-1 if figure is None else int(figure))
+                for figure in (self.ecc, self.remap_pending, self.remap_failed, self.pages_pending)
+            ),
+            *(f"xid {number}" for number in self.xids),
+            *(line for part in self.parts for line in part.lines()),
+            f"step {self.step}",
+            f"minor {self.minor or 0}",
             *_process_lines("compute", self.processes),
             *_process_lines("graphics", self.graphics),
             *_fault_lines(self._all_faults()),
@@ -85,6 +129,7 @@ class Card:
         absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
         absent += ["nvmlDeviceGetTemperature"] if self.temperature is None else []
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
+        absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []
         return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
 
 
@@ -100,15 +145,19 @@ class StandIn:
         missing: Sequence[str] = (),
         faults: Mapping[str, int] | None = None,
         delays: Mapping[str, float] | None = None,
+        seen_as: Path | None = None,
     ) -> None:
         """Install `driver` under `folder`, without the functions in `missing`.
 
         `faults` and `delays` hold for the functions of the driver as a whole; see `Card`.
+        `seen_as` is what `folder` is called where the driver is used, if that is in a container.
         """
+        self._seen = (seen_as or folder) / "nvml"
         self._folder = folder / "nvml"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state = self._folder / "state"
         self._calls = self._folder / "calls"
+        self._limits = self._folder / "limits"
         self._loaded = driver
         self._faults = dict(faults or {})
         self._delays = dict(delays or {})
@@ -118,10 +167,10 @@ class StandIn:
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process finds this driver."""
-        paths = [str(self._folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        paths = [str(self._seen), os.environ.get("LD_LIBRARY_PATH", "")]
         return {
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
-            "NVML_STAND_IN": str(self._state),
+            "NVML_STAND_IN": str(self._seen / self._state.name),
         }
 
     def update(
@@ -151,6 +200,8 @@ class StandIn:
         """Put another release of the library on disk, as an upgrade does under running programs."""
         for old in self._folder.glob("libnvidia-ml.so.*"):
             old.unlink()
+        if int(driver.partition(".")[0]) < _LIMITS_SINCE:
+            missing = (*missing, *_LIMITS)
         library = self._folder / f"libnvidia-ml.so.{driver}"
         shutil.copy(build(driver, frozenset(missing)), library)
         (self._folder / "libnvidia-ml.so.1").symlink_to(library.name)
@@ -166,13 +217,22 @@ class StandIn:
             return []
         return self._calls.read_text(encoding="ascii").splitlines()
 
+    def limits(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the soft and the hard limit by the UUID of the GPU and the cgroup's directory."""
+        if not self._limits.exists():
+            return {}
+        lines = [line.split(" ", 3) for line in self._limits.read_text().splitlines()]
+        return {(uuid, path): (int(soft), int(hard)) for uuid, soft, hard, path in lines}
+
     @staticmethod
     def uuid(index: int) -> str:
         """Return the UUID of the card that stood at `index` when it was first given."""
         return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'stand-in {index}')}"
 
     def _write(self) -> None:
-        lines = [f"driver {self._loaded}", f"calls {self._calls}"]
+        kept = {"calls": self._calls.name, "limits": self._limits.name}
+        lines = [f"driver {self._loaded}"]
+        lines += [f"{word} {self._seen / name}" for word, name in kept.items()]
         lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]
         for card in self.gpus:
             lines += card.lines()

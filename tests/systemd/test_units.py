@@ -12,7 +12,7 @@ from .machine import Machine, wait_for
 from .root import ENVIRONMENT, USERS
 
 UNITS = "/usr/local/lib/systemd/system"
-MOST_EXPOSED = 76
+MOST_EXPOSED = 77
 """In tenths, as systemd-analyze wants it: where the unit file stands now."""
 
 

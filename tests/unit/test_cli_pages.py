@@ -12,12 +12,22 @@ from pathlib import Path
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli import doctor, render, show, status, tables
+from gpulease.cli import doctor, render, report, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.tables import Page, cells
 from gpulease.errors import CannotLease
-from gpulease.units import GIB
-from gpulease.wire import CheckView, DoctorView, EventView, JobList, JobView, LeaseView
+from gpulease.units import GIB, MIB
+from gpulease.wire import (
+    CheckView,
+    DoctorView,
+    EventView,
+    JobList,
+    JobView,
+    LeaseView,
+    PoolView,
+    ReportView,
+    UseView,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
@@ -55,6 +65,50 @@ def lingering() -> JobView:
     )
 
 
+def over_lease() -> JobView:
+    lease = LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 8 * GIB, ["framework", "watch"])
+    over = replace(lease, over_since_at="2026-03-02T14:04:40Z", stops_at="2026-03-02T14:05:10Z")
+    return views.running(12, leases=[over])
+
+
+def idle() -> JobView:
+    return views.running(
+        12,
+        idle_since_at="2026-03-02T13:33:00Z",
+        idle_ends_at="2026-03-02T14:09:00Z",
+        kept_until_at="2026-03-02T14:30:00Z",
+    )
+
+
+def out_of_memory() -> JobView:
+    lease = LeaseView(views.FIRST, 4 * GIB, None, 4 * GIB - 1, ["framework"], 3 * GIB)
+    lease.pools = [
+        PoolView("torch", "2.13.0", 3400 * MIB, 3300 * MIB, 696 * MIB, 580 * MIB),
+        PoolView("tensorflow", "2.21.0", None, 48 * MIB, None, None),
+    ]
+    return replace(
+        views.over(17, 1),
+        leases=[lease],
+        reason="exited with 1: it ran out of GPU memory, having used up to 3.9G of a lease of 4G; "
+        "job 18 tries again with 6G",
+        sized="4G, since train.py used up to 3.4G in 3 runs",
+        out_of_memory=True,
+        retry_of=16,
+        retried_as=18,
+    )
+
+
+def used() -> ReportView:
+    hour = 3600.0
+    return ReportView(
+        None,
+        [
+            UseView("alice", 12, 1, 30 * hour, 30 * hour * 8 * GIB, 30 * hour * 3 * GIB),
+            UseView("bob", 1, 0, 0.0, 0.0, 0.0),
+        ],
+    )
+
+
 def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
@@ -76,6 +130,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
+        "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
@@ -86,8 +141,14 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-active": show.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
+        "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
+        "show-over": show.page(over_lease(), NOW, {views.FIRST: 0}),
+        "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
+        "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),
+        "report": report.page(used()),
+        "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "doctor": doctor.page(DoctorView(checks)),
     }
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from fakes import ALICE, NOON, FakeClock
-from gpulease.daemon.enclosure import enclose
+from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.shims import has_scope
 from gpulease.daemon.workers import Surroundings, Workers
 from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.errors import RecordUnwritable
 from gpulease.process import scopes
 from gpulease.process.launcher import Launch
 
@@ -70,16 +73,55 @@ def test_a_shutdown_waits_for_what_the_user_asked_for_but_no_longer_than_the_adm
 
 
 def test_the_scope_has_the_grace_of_a_shutdown_and_some_time_for_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     asked: list[scopes.Scope] = []
+    noted: list[Enclosed] = []
 
-    async def note(pid: int, scope: scopes.Scope) -> None:
+    async def make(pid: int, scope: scopes.Scope) -> None:
         asked.append(scope)
 
-    monkeypatch.setattr(scopes, "enclose", note)
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        noted.append(enclosed)
+
     launch = launched(tmp_path, DAY, MINUTE)
+    enclosure = Enclosure(lambda: None, note, make)
     for each in (launch, replace(launch, grace_at_shutdown=None)):
-        asyncio.run(enclose(1, each))
+        asyncio.run(enclosure(1, each))
     assert MINUTE < asked[0].grace < 2 * MINUTE
     assert asked[1].grace > DAY, "where nothing is said of a shutdown"
+    assert noted == [Enclosed(), Enclosed()], "and nothing is said to hold that was not seen to"
+    assert has_scope(tmp_path)
+
+
+def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    noted: list[Enclosed] = []
+
+    async def make(pid: int, scope: scopes.Scope) -> None:
+        raise scopes.NoScope("no bus")
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        noted.append(enclosed)
+
+    asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
+    (enclosed,) = noted
+    assert not enclosed.devices
+    assert "without a scope" in enclosed.missing[0]
+    assert not has_scope(tmp_path)
+
+
+def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_path: Path) -> None:
+    async def make(pid: int, scope: scopes.Scope) -> None:
+        pass
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        raise RecordUnwritable("the disk is full", "make room")
+
+    launch = launched(tmp_path, None, MINUTE)
+    with pytest.raises(RecordUnwritable):
+        asyncio.run(Enclosure(lambda: None, note, make)(1, launch))
+    with pytest.raises(RecordUnwritable):
+        lost = replace(launch, directory=tmp_path / "gone")
+        asyncio.run(Enclosure(lambda: None, note, make)(1, lost))

@@ -100,4 +100,5 @@ def test_kinds_keep_their_numbers() -> None:
         "STOP": 20,
         "TIME_LIMIT": 21,
         "WINDOW": 22,
+        "NOTICE": 23,
     }

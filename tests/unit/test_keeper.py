@@ -42,6 +42,7 @@ class World:
         self.gpus = FakeGpus({"GPU-a": 8 * G})
         self.launcher = FakeLauncher()
         self.clock = FakeClock()
+        self.finder = FakeFinder()
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> Keeper:
@@ -49,7 +50,7 @@ class World:
             return at_once(call)
 
         return Keeper(
-            self.store, self.gpus, FakeFinder(), self.launcher, self.clock, Policy(),
+            self.store, self.gpus, self.finder, self.launcher, self.clock, Policy(),
             writing=lane, looking=lane,
         )  # fmt: skip
 

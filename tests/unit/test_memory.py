@@ -74,6 +74,48 @@ def test_unknown_use_is_not_no_use() -> None:
     assert take_stock(reading(used=None), [], {}).headroom is None
 
 
+def test_what_an_mps_server_holds_for_jobs_is_not_unmanaged_beside_their_leases() -> None:
+    held = [Holding(ONE, 5 * G, running=True), Holding(TWO, 2 * G, running=False)]
+    seen = reading(used=4 * G, processes=(ProcessReading(50, 4 * G),))
+    gpu = take_stock(seen, held, {}, servers={50})
+    assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (7 * G, 0, G)
+    assert [holding.used for holding in gpu.holdings] == [None, None], "not told apart"
+    assert gpu.strangers == ()
+
+
+def test_what_an_mps_server_holds_beyond_the_running_leases_is_unmanaged() -> None:
+    held = [Holding(ONE, 2 * G, running=True), Holding(TWO, 2 * G, running=False)]
+    seen = reading(used=5 * G, processes=(ProcessReading(50, 5 * G),))
+    gpu = take_stock(seen, held, {}, servers={50})
+    assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (4 * G, 3 * G, G)
+
+
+def test_a_stranger_beside_an_mps_server_is_not_taken_for_a_job() -> None:
+    seen = reading(used=6 * G, processes=(ProcessReading(9, 4 * G), ProcessReading(50, 2 * G)))
+    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {}, servers={50})
+    assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
+    assert [each.pid for each in gpu.strangers] == [9]
+
+
+def test_a_stranger_whose_figure_is_known_is_not_taken_for_a_job_whose_figure_is_not() -> None:
+    seen = reading(used=7 * G, processes=(ProcessReading(7, None), ProcessReading(9, 4 * G)))
+    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {7: ONE})
+    assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
+
+
+def test_clients_that_the_driver_lists_beside_their_mps_server_have_figures_of_their_own() -> None:
+    seen = reading(used=4 * G, processes=(ProcessReading(7, 3 * G), ProcessReading(50, G)))
+    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE}, servers={50})
+    assert gpu.holdings[0].used == 3 * G
+    assert (gpu.unmanaged, gpu.headroom) == (G, 2 * G)
+
+
+def test_an_mps_server_without_a_lease_beside_it_is_a_stranger() -> None:
+    seen = reading(used=G, processes=(ProcessReading(50, G),))
+    gpu = take_stock(seen, [], {}, servers={50})
+    assert (gpu.unmanaged, len(gpu.strangers)) == (G, 1)
+
+
 sizes = st.integers(min_value=0, max_value=16).map(lambda halves: halves * G // 2)
 
 
@@ -89,7 +131,8 @@ def ledgers(draw: st.DrawFn) -> tuple[GpuMemory, int]:
         processes=draw(st.none() | st.just(processes)),
     )
     whose = draw(st.dictionaries(st.integers(0, 4), st.integers(0, 4).map(JobId)))
-    return take_stock(seen, held, whose, margin=draw(sizes)), used
+    servers = draw(st.sets(st.integers(0, 4)))
+    return take_stock(seen, held, whose, margin=draw(sizes), servers=servers), used
 
 
 @given(ledgers())

@@ -1,5 +1,6 @@
 """Where a claim goes, and why it does not."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -123,3 +124,36 @@ def test_a_gpu_whose_size_is_not_known_now_might_hold_anything() -> None:
     assert not can_ever_hold(Claim(99 * G), stock(reading(), [], {}))
     unified = reading(total=None)
     assert not can_ever_hold(Claim(G), stock(unified, [], {})), GpuUuid("never leasable")
+
+
+PART = reading("MIG-a", 0, parent=GpuUuid("GPU-a"), place=0)
+WHOLE = reading("GPU-a", 0, total=None, divided=True)
+
+
+def test_a_mig_device_is_leased_as_one_gpu_and_the_gpu_it_is_a_part_of_never() -> None:
+    gpus = [stock(WHOLE, [], {}), stock(PART, [], {}), stock(reading("GPU-b", 1), [], {})]
+    assert chosen(place(Claim(4 * G), gpus)) == ["MIG-a"]
+    assert obstacles(place(Claim(4 * G), gpus[:1])) == [Obstacle.DIVIDED]
+    assert not can_ever_hold(Claim(4 * G), gpus[0])
+
+
+def test_a_job_of_several_gpus_never_gets_a_mig_device() -> None:
+    second = replace(PART, uuid=GpuUuid("MIG-b"), place=1)
+    gpus = [stock(each, [], {}) for each in (WHOLE, PART, second, reading("GPU-b", 1))]
+    refused = place(Claim(G, gpus=2), gpus)
+    assert isinstance(refused, Refusal)
+    assert [(each.label, each.obstacle) for each in refused.hindrances] == [
+        ("0", Obstacle.DIVIDED),
+        ("0:0", Obstacle.DIVIDED),
+        ("0:1", Obstacle.DIVIDED),
+    ]
+    assert not can_ever_hold(Claim(G, gpus=2), gpus[1])
+    assert chosen(place(Claim(G, gpus=2), [*gpus, stock(reading("GPU-c", 2), [], {})])) == [
+        "GPU-b",
+        "GPU-c",
+    ]
+
+
+def test_of_parts_that_fit_equally_the_first_on_its_gpu_is_taken() -> None:
+    second = replace(PART, uuid=GpuUuid("MIG-0"), place=1)
+    assert chosen(place(Claim(G), [stock(second, [], {}), stock(PART, [], {})])) == ["MIG-a"]

@@ -3,12 +3,15 @@
 from dataclasses import replace
 from datetime import timedelta
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fakes import ALICE, NOON, G, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.memory import Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.placement import Obstacle, Placement
-from gpulease.domain.plan import Plan, Snapshot, plan, waiting_in
+from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, waiting_in
 
 HOUR = timedelta(hours=1)
 
@@ -112,3 +115,52 @@ def test_without_gpus_everyone_waits() -> None:
     decided = decide([job(1)], [])
     assert (decided.grants, decided.gives_up) == ((), ())
     assert waiting_in(decided, job(1)).refusal.hindrances == ()
+
+
+halves = st.integers(min_value=1, max_value=20).map(lambda count: count * G // 2)
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> Snapshot:
+    """Jobs that came in the same millisecond, beside others that run and use all or nothing."""
+    count = draw(st.integers(1, 4))
+    there, owned, pid = [], {}, 0
+    live = [
+        running(number, f"GPU-{draw(st.integers(0, count - 1))}", draw(halves))
+        for number in range(1, draw(st.integers(1, 5)))
+    ]
+    for index in range(count):
+        processes = []
+        for held in [each for each in live if each.leases[0].gpu == f"GPU-{index}"]:
+            pid += 1
+            owned[pid] = held.id
+            processes.append(ProcessReading(pid, draw(st.sampled_from([None, 0, G // 2, 4 * G]))))
+        if draw(st.booleans()):
+            processes.append(ProcessReading(1000 + index, draw(st.none() | halves)))
+        used = min(8 * G, sum(each.memory or 0 for each in processes) + draw(st.just(0) | halves))
+        listed = draw(st.sampled_from([tuple(processes), None]))
+        there.append(reading(f"GPU-{index}", index, used=used, processes=listed))
+    wanted = [
+        job(100 + number, draw(halves), gpus=draw(st.integers(1, 2)), exclusive=draw(st.booleans()))
+        for number in range(draw(st.integers(1, 6)))
+    ]
+    servers = frozenset(draw(st.sets(st.sampled_from([1000, 1001, 1002]))))
+    return Snapshot([*live, *wanted], there, NOON, owned, servers=servers)
+
+
+@given(moments())
+def test_who_comes_in_the_same_millisecond_never_shares_a_byte_with_anybody(now: Snapshot) -> None:
+    decided = plan(now)
+    before = {gpu.uuid: gpu for gpu in ledgers(now)}
+    given_now: dict[str, int] = {}
+    for _, placement in decided.grants:
+        for uuid, memory in placement.shares:
+            given_now[uuid] = given_now.get(uuid, 0) + memory
+    for uuid, memory in given_now.items():
+        gpu = before[uuid]  # type: ignore[index]
+        # What runs counts with its whole lease, whether or not it has allocated anything.
+        leased = sum(holding.memory for holding in gpu.holdings)
+        assert memory + leased + (gpu.unmanaged or 0) <= (gpu.allocatable or 0)
+    for gpu in decided.gpus:
+        alone = [holding for holding in gpu.holdings if holding.exclusive]
+        assert not alone or len(gpu.holdings) == 1

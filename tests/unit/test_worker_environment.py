@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulease.worker.environment import LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, pool_limit
+from gpulease.worker.overhead import MIB, outside_the_pool
 
 GIB = 1024 * MIB
 HOOKS = Path("/opt/gpulease/hooks")
@@ -25,6 +25,7 @@ def made(
     base: dict[str, str] | None = None,
     gpus: list[LeasedGpu] | None = None,
     simulated: bool = False,
+    beside: Any = None,
     **options: Any,
 ) -> dict[str, str]:
     return worker_environment(
@@ -36,6 +37,7 @@ def made(
         driver="575.1",
         hooks=HOOKS,
         options=WorkerOptions(**options),
+        beside=beside,
     )
 
 
@@ -80,9 +82,9 @@ def test_no_fraction_is_more_than_the_lease_on_any_gpu(gpus: list[LeasedGpu]) ->
     assert all(share * each.total <= each.memory for each in gpus)
     pool = Fraction(environment[OLD])
     least = Fraction(1, 10**6)
+    beside = outside_the_pool("jax", len(gpus))
     assert all(
-        pool <= max(least, Fraction(pool_limit("jax", each.memory, len(gpus)), each.total))
-        for each in gpus
+        pool <= max(least, Fraction(max(0, each.memory - beside), each.total)) for each in gpus
     )
     assert pool > 0
 
@@ -224,3 +226,16 @@ def test_the_callers_variables_are_not_changed() -> None:
 def test_a_lease_that_makes_no_sense_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"at least|larger"):
         made(**wrong)
+
+
+def test_what_was_learnt_of_a_framework_takes_the_place_of_the_table() -> None:
+    environment = made(
+        gpus=[gpu(0, 8 * GIB)],
+        beside=lambda framework, _: (400 if framework == "torch" else 900) * MIB,
+    )
+
+    pools = json.loads(environment["GPULEASE_HOOK"])["gpus"][0]["pools"]
+    assert pools == dict.fromkeys(("tensorflow", "jax", "cupy"), 8 * GIB - 900 * MIB) | {
+        "torch": 8 * GIB - 400 * MIB
+    }
+    assert environment["CUPY_GPU_MEMORY_LIMIT"] == str(8 * GIB - 900 * MIB)

@@ -1,44 +1,38 @@
-"""What is left of a lease for a framework's pool."""
+"""What frameworks take beside their pools, as gpulease assumes before it has seen anything."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.worker.overhead import (
-    MIB,
-    OUTSIDE_THE_POOL,
-    SMALLEST_POOL,
-    outside_the_pool,
-    pool_limit,
-    smallest_lease,
-)
+from gpulease.worker.overhead import FRAMEWORKS, MIB, outside_the_pool
 
-frameworks = st.sampled_from(sorted(OUTSIDE_THE_POOL))
-gpu_counts = st.integers(1, 16)
+frameworks = st.sampled_from(FRAMEWORKS)
 
 
-@given(frameworks, st.integers(0, 2**40), gpu_counts)
-def test_a_pool_and_what_lies_outside_never_exceed_a_lease_that_holds_both(
-    framework: str, lease: int, gpus: int
-) -> None:
-    pool = pool_limit(framework, lease, gpus)
-
-    assert pool == 0 or pool + outside_the_pool(framework, gpus) == lease
-    assert pool >= 0
-
-
-@given(frameworks, gpu_counts)
-def test_the_smallest_lease_leaves_the_smallest_pool(framework: str, gpus: int) -> None:
-    assert pool_limit(framework, smallest_lease(framework, gpus), gpus) == SMALLEST_POOL
-
-
-@given(frameworks, st.integers(2, 16))
+@given(frameworks, st.integers(2, 16), st.sampled_from([None, "470.82", "610.1"]))
 def test_working_on_several_gpus_costs_each_of_them_the_buffers_of_nccl(
-    framework: str, gpus: int
+    framework: str, gpus: int, driver: str | None
 ) -> None:
-    assert outside_the_pool(framework, gpus) - outside_the_pool(framework, 1) == 700 * MIB
+    one = outside_the_pool(framework, 1, "H100", driver)
+
+    assert outside_the_pool(framework, gpus, "H100", driver) - one == 700 * MIB
 
 
-def test_an_unknown_framework_has_no_made_up_limit() -> None:
+@given(frameworks, st.integers(1, 16), st.text(max_size=8), st.text(max_size=8) | st.none())
+def test_there_is_a_figure_for_every_model_and_driver(
+    framework: str, gpus: int, model: str, driver: str | None
+) -> None:
+    assert outside_the_pool(framework, gpus, model, driver) > 0
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_driver_that_loads_all_kernels_at_once_costs_more(framework: str) -> None:
+    lazy = outside_the_pool(framework, 1, driver="515.43.04")
+
+    assert outside_the_pool(framework, 1, driver="510.108.03") > lazy
+    assert outside_the_pool(framework, 1, driver=None) == lazy
+
+
+def test_an_unknown_framework_has_no_made_up_figure() -> None:
     with pytest.raises(KeyError):
-        pool_limit("caffe", 2**30, 1)
+        outside_the_pool("caffe", 1)

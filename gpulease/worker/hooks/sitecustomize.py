@@ -16,6 +16,8 @@ import sys
 HOOKS = {
     # framework: the module of _gpulease_hooks whose install() is called once it is imported
     "tensorflow": "tensorflow_hook",
+    "torch": "torch_hook",
+    "jax": "jax_hook",
 }
 LEASE = "GPULEASE_HOOK"
 DEVICES = "CUDA_VISIBLE_DEVICES"

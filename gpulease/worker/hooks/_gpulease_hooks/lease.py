@@ -24,12 +24,20 @@ class Lease:
         self.options: dict[str, Any] = fields["options"]
         self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
+        self.job: str = fields["job"]
+        self.daemon: str = fields.get("daemon", "")
+        """The socket on which the daemon hears what a job says of its memory; "": on none."""
         self.lifted = False
         """It was given back, and limits nothing any more."""
 
     def lift(self) -> None:
         """Limit nothing from now on."""
         self.lifted = True
+
+    def named(self, value: str) -> list[dict[str, Any]]:
+        """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names, in its order."""
+        known = dict(zip(self.visible.split(","), self.gpus))  # noqa: B905  (Python 3.7)
+        return [known[entry] for entry in value.split(",") if entry in known]
 
     def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
         """Return (limit, capacity) of each GPU that the visible devices `entries` name."""

@@ -15,6 +15,7 @@ import importlib
 import os
 from typing import Any, Callable
 
+from . import pools, report
 from .clamp import clamp
 from .lease import Lease, LeaseTooSmall
 
@@ -32,7 +33,8 @@ def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
     What is returned lifts the limit: it is for a TensorFlow that was never used under the lease.
     """
     lease = Lease(raw)
-    configure = _clamp_for(lease, trouble)
+    version = getattr(tensorflow, "__version__", "of unknown version")
+    configure = _clamp_for(lease, trouble, version)
     missing = []
     undos = [lease.lift]  # for a wrapper that somebody else has wrapped meanwhile
     for name, hook in ENTRANCES:
@@ -41,7 +43,6 @@ def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
     if missing:
-        version = getattr(tensorflow, "__version__", "of unknown version")
         trouble("TensorFlow {} is not held to the lease at {}".format(version, ", ".join(missing)))
 
     def lift() -> None:
@@ -51,7 +52,7 @@ def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
     return lift
 
 
-def _clamp_for(lease: Lease, trouble: Trouble) -> Clamp:
+def _clamp_for(lease: Lease, trouble: Trouble, version: str) -> Clamp:
     def configure(config: Any, cpus_are_a_wish: bool) -> None:
         if lease.lifted:
             return
@@ -59,6 +60,7 @@ def _clamp_for(lease: Lease, trouble: Trouble) -> Clamp:
             if not lease.simulated:
                 _close_ways_out()
             clamp(config, lease, _pools(lease), cpus_are_a_wish)
+            _report(config, lease, version)
         except LeaseTooSmall:
             raise
         except Exception as error:  # noqa: BLE001  (a failure of ours must not end the script)
@@ -67,6 +69,15 @@ def _clamp_for(lease: Lease, trouble: Trouble) -> Clamp:
             )
 
     return configure
+
+
+def _report(config: Any, lease: Lease, version: str) -> None:
+    """Have the daemon told from now on what the pools hold that `config` makes."""
+    try:
+        layout = pools.layout(config, lease)
+    except Exception:  # noqa: BLE001  (a TensorFlow that we do not know is limited, and not seen)
+        return
+    report.begin(lease, "tensorflow", version, lambda: pools.held(layout))
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:

@@ -1,0 +1,67 @@
+"""`gpulease drain`: grant nothing more on GPUs, for admins."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.render import complain, show
+from gpulease.cli.text import clean
+from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.wire import StandingView
+
+GpusArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="GPU", help="Indexes, UUIDs, or the beginning of UUIDs."),
+]
+
+
+def drain(
+    ctx: typer.Context,
+    gpus: GpusArgument,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="What those who wait are told.")
+    ] = None,
+    socket: SocketOption = None,
+) -> int:
+    """Grant nothing more on GPUs; jobs that run there go on. For admins and root.
+
+    \b
+    Examples:
+      gpulease drain 1 --why "new fan on Friday"
+      gpulease drain 0 1
+      gpulease drain GPU-5f3a
+      gpulease resume 1
+    """
+    client = connect(ctx, socket)
+    return for_each(gpus, lambda gpu: drained(client.drain(gpu, why=why)))
+
+
+def for_each(gpus: list[str], verb: Callable[[str], str]) -> int:
+    """Do something to each GPU and say what came of it; one that fails keeps none from the next."""
+    status = 0
+    for gpu in dict.fromkeys(gpus):
+        try:
+            show(verb(gpu))
+        except NoDaemon:
+            raise
+        except GpuleaseError as error:
+            complain(error)
+            status = error.exit_code
+    return status
+
+
+def drained(view: StandingView) -> str:
+    """Say how a GPU stands that somebody wanted drained."""
+    said = clean(view.drained or "drained")
+    if not view.changed:
+        return f"GPU {view.label} was drained before: {said}"
+    return f"GPU {view.label} is {said}; {_going_on(view.jobs)}"
+
+
+def _going_on(jobs: list[int]) -> str:
+    if not jobs:
+        return "nothing runs there"
+    one = len(jobs) == 1
+    return f"job{'' if one else 's'} {', '.join(map(str, jobs))} there go{'es' if one else ''} on"

@@ -1,0 +1,98 @@
+"""Which frameworks are held to a lease, by what, and with which versions that was tried.
+
+The one table of it: `doctor` compares it with what the user's python has installed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpulease.wire import CheckView
+
+_DOCS = "docs/frameworks.md says what is limited, and what is not"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """One framework, and how it is held."""
+
+    name: str
+    distributions: tuple[str, ...]
+    """What it is called where packages come from, the usual name first."""
+    held_by: str | None
+    """None: it is shown the leased GPUs alone, and takes of them what it wants."""
+    oldest: tuple[int, ...] = ()
+    """What is older is not held."""
+    tried: tuple[str, ...] = ()
+    """The minor versions with which the tests were run."""
+
+
+FRAMEWORKS = (
+    Framework(
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu"),
+        "the hook",
+        oldest=(2,),
+        tried=("2.21",),
+    ),
+    Framework("torch", ("torch",), None),
+    Framework("jax", ("jax",), "a variable in the environment"),
+    Framework("jaxlib", ("jaxlib",), "the variable of jax"),
+    Framework(
+        "cupy",
+        ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+        "a variable in the environment",
+    ),
+)
+DISTRIBUTIONS = tuple(name for each in FRAMEWORKS for name in each.distributions)
+
+
+def framework_checks(installed: Mapping[str, str]) -> Iterator[CheckView]:
+    """Yield a check for each framework among `installed`, the versions of distributions by name."""
+    none = True
+    for framework in FRAMEWORKS:
+        for name in framework.distributions:
+            if name in installed:
+                none = False
+                yield _check(framework, name, installed[name])
+                break
+    if none:
+        yield CheckView(
+            "frameworks",
+            "warning",
+            "that python has neither tensorflow, torch, jax nor cupy",
+            "activate the environment that has what your jobs use",
+        )
+
+
+def _check(framework: Framework, name: str, version: str) -> CheckView:
+    shown = f"{name} {version}"
+    if framework.held_by is None:
+        return CheckView(
+            framework.name, "warning", f"{shown} is not held to the lease by anything in it", _DOCS
+        )
+    if framework.oldest and _numbers(version)[: len(framework.oldest)] < framework.oldest:
+        oldest = ".".join(map(str, framework.oldest))
+        return CheckView(
+            framework.name, "warning", f"{shown} is not held to the lease: it is too old",
+            f"use {name} {oldest} or later; {_DOCS}",
+        )  # fmt: skip
+    said = f"{shown} is held to the lease by {framework.held_by}"
+    minor = ".".join(map(str, _numbers(version)[:2]))
+    if framework.tried and minor not in framework.tried:
+        tried = ", ".join(framework.tried)
+        return CheckView(
+            framework.name, "ok", f"{said}, which was tried with {tried}",
+            "a job says so at its start if the hook does not fit; --strict has it fail then",
+        )  # fmt: skip
+    return CheckView(framework.name, "ok", said)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (2, 21, 0) of 2.21.0rc1."""
+    numbers = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)

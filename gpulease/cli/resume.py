@@ -1,0 +1,29 @@
+"""`gpulease resume`: grant on GPUs again that were drained, for admins."""
+
+import typer
+
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.drain import GpusArgument, for_each
+from gpulease.wire import StandingView
+
+
+def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) -> int:
+    """Grant on GPUs again, whoever drained them. For admins and root.
+
+    One that gpulease drained for a fault of its hardware is used again at once; a new fault drains
+    it anew, the same lasting one does not.
+
+    \b
+    Examples:
+      gpulease resume 1
+      gpulease resume 0 1
+    """
+    client = connect(ctx, socket)
+    return for_each(gpus, lambda gpu: resumed(client.resume(gpu)))
+
+
+def resumed(view: StandingView) -> str:
+    """Say how a GPU stands that somebody wanted resumed."""
+    if not view.changed:
+        return f"GPU {view.label} was not drained"
+    return f"GPU {view.label} takes leases again"

@@ -1,0 +1,148 @@
+"""The watch over the GPUs' health, as the settings want it, and what `doctor` says of it."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+
+from gpulease.config import Settings
+from gpulease.domain.health import Act, Figures, GpuEvent, Modes, lasting
+from gpulease.domain.memory import GpuReading
+from gpulease.domain.standing import Standing
+from gpulease.errors import RecordUnwritable
+from gpulease.service.health import HealthPolicy, HealthWatch
+from gpulease.service.keeper import Keeper
+from gpulease.service.ports import Clock, InThread
+from gpulease.wire import CheckView
+
+_log = logging.getLogger(__name__)
+
+
+def health_policy(settings: Settings) -> HealthPolicy:
+    """Return what the admin wants done about faults."""
+    return HealthPolicy(Act(settings.health), settings.health_quiet)
+
+
+def watch_health(
+    settings: Settings, keeper: Keeper, clock: Clock, lanes: tuple[InThread, InThread]
+) -> HealthWatch:
+    """Return the watch; it works on the lanes of the writer and of the looks."""
+    return HealthWatch(
+        keeper.store,
+        keeper.probe,
+        clock,
+        health_policy(settings),
+        keeper.tell_owner,
+        wake=keeper.wake,
+        writing=lanes[0],
+        looking=lanes[1],
+    )
+
+
+_COMPUTE_MODES = {
+    0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process",
+}  # fmt: skip
+_CLOSED_MODES = frozenset(_COMPUTE_MODES) - {0}
+_A_DAY = timedelta(days=1)
+_MOST_EVENTS = 1000
+
+
+def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
+    """Yield what is to be said about the health of each GPU, and of who drained it."""
+    yield from mps_check(keeper)
+    act = health.policy.act
+    if act is not Act.DRAIN:
+        what = {Act.TELL: "faults are told and drain nothing", Act.OFF: "nobody looks at it"}
+        yield CheckView(
+            "GPU health", "warning", what[act],
+            f"the setting health is {act}: see docs/admin.md",
+        )  # fmt: skip
+    try:
+        standings = keeper.store.standings()
+        events = keeper.store.gpu_events(clock.now() - _A_DAY, _MOST_EVENTS)
+    except RecordUnwritable as error:
+        yield CheckView("GPU health", "failure", error.message, error.hint)
+        return
+    for reading in keeper.seen.readings if keeper.seen is not None else ():
+        standing = standings.get(reading.uuid, Standing())
+        if standing.drain is not None:
+            yield CheckView(
+                f"GPU {reading.label}", "warning", str(standing.drain),
+                f"gpulease resume {reading.label}",
+            )  # fmt: skip
+        if reading.fault is not None and standing.ailment is None:
+            # That it cannot be read is said already, and nothing else is known of it now.
+            continue
+        if reading.uuid in health.modes and reading.fault is None:
+            yield _modes(reading, health.modes[reading.uuid])
+        if act is not Act.OFF and reading.parent is None:
+            of_it = [each for each in events if each.gpu == reading.uuid]
+            yield _health(reading, standing, health, of_it)
+
+
+def _modes(reading: GpuReading, modes: Modes) -> CheckView:
+    """Say how a GPU is set up, and warn where leases beside each other cannot work so."""
+    name, label = f"GPU {reading.label} modes", reading.label
+    known = {
+        "MIG": reading.divided,
+        "ECC": modes.ecc,
+        "persistence": modes.persistence,
+    }
+    switches = ", ".join(
+        f"{what} {'unknown' if is_on is None else 'on' if is_on else 'off'}"
+        for what, is_on in known.items()
+    )
+    compute = _COMPUTE_MODES.get(-1 if modes.compute is None else modes.compute, "unknown")
+    message = f"{switches}, compute mode {compute}"
+    if modes.compute in _CLOSED_MODES:
+        return CheckView(
+            name, "warning", f"{message}: jobs beside each other will fail there",
+            f"nvidia-smi -i {label} -c DEFAULT",
+        )  # fmt: skip
+    return CheckView(name, "ok", message)
+
+
+def mps_check(keeper: Keeper) -> Iterator[CheckView]:
+    """Say where MPS runs, since it changes what can be known of each job's memory."""
+    for reading in keeper.seen.readings if keeper.seen is not None else ():
+        servers = [
+            each.pid
+            for each in reading.processes or ()
+            if keeper.seen is not None and each.pid in keeper.seen.servers
+        ]
+        if servers:
+            yield CheckView(
+                "MPS", "warning",
+                f"an MPS server (pid {servers[0]}) is on GPU {reading.label}: what its clients use "
+                "may not be told apart, and counts as used by the leases that run there",
+                "docs/admin.md says what that means for the ledger",
+            )  # fmt: skip
+
+
+def _health(
+    reading: GpuReading, standing: Standing, health: HealthWatch, events: list[GpuEvent]
+) -> CheckView:
+    name, label = f"GPU {reading.label} health", reading.label
+    figures = health.figures.get(reading.uuid, Figures())
+    if standing.ailment is not None:
+        return CheckView(
+            name, "failure", str(standing.ailment),
+            "it is used again by itself when it is well; what waits for a reset takes "
+            f"nvidia-smi --gpu-reset -i {label} when nothing runs there; gpulease resume {label} "
+            "uses it at once",
+        )  # fmt: skip
+    if (still := lasting(figures)) is not None:
+        return CheckView(
+            name, "warning", f"{still.what}; it is used all the same",
+            f"nvidia-smi --gpu-reset -i {label} when nothing runs there, or have it replaced",
+        )  # fmt: skip
+    if figures.uncorrectable:
+        return CheckView(
+            name, "warning",
+            f"{figures.uncorrectable} memory errors since the driver was loaded that could not be "
+            "corrected", "nvidia-smi -q -d ECC,ROW_REMAPPER tells where",
+        )  # fmt: skip
+    said = [f"{each.count} times {each.detail}" for each in events if each.kind.startswith("xid")]
+    known = "no fault is known" if not said else f"in the last day: {'; '.join(said[-3:])}"
+    if health.listens.get(reading.uuid) is False:
+        known += "; its driver tells no XID events"
+    return CheckView(name, "ok", known)

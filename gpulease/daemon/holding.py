@@ -1,0 +1,69 @@
+"""What holds jobs to their leases from outside, put together: ladder, enclosure, lifting."""
+
+import os
+from dataclasses import dataclass
+
+from gpulease.config import Settings
+from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.ladder import Circumstances, Ladder, why_no_scopes
+from gpulease.daemon.lifting import Lifting
+from gpulease.daemon.places import closed_to_others
+from gpulease.daemon.shims import has_scope
+from gpulease.daemon.state import StateDirectory
+from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.job import Job
+from gpulease.domain.memory import JobId
+from gpulease.gpu.limits import DriverLimits
+from gpulease.gpu.nvml import NvmlProbe
+from gpulease.service.enforcement import note_enclosed
+from gpulease.service.keeper import Keeper
+from gpulease.service.ports import Clock, GpuProbe, InThread, Store
+from gpulease.worker.environment import HOOKS
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The parts that hold jobs."""
+
+    ladder: Ladder
+    lifting: Lifting
+    enclosure: Enclosure | None
+    """None where there are no scopes, and so nothing can be put around a job."""
+
+    async def lift(self, job: Job) -> None:
+        """Take away what the driver holds a job by that has ended."""
+        await self.lifting.of(job.id, [lease.gpu for lease in job.leases])
+
+    async def recover(self, keeper: Keeper) -> None:
+        """See to what jobs left behind that ended while no daemon was there."""
+        seen = await keeper.recent_look()
+        live = {job.id for job in keeper.store.live()}
+        await self.lifting.of_all_but(live, [each.uuid for each in seen.readings])
+
+
+def build_holding(
+    settings: Settings,
+    probe: GpuProbe,
+    state: StateDirectory,
+    store: Store,
+    writing: InThread,
+    clock: Clock,
+    *,
+    confined: bool,
+) -> Holding:
+    """Put together what this machine has."""
+    limiter = DriverLimits(probe) if isinstance(probe, NvmlProbe) else None
+    # As root: a hook that the user cannot read holds nobody.
+    closed = closed_to_others(HOOKS) if os.geteuid() == 0 else None
+    no_scopes = why_no_scopes(confined)
+    around = Circumstances(settings.simulate is not None, no_scopes, closed)
+    ladder = Ladder(around, limiter, probe.driver, driver_limits=settings.driver_limits)
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        await writing(lambda: note_enclosed(store, job, ladder.everywhere, enclosed, clock))
+
+    return Holding(
+        ladder,
+        Lifting(limiter, lambda job: has_scope(state.job(job))),
+        Enclosure(ladder.limiter, note) if no_scopes is None else None,
+    )

@@ -1,0 +1,225 @@
+"""How healthy a GPU is: what its driver tells, whose fault each thing is, and when it is over.
+
+Pure rules over what was heard. A figure that the driver does not tell speaks neither for a GPU nor
+against it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+
+from gpulease.domain.memory import GpuUuid
+from gpulease.domain.standing import Ailment, Standing
+
+
+class Blame(StrEnum):
+    """Whose fault an error is."""
+
+    APPLICATION = "application"
+    """A program did it, and the GPU is as well as before."""
+    CONTAINED = "contained"
+    """The hardware failed, and the driver has ended the programs that it touched."""
+    HARDWARE = "hardware"
+    GONE = "gone"
+    """The GPU does not answer any more, which keeps new leases off it without our doing."""
+    UNKNOWN = "unknown"
+
+
+class Act(StrEnum):
+    """What is done about a fault: the setting `health`."""
+
+    DRAIN = "drain"
+    TELL = "tell"
+    OFF = "off"
+
+
+_APPLICATION, _HARDWARE = Blame.APPLICATION, Blame.HARDWARE
+XIDS: Mapping[int, tuple[Blame, str]] = MappingProxyType(
+    {
+        13: (_APPLICATION, "an exception in the graphics engine"),
+        31: (_APPLICATION, "a memory page fault"),
+        43: (_APPLICATION, "the GPU stopped processing a program"),
+        45: (_APPLICATION, "a program's work was cleared away after an error"),
+        68: (_APPLICATION, "an exception in the video decoder"),
+        109: (_APPLICATION, "a context switch took too long"),
+        94: (Blame.CONTAINED, "a memory error, contained by the driver"),
+        48: (_HARDWARE, "a memory error that could not be corrected"),
+        63: (_HARDWARE, "a bad page or row of memory was put on record"),
+        64: (_HARDWARE, "a bad page or row of memory could not be put on record"),
+        74: (_HARDWARE, "an NVLink error"),
+        79: (_HARDWARE, "the GPU has fallen off the bus"),
+        92: (_HARDWARE, "many memory errors that were corrected"),
+        95: (_HARDWARE, "a memory error that was not contained"),
+        119: (_HARDWARE, "the GPU's system processor did not answer"),
+    }
+)
+"""NVIDIA's "XID errors"; the application's as its own device plugin has them
+(k8s-device-plugin#1340), 94 as in gpu-operator#1065."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a driver tells of a GPU's memory cells; None for what it does not tell."""
+
+    uncorrectable: int | None = None
+    """Memory errors that could not be corrected, since the driver was loaded."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    pages_pending: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """How an admin has set a GPU up; None for what its driver does not tell."""
+
+    ecc: bool | None = None
+    persistence: bool | None = None
+    compute: int | None = None
+    """As NVML counts: 0 is for everyone, 2 for nobody, 3 for one process at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What was heard of one GPU since the last time."""
+
+    gpu: GpuUuid
+    xids: tuple[int, ...] = ()
+    figures: Figures | None = None
+    """None where they were not read this time."""
+    listens: bool | None = None
+    """Whether its XIDs can be heard at all; None while that is not known."""
+    modes: Modes | None = None
+    """Read whenever the figures are."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """One entry in the history of a GPU's health."""
+
+    gpu: GpuUuid
+    at: datetime
+    kind: str
+    detail: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found about a GPU, and whose fault it is."""
+
+    kind: str
+    what: str
+    blame: Blame
+    count: int = 1
+    lasts: bool = False
+    """It is a state, which ends when the driver says so, rather than something that happened."""
+
+
+def xid(number: int, count: int = 1) -> Finding:
+    """Return what an XID is; one that is not in the table is nobody's fault."""
+    blame, what = XIDS.get(number, (Blame.UNKNOWN, "see NVIDIA's list of XID errors"))
+    return Finding(f"xid {number}", f"XID {number}, {what}", blame, count)
+
+
+def lasting(figures: Figures) -> Finding | None:
+    """Return the worst thing that is wrong with a GPU for as long as these figures hold."""
+    for is_so, kind, what in (
+        (figures.remap_failed, "remap_failed", "a bad row of its memory could not be replaced"),
+        (figures.remap_pending, "remap_pending", "a bad row of its memory is replaced at a reset"),
+        (figures.pages_pending, "pages_pending", "a bad page of its memory is retired at a reset"),
+    ):
+        if is_so:
+            return Finding(kind, what, Blame.HARDWARE, lasts=True)
+    return None
+
+
+_TOLD = MappingProxyType(
+    {
+        Blame.APPLICATION: "GPU {gpu}: {what}: the fault of a program there, which may be this job",
+        Blame.CONTAINED: "GPU {gpu}: {what}: programs there were ended, which may be this job's",
+        Blame.HARDWARE: (
+            "GPU {gpu}: {what}: a fault of the hardware; this job may fail, or compute nonsense"
+        ),
+        Blame.GONE: "GPU {gpu} is lost ({what}): what this job does there will fail",
+    }
+)
+
+
+def notice(gpu: str, found: Finding) -> str | None:
+    """Return what the owner of a job on the GPU called `gpu` is told; None: nothing to tell."""
+    text = _TOLD.get(found.blame)
+    return None if text is None else text.format(gpu=gpu, what=found.what)
+
+
+def findings(heard: Heard, before: Figures | None) -> tuple[Finding, ...]:
+    """Return what is new about a GPU, whose figures were `before`."""
+    found = [xid(number, count) for number, count in Counter(heard.xids).items()]
+    if heard.figures is not None:
+        found += _new_errors(heard, before, found)
+        now, then = lasting(heard.figures), lasting(before) if before is not None else None
+        if now is not None and now != then:
+            found.append(now)
+    return tuple(found)
+
+
+def _new_errors(heard: Heard, before: Figures | None, found: list[Finding]) -> list[Finding]:
+    """Return the memory errors that no XID speaks of already."""
+    then = None if before is None else before.uncorrectable
+    now = None if heard.figures is None else heard.figures.uncorrectable
+    if then is None or now is None or now <= then:
+        # Of the first look nobody knows when they were; a reset begins the count anew.
+        return []
+    if any(each.blame in (Blame.HARDWARE, Blame.CONTAINED) for each in found):
+        return []
+    what = "memory errors that could not be corrected"
+    return [Finding("ecc", what, Blame.HARDWARE, now - then)]
+
+
+def after(standing: Standing, found: tuple[Finding, ...], at: datetime) -> Standing:
+    """Return the standing of a GPU after these findings: the hardware's faults hold it back."""
+    bad = [
+        each
+        for each in found
+        if each.blame is Blame.HARDWARE and not (each.lasts and each.kind == standing.excused)
+    ]
+    if not bad:
+        return standing
+    # What lasts comes last: that is what a person who resumes the GPU has to excuse.
+    why = "; ".join(each.what for each in bad)
+    return replace(standing, ailment=Ailment(bad[-1].kind, why, at))
+
+
+def without_excuse(standing: Standing, figures: Figures) -> Standing:
+    """Return a standing without the excuse for a fault that is over."""
+    now = lasting(figures)
+    if standing.excused is None or (now is not None and now.kind == standing.excused):
+        return standing
+    return replace(standing, excused=None)
+
+
+def is_over(
+    standing: Standing, figures: Figures | None, well_for: timedelta, quiet_for: timedelta
+) -> bool:
+    """Tell whether the fault that a GPU is held back for is over.
+
+    Args:
+        standing: with the fault.
+        figures: the latest; None where none were read yet.
+        well_for: how long the GPU has been readable, without a new fault.
+        quiet_for: how long that has to be.
+    """
+    if figures is None or well_for < quiet_for:
+        return False
+    still = lasting(figures)
+    return still is None or still.kind == standing.excused
+
+
+LONGEST_QUIET = timedelta(days=1)
+
+
+def quiet_after(first: timedelta, relapses: int) -> timedelta:
+    """Return how long a GPU must be without a fault: twice as long for each relapse of late."""
+    return min(first * (1 << min(relapses, 20)), max(first, LONGEST_QUIET))

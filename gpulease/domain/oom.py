@@ -1,0 +1,69 @@
+"""Tell by the end of a job's output whether it ended because GPU memory did not do. Pure.
+
+The sentences are those of the frameworks: TensorFlow's BFC allocator and kernels, PyTorch's caching
+allocator, XLA, CuPy, and the CUDA runtime.
+"""
+
+import re
+from dataclasses import dataclass
+
+from gpulease.domain.job import Exit
+
+_SAID = re.compile(
+    r"OOM when allocating tensor(?![^\n]*device:CPU)"
+    r"|ResourceExhaustedError(?![^\n]*device:CPU)"
+    r"|failed to allocate [^\n]{0,200}out of memory"
+    r"|torch\.(?:cuda\.)?OutOfMemoryError"
+    r"|CUDA out of memory\. Tried to allocate"
+    r"|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)"
+    r"|cupy\.cuda\.memory\.OutOfMemoryError"
+    r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+)
+"""What nothing but a GPU that is full says."""
+_HINTED = re.compile(r"out of memory|std::bad_alloc|cannot allocate memory", re.IGNORECASE)
+"""What the machine's own memory may say as well."""
+
+_NUMBER = r"([0-9][0-9,]{0,20}(?:\.[0-9]{1,6})?)"
+_TRIED = re.compile(
+    rf"Tried to allocate {_NUMBER} ?(KiB|MiB|GiB)"
+    rf"|trying to allocate {_NUMBER} ?(bytes|KiB|MiB|GiB)"
+    rf"|Out of memory allocating {_NUMBER} (bytes)"
+    rf"|failed to allocate {_NUMBER}(K|M|G|KiB|MiB|GiB) "
+)
+_UNITS = {"bytes": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LARGEST = 1 << 40
+_NEAR_PERCENT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A job ran out of GPU memory; `lacking` is what it could not get, in bytes, if it said."""
+
+    lacking: int | None = None
+
+
+def recognised(exit_: Exit | None, tail: str, peak: int | None, leased: int) -> OutOfMemory | None:
+    """Return that a job ended for want of GPU memory, or None.
+
+    Args:
+        exit_: how its main process ended; one that ended well had memory enough.
+        tail: the end of what it wrote, both streams.
+        peak: the most that it was seen to use on the GPU where it used most, in bytes.
+        leased: what it had there.
+    """
+    if exit_ is None or (exit_.code in (0, None) and exit_.signal is None):
+        return None
+    near = peak is not None and peak * 100 >= leased * _NEAR_PERCENT
+    if _SAID.search(tail) or (near and _HINTED.search(tail)):
+        return OutOfMemory(_lacking(tail))
+    return None
+
+
+def _lacking(tail: str) -> int | None:
+    """Return the last size that the tail complains about."""
+    found = _TRIED.findall(tail)
+    if not found:
+        return None
+    number, unit = (each for each in found[-1] if each)
+    size = int(float(number.replace(",", "")) * _UNITS[unit.removesuffix("iB")])
+    return size if 0 < size <= _LARGEST else None

@@ -1,0 +1,113 @@
+"""The driver's own memory limits: set on the cgroup of a job, read back, and taken away again.
+
+Driver r615 and later (NVIDIA, "MPS: memory partitioning"): all that the processes of a cgroup hold
+of a GPU counts, contexts included, and an allocation over the hard limit fails with
+CUDA_ERROR_OUT_OF_MEMORY. Nothing here is believed before it was read back.
+"""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from gpulease.domain.memory import GpuUuid
+from gpulease.gpu import binding
+from gpulease.gpu.binding import Handle, NvmlFailure
+from gpulease.gpu.nvml import NoAnswer, NvmlProbe
+from gpulease.service.limiting import NotLimited
+from gpulease.units import MIB, format_size
+
+_STEP = 256 * MIB
+"""What NVIDIA's guide saw limits rounded to: 3000 MiB became 2560."""
+_NONE_HERE = "this driver has no memory limits; they come with r615"
+
+
+class DriverLimits:
+    """Limits on GPUs, by the directory of a cgroup of version 2. Blocks, for the deadline at most.
+
+    May be used from several threads. Only hard limits are set: a soft one is memory that others
+    cannot have, which the lease is already.
+    """
+
+    def __init__(self, probe: NvmlProbe) -> None:
+        self._probe = probe
+
+    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
+
+        Raises:
+            NotLimited: there is no telling now.
+        """
+        try:
+            self._probe.on_gpu(gpu, partial(binding.memory_limits, cgroup=cgroup))
+        except NoAnswer as failure:
+            raise NotLimited(str(failure)) from failure
+        except NvmlFailure as failure:
+            # Anything else it may have against this one cgroup.
+            return _why(failure) if _is_final(failure) else None
+        return None
+
+    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+        """Let the processes of a cgroup hold at most `memory` bytes; return what the driver keeps.
+
+        That may be less, by its steps, and is never more.
+
+        Raises:
+            NotLimited: it is not in force, or cannot be known to be.
+        """
+        return self._on(gpu, partial(_limit, cgroup=cgroup, memory=memory))
+
+    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+        """Take the limits of a cgroup away, as has to be before it is removed.
+
+        Raises:
+            NotLimited: the driver does not answer, or refuses.
+        """
+        self._on(gpu, partial(_lift, cgroup=cgroup))
+
+    def _on(self, gpu: GpuUuid, work: "partial[int]") -> int:
+        try:
+            return self._probe.on_gpu(gpu, work)
+        except NoAnswer as failure:
+            raise NotLimited(str(failure)) from failure
+        except NvmlFailure as failure:
+            raise NotLimited(_why(failure)) from failure
+
+
+def _limit(handle: Handle, cgroup: Path, memory: int) -> int:
+    try:
+        # A driver that rounds up is asked again for a whole number of steps.
+        for wanted in (memory, memory // _STEP * _STEP):
+            binding.set_memory_limits(handle, cgroup, soft=0, hard=wanted)
+            _, held = binding.memory_limits(handle, cgroup)
+            if 0 < held <= memory:
+                return held
+    except NvmlFailure:
+        # Perhaps it cannot be read. One that is not known to be there is not to be there.
+        with suppress(NvmlFailure):
+            binding.set_memory_limits(handle, cgroup, soft=0, hard=binding.NO_LIMIT)
+        raise
+    _lift(handle, cgroup)
+    if held == binding.NO_LIMIT:
+        raise NotLimited("the driver took the limit and does not keep it")
+    raise NotLimited(f"asked for {format_size(memory)}, the driver keeps to {format_size(held)}")
+
+
+def _lift(handle: Handle, cgroup: Path) -> int:
+    soft, hard = binding.memory_limits(handle, cgroup)
+    if soft:
+        binding.set_memory_limits(handle, cgroup, soft=0, hard=hard)
+    if hard != binding.NO_LIMIT:
+        binding.set_memory_limits(handle, cgroup, soft=0, hard=binding.NO_LIMIT)
+    return binding.NO_LIMIT
+
+
+def _is_final(failure: NvmlFailure) -> bool:
+    return failure.is_no_such_figure or failure.code == binding.NO_PERMISSION
+
+
+def _why(failure: NvmlFailure) -> str:
+    if failure.is_no_such_figure:
+        return _NONE_HERE
+    if failure.code == binding.NO_PERMISSION:
+        return "the driver refuses to set memory limits for this user"
+    return f"the driver answered: {failure}"

@@ -1,0 +1,76 @@
+"""What admins do with whole GPUs: drain and resume them."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
+
+from gpulease.domain.memory import GpuReading
+from gpulease.errors import BadValue
+from gpulease.server.fields import user_of
+from gpulease.server.peer import Caller, caller_in
+from gpulease.service.drains import Drained, named
+from gpulease.wire import DrainRequest, StandingView
+
+if TYPE_CHECKING:
+    from gpulease.server.handlers import Desk
+
+_LONGEST_REASON = 200
+
+
+class GpuHandlers:
+    """One method for each route that is about a GPU."""
+
+    def __init__(self, desk: "Desk") -> None:
+        self._desk = desk
+
+    async def drain(self, request: Request, gpu: str) -> Response:
+        """Grant nothing more on a GPU; what runs there goes on."""
+        caller = self._admin(request, "drain a GPU")
+        why = reason_of(await request.body())
+        drained = await self._desk.drains.drain(await self._gpu(gpu), user_of(caller), why)
+        return _reply(drained)
+
+    async def resume(self, request: Request, gpu: str) -> Response:
+        """Grant on a GPU again."""
+        caller = self._admin(request, "resume a GPU")
+        return _reply(await self._desk.drains.resume(await self._gpu(gpu), user_of(caller)))
+
+    def _admin(self, request: Request, what: str) -> Caller:
+        caller = caller_in(dict(request.scope))
+        self._desk.rights.check_admin(caller, what)
+        return caller
+
+    async def _gpu(self, text: str) -> GpuReading:
+        seen = await self._desk.keeper.recent_look()
+        there = {reading.uuid for reading in seen.readings}
+        # One that is out for repair can be resumed, and one that has only jobs left be drained.
+        gone = [uuid for uuid in self._desk.keeper.store.standings() if uuid not in there]
+        return named(text, (*seen.readings, *map(self._desk.keeper.store.gpu, gone)))
+
+
+def reason_of(body: bytes) -> str:
+    """Return why a GPU is to be drained, which nobody has to say.
+
+    Raises:
+        BadValue: it is no reason that a listing can show.
+    """
+    try:
+        asked = msgspec.json.decode(body or b"{}", type=DrainRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadValue(f"cannot read the request: {str(error)[:200]}") from error
+    why = (asked.why or "").strip()
+    if not why.isprintable() or len(why) > _LONGEST_REASON:
+        raise BadValue(
+            f"cannot drain for the reason {why[:40]!r}: it is to be shown on one line",
+            f"at most {_LONGEST_REASON} printable characters, as in --why 'new fan'",
+        )
+    return why
+
+
+def _reply(done: Drained) -> Response:
+    view = StandingView(
+        done.gpu.uuid, done.gpu.label, done.standing.closed, done.changed, list(done.jobs)
+    )
+    return Response(msgspec.json.encode(view), media_type="application/json")

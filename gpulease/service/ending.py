@@ -1,0 +1,139 @@
+"""The account of a job that ends: what it used, whether GPU memory did not do, and a new try.
+
+The output is read before, away from the loop; what follows from it is stored in the transaction of
+the end itself, so that a daemon that is killed in between either has done both or does both again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.oom import OutOfMemory, recognised
+from gpulease.domain.plan import ledgers
+from gpulease.domain.sizing import next_size, rounded
+from gpulease.service.keeper import Keeper
+from gpulease.service.leases import Settle
+from gpulease.service.look import snapshot
+from gpulease.service.ports import Order, Transaction, WorkerExited
+from gpulease.service.sizes import largest
+from gpulease.units import format_size
+
+MOST_RETRIES = 3
+_BY_ITSELF = frozenset({Outcome.EXITED, Outcome.SIGNALED})
+
+Tail = Callable[[JobId], Awaitable[str]]
+"""Reads the end of what a job wrote."""
+Idle = Callable[[JobId, GpuUuid], int]
+"""Tells what the pools of a job held on a GPU and never needed."""
+
+
+class Endings:
+    """Looks at the ends of jobs, and settles their accounts."""
+
+    def __init__(self, keeper: Keeper, tail: Tail, idle: Idle) -> None:
+        self._keeper = keeper
+        self._tail = tail
+        self._idle = idle
+
+    async def examine(self, job_id: JobId, news: WorkerExited) -> Settle:
+        """Return what settles the account of a job that has ended."""
+        job = self._keeper.store.job(job_id)
+        failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
+        tail = ""
+        if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
+            tail = await self._tail(job_id)
+        # Asked here, on the loop, where reports come in: what settles runs in another thread.
+        idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
+        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), tail)
+
+    def _settle(self, tx: Transaction, before: Job, job: Job, tail: str) -> Job:
+        # One that was asked to go may have ended by itself a moment before it heard.
+        if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
+            return job
+        peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
+        leased = min(lease.memory for lease in job.leases)
+        found = recognised(job.exit, tail, max(peaks, default=None), leased)
+        if found is None:
+            return job
+        job = replace(job, account=replace(job.account, out_of_memory=True))
+        return self._tried_again(tx, job, found, leased, max(peaks, default=None))
+
+    def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
+        leases = tuple(
+            replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
+            if (peak := self._peak(job, lease.gpu)) is not None
+            else lease
+            for lease in job.leases
+        )
+        return replace(job, leases=leases)
+
+    def _peak(self, job: Job, gpu: GpuUuid) -> int | None:
+        return self._keeper.peaks.by_lease.get((job.id, gpu))
+
+    def _tried_again(
+        self, tx: Transaction, job: Job, found: OutOfMemory, leased: int, peak: int | None
+    ) -> Job:
+        """Queue the job anew with more memory, if it asked for that; tell in any case what to do.
+
+        A launch happens once for each job, so the new try is a job of its own.
+        """
+        most = self._largest(job)
+        what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
+        size = min(next_size(leased, found.lacking), most) if most else leased
+        if size <= leased:
+            return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
+        wanted = job.account.retry
+        if wanted is None or job.account.attempt >= MOST_RETRIES:
+            tried = f"it was tried {MOST_RETRIES} times again; " if wanted is not None else ""
+            hint = f"{tried}ask for --mem {format_size(size)}"
+            more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
+            return _told(job, what, hint + more)
+        again = min(max(rounded(int(leased * wanted)), leased + 1), most)
+        return self._queued_again(tx, job, what, again)
+
+    def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
+        at = job.ended_at or job.submitted_at
+        order = Order(
+            owner=job.owner,
+            name=job.name,
+            command=job.command,
+            claim=replace(job.claim, memory=memory),
+            invocation=tx.invocation(job.id),
+            wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
+            account=replace(
+                job.account,
+                attempt=job.account.attempt + 1,
+                retry_of=job.id,
+                out_of_memory=False,
+                sized=None,
+            ),
+        )
+        new = tx.add(order, at)
+        job = replace(job, account=replace(job.account, retried_as=new.id))
+        return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
+
+    def _largest(self, job: Job) -> int:
+        seen = self._keeper.seen
+        if seen is None:
+            return 0
+        at = job.ended_at or job.submitted_at
+        empty = ledgers(snapshot((), seen, self._keeper.policy, {}, at))
+        return largest(empty, len(job.leases))
+
+
+def _ended(job: Job) -> str:
+    if job.exit is not None and job.exit.signal is not None:
+        return f"ended by signal {job.exit.signal}"
+    return f"exited with {job.exit.code if job.exit else 1}"
+
+
+def _with_peak(peak: int | None, leased: int) -> str:
+    lease = format_size(leased)
+    if peak is None:
+        return f" in a lease of {lease}"
+    return f", having used up to {format_size(peak)} of a lease of {lease}"
+
+
+def _told(job: Job, what: str, hint: str | None) -> Job:
+    return replace(job, detail=what if hint is None else f"{what}\n\nhint: {hint}")

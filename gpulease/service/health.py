@@ -1,0 +1,227 @@
+"""Acts on the GPUs' health: keeps it on record, holds faulty GPUs back, tells the owners of jobs.
+
+Shown each look of the timer. It reads memory's faults and XIDs from the probe, which never waits,
+and writes only when there is something to write.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from gpulease.domain.health import (
+    Act,
+    Blame,
+    Figures,
+    Finding,
+    GpuEvent,
+    Heard,
+    Modes,
+    after,
+    findings,
+    is_over,
+    notice,
+    quiet_after,
+    without_excuse,
+)
+from gpulease.domain.memory import Fault, GpuReading, GpuUuid, JobId
+from gpulease.domain.standing import Standing
+from gpulease.service.look import Look
+from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
+
+TellOwner = Callable[[JobId, str], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+_RELAPSE_WITHIN = timedelta(days=1)
+_MOST_EVENTS = 10_000
+_SAY_AGAIN_AFTER = timedelta(minutes=10)
+"""One kind of fault is told to the owner of a job no more often than this."""
+FAULTY, RECOVERED = "faulty", "recovered"
+"""What gpulease did about a fault, in the history of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """What the admin wants done about faults."""
+
+    act: Act = Act.DRAIN
+    quiet_for: timedelta = timedelta(minutes=10)
+    """How long a GPU that was held back must be without a fault before it is used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What is new about one GPU, to be put on record."""
+
+    gpu: GpuReading
+    found: tuple[Finding, ...]
+    at: datetime
+
+
+class HealthWatch:
+    """Watches the health of the GPUs, a look at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        probe: GpuProbe,
+        clock: Clock,
+        policy: HealthPolicy,
+        tell_owner: TellOwner,
+        *,
+        wake: Callable[[], None],
+        writing: InThread,
+        looking: InThread,
+    ) -> None:
+        self.policy = policy
+        self.figures: dict[GpuUuid, Figures] = {}
+        """The latest of each GPU."""
+        self.listens: dict[GpuUuid, bool] = {}
+        """Whether its XIDs can be heard."""
+        self.modes: dict[GpuUuid, Modes] = {}
+        self._store = store
+        self._probe = probe
+        self._clock = clock
+        self._tell_owner = tell_owner
+        self._wake = wake
+        self._writing = writing
+        self._looking = looking
+        self._lost: set[GpuUuid] = set()
+        self._well_since: dict[GpuUuid, timedelta] = {}
+        self._unwritten: list[_News] = []
+        self._told_at: dict[tuple[JobId, str], timedelta] = {}
+
+    async def observe(self, seen: Look) -> None:
+        """Take in what was heard since the last look, and act on it.
+
+        Raises:
+            RecordUnwritable: it cannot be put on record now, and is tried again at the next look.
+        """
+        is_off = self.policy.act is Act.OFF
+        heard, standings = await self._looking(partial(self._hear, is_off))
+        there = {reading.uuid: reading for reading in seen.readings}
+        if not is_off:
+            self._unwritten += self._new_in(there, heard, seen.at)
+        moves = any(self._next(*each, seen.at) != each[1] for each in standings.items())
+        if not self._unwritten and not moves:
+            return
+        news = list(self._unwritten)
+        await self._writing(partial(self._store_news, news, seen.at))
+        del self._unwritten[: len(news)]
+        self._wake()
+        for each in news:
+            await self._tell(each, there)
+
+    def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, Standing]]:
+        return () if is_off else self._probe.health(), self._store.standings()
+
+    def _new_in(
+        self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[Heard], at: datetime
+    ) -> list[_News]:
+        found: dict[GpuUuid, tuple[Finding, ...]] = {}
+        for each in heard:
+            found[each.gpu] = found.get(each.gpu, ()) + findings(each, self.figures.get(each.gpu))
+            if each.figures is not None:
+                self.figures[each.gpu] = each.figures
+            if each.modes is not None:
+                self.modes[each.gpu] = each.modes
+            if each.listens is not None:
+                self.listens[each.gpu] = each.listens
+        for uuid, reading in there.items():
+            found[uuid] = self._bus(reading) + found.get(uuid, ())
+        return [_News(there[uuid], new, at) for uuid, new in found.items() if new and uuid in there]
+
+    def _bus(self, reading: GpuReading) -> tuple[Finding, ...]:
+        """Note whether a GPU is there, and return what is new about that."""
+        if reading.fault is None:
+            self._well_since.setdefault(reading.uuid, self._clock.steady())
+            if reading.uuid in self._lost:
+                self._lost.discard(reading.uuid)
+                return (Finding("back", "it can be read again", Blame.UNKNOWN),)
+            return ()
+        self._well_since.pop(reading.uuid, None)
+        if reading.fault is Fault.LOST and reading.uuid not in self._lost:
+            self._lost.add(reading.uuid)
+            return (Finding("lost", reading.detail or "it fell off the bus", Blame.GONE),)
+        return ()
+
+    def _store_news(self, news: Sequence[_News], at: datetime) -> None:
+        with self._store.write() as tx:
+            standings = dict(tx.standings())
+            tx.know([each.gpu for each in news], at)
+            for each in news:
+                self._store_one(tx, each, standings)
+            for gpu, standing in standings.items():
+                fresh = self._next(gpu, standing, at)
+                if fresh != standing:
+                    tx.set_standing(gpu, fresh)
+                if fresh.ailment is not standing.ailment:
+                    self._note_recovered(tx, gpu, at)
+
+    def _store_one(self, tx: Transaction, news: _News, standings: dict[GpuUuid, Standing]) -> None:
+        gpu = news.gpu.uuid
+        for each in news.found:
+            tx.note_gpu(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
+            _log.warning("GPU %s (%s): %s", news.gpu.label, gpu, each.what)
+        before = standings.get(gpu, Standing())
+        standing = after(before, news.found, news.at)
+        if self.policy.act is not Act.DRAIN or standing == before:
+            return
+        standings[gpu] = standing
+        tx.set_standing(gpu, standing)
+        if before.ailment is None and standing.ailment is not None:
+            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.ailment)))
+            _log.warning("GPU %s takes no more leases: %s", news.gpu.label, standing.ailment.why)
+
+    def _next(self, gpu: GpuUuid, standing: Standing, at: datetime) -> Standing:
+        """Return what becomes of a standing by itself: faults end, and with them their excuse."""
+        figures = self.figures.get(gpu)
+        if figures is not None:
+            standing = without_excuse(standing, figures)
+        return replace(standing, ailment=None) if self._is_over(gpu, standing, at) else standing
+
+    def _is_over(self, gpu: GpuUuid, standing: Standing, at: datetime) -> bool:
+        """Tell whether a GPU is not to be held back any more."""
+        well_since, figures = self._well_since.get(gpu), self.figures.get(gpu)
+        if standing.ailment is None or self.policy.act is not Act.DRAIN:
+            return True
+        if well_since is None:
+            return False
+        well_for = min(at - standing.ailment.at, self._clock.steady() - well_since)
+        # The record is asked how long it has to be only when the shortest time is over.
+        return is_over(standing, figures, well_for, self.policy.quiet_for) and is_over(
+            standing, figures, well_for, self._quiet_for(gpu, at)
+        )
+
+    def _quiet_for(self, gpu: GpuUuid, at: datetime) -> timedelta:
+        past = self._store.gpu_events(at - _RELAPSE_WITHIN, _MOST_EVENTS)
+        faults = sum(each.count for each in past if (each.gpu, each.kind) == (gpu, FAULTY))
+        return quiet_after(self.policy.quiet_for, max(0, faults - 1))
+
+    def _note_recovered(self, tx: Transaction, gpu: GpuUuid, at: datetime) -> None:
+        drains = self.policy.act is Act.DRAIN
+        why = "no new fault in a while" if drains else f"the setting health is {self.policy.act}"
+        tx.note_gpu(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
+        _log.warning("GPU %s is no longer held back: %s", gpu, why)
+
+    async def _tell(self, news: _News, there: Mapping[GpuUuid, GpuReading]) -> None:
+        """Tell the owners of the jobs on a GPU, and on its parts, what was found."""
+        parts = {reading.uuid for reading in there.values() if reading.parent == news.gpu.uuid}
+        concerned = {news.gpu.uuid, *parts}
+        jobs = [
+            job.id
+            for job in self._store.live()
+            if job.holds_memory and any(lease.gpu in concerned for lease in job.leases)
+        ]
+        now = self._clock.steady()
+        self._told_at = {
+            key: at for key, at in self._told_at.items() if now - at < _SAY_AGAIN_AFTER
+        }
+        for each in news.found:
+            text = notice(news.gpu.label, each)
+            for job in jobs if text is not None else ():
+                if (job, each.kind) not in self._told_at:
+                    self._told_at[job, each.kind] = now
+                    await self._tell_owner(job, text or "")

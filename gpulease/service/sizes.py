@@ -1,0 +1,45 @@
+"""The size of a lease that nobody named: by what the same user's same script used before."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpulease.domain.memory import GpuMemory
+from gpulease.domain.sizing import MOST_RUNS, Run, size_for
+from gpulease.service.look import Policy
+from gpulease.service.ports import Order, Transaction
+from gpulease.units import format_size
+
+
+def sized(order: Order, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy) -> Order:
+    """Return `order` with the size that its likes needed, if it named none and there are any.
+
+    Never more than `gpus` offer when they are empty, and never less than the smallest lease.
+    """
+    shape = order.account.shape
+    if not order.sizes_itself or shape is None:
+        return order
+    runs = tx.runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
+    wanted = size_for(runs)
+    if wanted is None:
+        return order
+    memory = max(policy.smallest_lease, min(wanted, largest(gpus, order.claim.gpus) or wanted))
+    return replace(
+        order,
+        claim=replace(order.claim, memory=memory),
+        account=replace(order.account, sized=_because(order, runs, memory)),
+    )
+
+
+def largest(gpus: Sequence[GpuMemory], count: int) -> int:
+    """Return the bytes that can at most be leased on each of `count` GPUs at once; 0: none."""
+    offered = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
+    return offered[count - 1] if count <= len(offered) else 0
+
+
+def _because(order: Order, runs: Sequence[Run], memory: int) -> str:
+    size, count = format_size(memory), "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    if any(run.out_of_memory for run in runs):
+        last = max(run.leased for run in runs if run.out_of_memory)
+        return f"{size}, since {order.name} ran out of memory in {format_size(last)}"
+    used = format_size(max(run.used for run in runs))
+    return f"{size}, since {order.name} used up to {used} in {count}"

@@ -1,0 +1,109 @@
+"""What the record knows of GPUs beside their memory: who drained them, and their health."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from gpulease.domain.health import GpuEvent
+from gpulease.domain.memory import GpuUuid
+from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.store.tables import GpuEventRow, GpuRow
+
+MOST_EVENTS = 500
+"""Of one GPU; the oldest go first."""
+KEEP_EVENTS_FOR = timedelta(days=365)
+_ONE_STORM = timedelta(minutes=10)
+"""The same thing within so long of the last time is that entry, counted once more."""
+
+_COLUMNS = (
+    GpuRow.drained,
+    GpuRow.drained_by,
+    GpuRow.drained_at,
+    GpuRow.ailment,
+    GpuRow.ailment_kind,
+    GpuRow.ailment_at,
+    GpuRow.excused,
+)
+
+
+def standings(connection: Connection) -> Mapping[GpuUuid, Standing]:
+    """Return the standing of each GPU that has more to it than nothing."""
+    something = or_(*(column.is_not(None) for column in _COLUMNS))
+    rows = connection.execute(select(GpuRow.uuid, *_COLUMNS).where(something))
+    return {GpuUuid(row[0]): _standing(*row[1:]) for row in rows}
+
+
+def _standing(
+    drained: str | None,
+    by: str | None,
+    drained_at: datetime | None,
+    why: str | None,
+    kind: str | None,
+    seen_at: datetime | None,
+    excused: str | None,
+) -> Standing:
+    return Standing(
+        None if drained is None else Drain(by, drained, drained_at),
+        Ailment(kind or "fault", why, seen_at) if why and seen_at else None,
+        excused,
+    )
+
+
+def set_standing(connection: Connection, gpu: GpuUuid, standing: Standing) -> None:
+    """Store what keeps new leases off a GPU that the record knows."""
+    drain, ailment = standing.drain, standing.ailment
+    connection.execute(
+        update(GpuRow)
+        .where(GpuRow.uuid == gpu)
+        .values(
+            drained=drain and drain.why,
+            drained_by=drain and drain.by,
+            drained_at=drain and drain.at,
+            ailment=ailment and ailment.why,
+            ailment_kind=ailment and ailment.kind,
+            ailment_at=ailment and ailment.at,
+            excused=standing.excused,
+        )
+    )
+
+
+def note_event(connection: Connection, event: GpuEvent) -> None:
+    """Store one entry, or count it with the last one if that says the same; let the oldest go."""
+    of_it = GpuEventRow.gpu == event.gpu
+    last = connection.execute(
+        select(GpuEventRow.id, GpuEventRow.at, GpuEventRow.kind, GpuEventRow.detail)
+        .where(of_it)
+        .order_by(GpuEventRow.id.desc())
+        .limit(1)
+    ).first()
+    same = last is not None and (last.kind, last.detail) == (event.kind, event.detail)
+    if last is not None and same and event.at - last.at <= _ONE_STORM:
+        again = {"at": event.at, "count": GpuEventRow.count + event.count}
+        connection.execute(update(GpuEventRow).where(GpuEventRow.id == last.id).values(**again))
+        return
+    connection.execute(
+        insert(GpuEventRow).values(
+            gpu=event.gpu, at=event.at, kind=event.kind, detail=event.detail, count=event.count
+        )
+    )
+    newest = select(GpuEventRow.id).where(of_it).order_by(GpuEventRow.id.desc()).limit(MOST_EVENTS)
+    old = GpuEventRow.at < event.at - KEEP_EVENTS_FOR
+    connection.execute(delete(GpuEventRow).where(of_it, or_(GpuEventRow.id.not_in(newest), old)))
+
+
+def events_since(connection: Connection, since: datetime, most: int) -> Sequence[GpuEvent]:
+    """Return the latest entries of all GPUs that are not older than `since`, oldest first."""
+    rows = connection.execute(
+        select(
+            GpuEventRow.gpu,
+            GpuEventRow.at,
+            GpuEventRow.kind,
+            GpuEventRow.detail,
+            GpuEventRow.count,
+        )
+        .where(GpuEventRow.at >= since)
+        .order_by(GpuEventRow.id.desc())
+        .limit(most)
+    ).all()
+    return [GpuEvent(GpuUuid(row[0]), *row[1:]) for row in reversed(rows)]

@@ -1,0 +1,101 @@
+"""Faults of GPUs, from NVML's events to who is told, on the daemon as it runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvml_stand_in import Card, StandIn
+
+from .conftest import Daemon, wait_for
+
+G = 1024**3
+
+
+@pytest.fixture
+def machine(make_daemon: Callable[..., Daemon], tmp_path: Path) -> tuple[Daemon, StandIn]:
+    """Return a daemon on two GPUs, one larger, that takes a second for a quiet time."""
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G), Card(total=16 * G)])
+    made: Daemon = make_daemon(
+        simulate=None,
+        environment=stand_in.environment(),
+        settings={"grace": "1s", "health_quiet": "1s"},
+    )
+    daemon = made.start()
+    wait_for("events are listened to", lambda: registered(stand_in) >= 2)
+    return daemon, stand_in
+
+
+def registered(stand_in: StandIn) -> int:
+    return sum(call.startswith("nvmlDeviceRegisterEvents") for call in stand_in.calls())
+
+
+def state(daemon: Daemon, index: int) -> str:
+    found: str = daemon.status()["gpus"][index]["state"]
+    return found
+
+
+def test_a_hardware_fault_drains_its_gpu_until_a_check_finds_it_well(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, xids=[95], pages_pending=True)
+    wait_for("it is drained", lambda: state(daemon, 0) == "drained")
+    shown = daemon.status()["gpus"][0]
+    assert "drained by gpulease" in shown["detail"]
+    kinds = [each["kind"] for each in shown["events"]]
+    assert kinds[:1] == ["xid 95"]
+    assert "faulty" in kinds
+    assert "XID 95" in daemon.run("status").stdout
+    doctor = daemon.run("doctor", check=False).stdout
+    assert "XID 95" in doctor
+    job = daemon.submit("--mem", "1G", "--", "sleep", "600")
+    there = daemon.wait_until(job, "active")["leases"][0]["gpu"]
+    assert there == StandIn.uuid(1)
+    daemon.kill()
+    daemon.start()
+    assert state(daemon, 0) == "drained", "over a restart"
+    stand_in.change(0, pages_pending=False)
+    wait_for("it is well again", lambda: state(daemon, 0) == "available")
+    assert daemon.status()["gpus"][0]["events"][-1]["kind"] == "recovered"
+
+
+def test_a_gpu_that_a_person_drained_stays_drained_when_its_health_is_good_again(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    daemon.run("drain", "1", "--why", "fan")
+    stand_in.change(1, xids=[74])
+    wait_for(
+        "the fault came and went",
+        lambda: [each["kind"] for each in daemon.status()["gpus"][1]["events"]][-1] == "recovered",
+    )
+    assert daemon.status()["gpus"][1]["detail"] == "drained by root: fan"
+
+
+def test_a_persons_word_counts_more_than_a_lasting_fault(machine: tuple[Daemon, StandIn]) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, remap_failed=True)
+    wait_for("it is drained", lambda: state(daemon, 0) == "drained")
+    assert daemon.run("resume", "0").stdout == "GPU 0 takes leases again\n"
+    daemon.kill()
+    daemon.start()
+    before = len([call for call in stand_in.calls() if "GetRemappedRows" in call])
+    wait_for(
+        "it was looked at again",
+        lambda: len([call for call in stand_in.calls() if "GetRemappedRows" in call]) > before + 2,
+    )
+    assert state(daemon, 0) == "available"
+
+
+def test_the_fault_of_a_program_drains_nothing_and_is_kept_and_shown(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, xids=[31] * 40)
+    wait_for(
+        "it is on record",
+        lambda: sum(each["count"] for each in daemon.status()["gpus"][0]["events"]) == 40,
+    )
+    assert state(daemon, 0) == "available"
+    assert [each["kind"] for each in daemon.status()["gpus"][0]["events"]] == ["xid 31"]

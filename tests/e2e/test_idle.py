@@ -1,0 +1,118 @@
+"""Leases that nobody uses, while others wait: told, counted down, taken back; and kept."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nvml_stand_in import Card, StandIn
+
+from .conftest import Daemon, wait_for
+
+IDLE = {"grace": "2s", "idle": "release", "idle_after": "2s", "idle_grace": "2s"}
+BUSY = "import time\nwhile True: sum(range(1_000_000)); time.sleep(0.1)"
+G = 1024**3
+
+
+def notices(daemon: Daemon, job: int) -> list[str]:
+    return [each["detail"] for each in daemon.job(job)["events"] if each["kind"] == "notice"]
+
+
+def test_who_does_nothing_goes_when_somebody_waits_and_who_computes_stays(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(simulate="2x1G", settings=IDLE).start()
+    sleeper = daemon.submit("--mem", "900M", "--", "sleep", "600")
+    worker = daemon.submit("--mem", "900M", "--", sys.executable, "-c", BUSY)
+    daemon.wait_until(worker, "active")
+    wait_for("it is idle", lambda: daemon.job(sleeper)["idle_since_at"])
+    assert notices(daemon, sleeper) == [], "nobody waits"
+
+    waiting = daemon.submit("--mem", "900M", "--", "true")
+    ended = daemon.wait_until(sleeper, "ended")
+
+    assert (ended["outcome"], ended["exit_status"]) == ("idle", 124)
+    assert "did nothing on its GPU for" in ended["reason"]
+    assert "gpulease keep" in ended["hint"]
+    (told,) = notices(daemon, sleeper)
+    assert "unless that ends within 2s, the job is stopped; gpulease keep 1 keeps it" in told
+    assert f"gpulease: {told}\n" in (daemon.state / f"jobs/{sleeper}/stderr").read_text()
+    assert daemon.wait_until(waiting, "ended")["exit_status"] == 0
+    assert daemon.job(worker)["state"] == "active"
+    assert notices(daemon, worker) == []
+
+
+def test_a_kept_lease_stays_and_its_time_counts_anew_afterwards(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(simulate="1x1G", settings=IDLE | {"idle_grace": "600s"}).start()
+    sleeper = daemon.submit("--mem", "900M", "--", "sleep", "600")
+    daemon.submit("--mem", "900M", "--", "true")
+    wait_for("it is told", lambda: notices(daemon, sleeper))
+    page = daemon.run("show", str(sleeper)).stdout
+    assert "its lease goes in 9m" in page and "gpulease keep 1 keeps it" in page
+
+    kept = daemon.run("keep", str(sleeper), "--for", "2h")
+    assert kept.stdout.startswith("job 1 is kept until ")
+    wait_for("it counts no more", lambda: daemon.job(sleeper)["idle_since_at"] is None)
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(sleeper)["kept_until_at"]
+    assert "used or not" in daemon.run("show", str(sleeper)).stdout
+
+    assert daemon.run("keep", str(sleeper), "--for", "1s").returncode == 0
+    wait_for("it is told again", lambda: len(notices(daemon, sleeper)) == 2)
+
+
+def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(settings=IDLE).start()
+    job = daemon.submit("--", "true")
+    daemon.wait_until(job, "ended")
+    late = daemon.run("keep", str(job), check=False)
+    assert late.returncode == 125
+    assert "cannot keep job 1: it is ended" in late.stderr
+    long = daemon.run("keep", str(job), "--for", "2d", check=False)
+    assert "at most a day" in long.stderr
+    assert "there is none" in daemon.run("keep", "99", check=False).stderr
+
+
+def test_on_a_gpu_that_computes_and_on_one_that_does_not_say_nobody_is_idle(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G, utilization=35)])
+    daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings=IDLE | {"idle_grace": "600s"}
+    ).start()
+    job = daemon.submit("--mem", "6G", "--", "sleep", "600")
+    daemon.submit("--mem", "6G", "--", "true")
+    daemon.wait_until(job, "active")
+    before = daemon.status()["at"]
+    wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
+    assert daemon.job(job)["idle_since_at"] is None
+
+    stand_in.change(0, utilization=0)
+    wait_for("it is told", lambda: notices(daemon, job))
+
+
+def test_a_hold_that_keeps_memory_is_told_and_one_that_has_none_is_taken_back(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G)])
+    daemon = make_daemon(simulate=None, environment=stand_in.environment(), settings=IDLE).start()
+    with subprocess.Popen(["sleep", "600"]) as holder:
+        try:
+            daemon.run("hold", "--mem", "6G", "--pid", str(holder.pid))
+            stand_in.change(0, used=2 * G, processes=[(holder.pid, 2 * G)])
+            wait_for("it is seen", lambda: daemon.job(1)["leases"][0]["used"] == 2 * G)
+            waiting = daemon.submit("--mem", "6G", "--", "true")
+            wait_for("it is told", lambda: notices(daemon, 1))
+            assert "gpulease cancel 1 gives it back" in notices(daemon, 1)[0]
+            assert daemon.job(1)["state"] == "active"
+
+            stand_in.change(0, used=0, processes=[])
+            assert daemon.wait_until(1, "ended")["outcome"] == "idle"
+            daemon.wait_until(waiting, "ended")
+            os.kill(holder.pid, 0)
+        finally:
+            holder.kill()

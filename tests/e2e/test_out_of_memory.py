@@ -1,0 +1,138 @@
+"""A job that runs out of GPU memory: what its owner is told, and that it is tried again."""
+
+import shlex
+import sys
+from typing import Any
+
+from e2e.conftest import Daemon, wait_for
+
+SAYS_SO = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has"
+NEEDS = (
+    f"test $(($GPULEASE_MEMORY >> 20)) -ge {{}} && echo enough || {{{{ echo {shlex.quote(SAYS_SO)} "
+    ">&2; exit 1; }}"
+)
+"""A command that needs so many MiB."""
+
+
+def needs(mebibytes: int, first: str = "true") -> tuple[str, ...]:
+    return "sh", "-c", f"{first}; {NEEDS}".format(mebibytes).replace("{{", "{").replace("}}", "}")
+
+
+def successors(daemon: Daemon, job: int) -> list[dict[str, Any]]:
+    """Return a job and all that tried it again, once the last of them has ended."""
+    chain = [daemon.wait_until(job, "ended")]
+    while (number := chain[-1]["retried_as"]) is not None:
+        chain.append(daemon.wait_until(number, "ended"))
+    return chain
+
+
+def test_the_owner_is_told_what_to_ask_for(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "2G", *needs(4096), check=False)
+
+    assert done.returncode == 1
+    assert "it ran out of GPU memory in a lease of 2G" in done.stderr
+    assert "hint: ask for --mem 2.5G, or let it be tried again with --retry-oom 1.5x" in done.stderr
+    job = daemon.job(1)
+    assert job["out_of_memory"] is True
+    assert job["hint"].startswith("ask for --mem 2.5G")
+    assert job["retried_as"] is None
+
+
+def test_a_failure_of_another_kind_is_no_lack_of_memory(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "2G", "sh", "-c", "echo KeyError >&2; exit 3", check=False)
+
+    assert (done.returncode, done.stderr) == (3, "KeyError\n")
+    assert daemon.job(1)["out_of_memory"] is False
+
+
+def test_run_stays_with_the_job_that_tries_again(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "1G", "--retry-oom", "1.5x", *needs(2000))
+
+    assert done.stdout == "enough\n"
+    chain = successors(daemon, 1)
+    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2560]
+    assert [job["retry_of"] for job in chain] == [None, 1, 2]
+    assert [job["exit_status"] for job in chain] == [1, 1, 0]
+    assert "job 2 tries again with 1.5G" in done.stderr
+
+
+def test_a_job_is_tried_again_three_times_and_never_beyond_the_largest_gpu(
+    daemon: Daemon,
+) -> None:
+    three = daemon.submit("--mem", "300M", "--retry-oom", "1.2x", *needs(100_000))
+    largest = daemon.submit("--mem", "6G", "--retry-oom", "2x", *needs(100_000))
+
+    assert len(successors(daemon, three)) == 4
+    assert [job["claim"]["memory"] >> 30 for job in successors(daemon, largest)] == [6, 8]
+    assert "no GPU here offers more" in successors(daemon, largest)[-1]["hint"]
+
+
+def test_a_job_that_was_asked_to_go_is_not_tried_again(daemon: Daemon) -> None:
+    complains = f"trap 'echo {shlex.quote(SAYS_SO)}; exit 1' TERM; echo up; sleep 600 & wait"
+    job = daemon.submit("--mem", "1G", "--retry-oom", "2x", "sh", "-c", complains)
+    wait_for("it is up", lambda: daemon.run("logs", str(job), check=False).stdout == "up\n")
+
+    daemon.run("cancel", str(job))
+
+    ended = daemon.wait_until(job, "ended")
+    assert (ended["outcome"], ended["retried_as"]) == ("cancelled", None)
+
+
+def test_a_job_that_ended_while_the_daemon_was_dead_is_tried_again_once(daemon: Daemon) -> None:
+    gate = daemon.folder / "gate"
+    wait = f"until test -e {gate}; do sleep 0.05; done"
+    job = daemon.submit("--mem", "1G", "--retry-oom", "2x", *needs(2000, wait))
+    daemon.wait_until(job, "active")
+    record = daemon.state / "jobs" / str(job) / "record"
+
+    daemon.kill()
+    gate.touch()
+    wait_for("its shim noted the end", lambda: b'"exited"' in record.read_bytes())
+    daemon.start()
+    chain = successors(daemon, job)
+    daemon.kill()
+    daemon.start()
+
+    assert [each["exit_status"] for each in chain] == [1, 0]
+    listed = daemon.run("list", "--all", "--json").stdout
+    assert listed.count('"retry_of": 1') == 1
+
+
+HOLDS = "import sys, time; held = b'x' * (int(sys.argv[1]) << 20); time.sleep(3)"
+
+
+def test_a_script_that_names_no_size_gets_what_it_used_before(daemon: Daemon) -> None:
+    script = daemon.folder / "train.py"
+    script.write_text(HOLDS)
+    command = (sys.executable, str(script))
+    first = daemon.submit("--mem", "2G", *command, "700")
+    daemon.wait_until(first, "ended")
+
+    second = daemon.run("run", "-d", *command, "650")
+
+    job = daemon.wait_until(int(second.stdout), "ended")
+    used = daemon.job(first)["leases"][0]["needed"]
+    assert 700 << 20 <= used <= 800 << 20
+    assert job["claim"]["memory"] == 896 << 20 if used * 1.15 <= 896 << 20 else 1 << 30
+    assert "since train.py used up to 7" in second.stderr
+    assert "in 1 run; --mem asks for another size" in second.stderr
+
+
+def test_a_script_that_is_new_gets_the_default(daemon: Daemon) -> None:
+    said = daemon.run("run", "-d", "sh", "-c", "true").stderr
+
+    assert "leases the default of 4G" in said
+
+
+def test_report_sets_what_was_asked_against_what_was_used(daemon: Daemon) -> None:
+    script = daemon.folder / "train.py"
+    script.write_text(HOLDS)
+    daemon.wait_until(daemon.submit("--mem", "2G", sys.executable, str(script), "500"), "ended")
+    daemon.wait_until(daemon.submit("--mem", "2G", "true"), "ended")
+
+    shown = daemon.run("report", "--all").stdout
+    told = daemon.run("report", "--since", "1h", "--json").stdout
+
+    assert shown.splitlines()[0].split()[:4] == ["USER", "JOBS", "ASKED", "USED"]
+    assert '"jobs": 1' in told
+    assert shown.splitlines()[1].split()[2] == "2G"

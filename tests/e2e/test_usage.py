@@ -1,0 +1,97 @@
+"""What a hook reports of its pools: heard from a job's own user alone, shown, kept, and bounded."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.conftest import Daemon, wait_for
+
+M = 1 << 20
+
+
+class OnSocket(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("gpulease", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def post(daemon: Daemon, job: int, content: object) -> int:
+    connection = OnSocket(daemon.socket)
+    try:
+        connection.request("POST", f"/v1/jobs/{job}/usage", json.dumps(content))
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def job(daemon: Daemon) -> Iterator[int]:
+    number = daemon.submit("--mem", "1G", "sleep", "600")
+    daemon.wait_until(number, "active")
+    yield number
+    daemon.run("cancel", str(number), check=False)
+
+
+def report(gpu: str, **sizes: Any) -> dict[str, Any]:
+    return {"framework": "torch", "version": "2.13.0", "gpus": [{"gpu": gpu, **sizes}]}
+
+
+def test_what_a_process_reports_is_shown_and_outlives_job_and_daemon(
+    daemon: Daemon, job: int
+) -> None:
+    gpu = daemon.job(job)["leases"][0]["gpu"]
+
+    assert post(daemon, job, report(gpu, pool=300 * M, peak=250 * M, limit=424 * M)) == 204
+    assert post(daemon, job, report(gpu, pool=100 * M, peak=200 * M, limit=424 * M)) == 204
+
+    shown = daemon.job(job)["leases"][0]["pools"]
+    assert shown == [
+        {
+            "framework": "torch", "version": "2.13.0", "limit": 424 * M, "peak": 250 * M,
+            "charged": 600 * M, "beside": None,
+        }
+    ]  # fmt: skip
+    assert "torch 2.13.0" in daemon.run("show", str(job)).stdout
+
+    daemon.run("cancel", str(job))
+    daemon.wait_until(job, "ended")
+    wait_for("it is written down", lambda: daemon.job(job)["leases"][0]["pools"] == shown)
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(job)["leases"][0]["pools"] == shown
+
+
+def test_a_report_on_a_gpu_that_was_not_leased_is_passed_over(daemon: Daemon, job: int) -> None:
+    assert post(daemon, job, report("GPU-of-somebody-else", pool=1)) == 204
+
+    assert daemon.job(job)["leases"][0]["pools"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"framework": "caffe", "version": "1", "gpus": []},
+        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x"}] * 65},
+        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "pool": -1}]},
+        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "peak": 1 << 60}]},
+        {"framework": "torch", "version": "1", "gpus": [{"gpu": "x", "limit": 1e300}]},
+        [],
+    ],
+)
+def test_what_is_no_report_is_refused(daemon: Daemon, job: int, content: object) -> None:
+    assert post(daemon, job, content) == 400
+
+
+def test_there_is_no_reporting_on_jobs_that_are_not_there(daemon: Daemon) -> None:
+    assert post(daemon, 77, report("GPU", pool=1)) == 404

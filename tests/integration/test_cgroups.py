@@ -1,0 +1,180 @@
+"""Whose a process is by its cgroup: real cgroups of version 2, and real processes in them."""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import cgroup_by_hand as by_hand
+from fakes import NOON, hold_order, order
+from gpulease.daemon.finder import Finder
+from gpulease.daemon.living import living
+from gpulease.domain.hold import Holder
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.memory import JobId
+from gpulease.process import cgroups
+from gpulease.process.scope_name import SLICE, scope_name
+from gpulease.process.table import MARKER, ProcessTable
+from process_rig import is_running, run, wait_until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+
+ME = Owner(os.getuid(), os.getgid(), "me")
+CONTAINER = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def scope() -> Iterator[tuple[int, Path]]:
+    with by_hand.scope() as made:
+        yield made
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def sleeper(started: list[subprocess.Popen[bytes]], path: Path | None, **variables: str) -> int:
+    """Start a process that has dropped its environment and made a session of its own."""
+    started.append(subprocess.Popen(["sleep", "1000"], env=variables, start_new_session=True))
+    if path is not None:
+        by_hand.put(started[-1].pid, path)
+    return started[-1].pid
+
+
+def job(number: int, **changes: object) -> Job:
+    return replace(order(owner=ME).queued(JobId(number), NOON), **changes)  # type: ignore[arg-type]
+
+
+def finder(*enclosed: int) -> Finder:
+    """Return the finder of a daemon that has put these jobs into scopes."""
+    return Finder(ProcessTable(), "here", lambda _: True, lambda number: number in enclosed)
+
+
+def test_who_is_in_the_scope_of_a_job_is_of_the_job_whatever_else_it_says(
+    scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    number, path = scope
+    nested = path / "inner"
+    nested.mkdir()
+    bare = sleeper(sleepers, path)
+    deep = sleeper(sleepers, nested)
+    says_another = sleeper(sleepers, path, **{MARKER: "here/7"})
+    outside = sleeper(sleepers, None)
+
+    jobs = [job(number), job(7)]
+    found = finder(number).jobs_of([bare, deep, says_another, outside], jobs)
+
+    assert found == {bare: number, deep: number, says_another: number}
+    assert cgroups.members(number) == {bare, deep, says_another}
+
+
+def test_a_scope_that_we_did_not_make_is_another_daemons(
+    scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    number, path = scope
+    pid = sleeper(sleepers, path)
+    assert finder().jobs_of([pid], [job(number)]) == {}
+    assert finder(number).jobs_of([pid], []) == {}, "its job has ended"
+
+
+@pytest.mark.parametrize(
+    "above", ["user.slice/user-1000.slice/user@1000.service", "gpulease.slice/x"]
+)
+def test_a_slice_of_the_same_name_below_a_users_own_is_no_ones_scope(
+    above: str, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    top = by_hand.unified() / f"gpulease-test-{secrets.token_hex(4)}"
+    with by_hand.directory(top), by_hand.scope() as (number, _):
+        forged = top / above / SLICE / scope_name(number)
+        forged.mkdir(parents=True)
+        pid = sleeper(sleepers, forged)
+        assert cgroups.scope_of(pid) is None
+        assert finder(number).jobs_of([pid], [job(number)]) == {}
+
+
+def test_a_lease_that_is_held_within_a_job_is_apart_from_it(
+    scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    number, path = scope
+    pid = sleeper(sleepers, path)
+    holder = living(pid)
+    assert holder is not None
+    held = replace(hold_order(owner=ME), holder=Holder(holder.process, None))
+    jobs = [job(number), held.queued(JobId(8), NOON)]
+    assert finder(number).jobs_of([pid], jobs) == {pid: 8}
+
+
+def test_a_job_has_as_many_processes_as_its_scope_also_when_its_shim_is_dead(
+    scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    number, path = scope
+    shim = sleeper(sleepers, path)
+    sleeper(sleepers, path)
+    assert finder(number).count(job(number, shim_pid=shim)) == 1
+    gone = Finder(ProcessTable(), "here", lambda _: False, lambda _: True)
+    assert gone.count(job(number, shim_pid=None)) == 2
+
+
+def test_what_a_dead_shim_leaves_in_the_scope_is_ended_whatever_it_has_dropped(
+    scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    number, path = scope
+    bare = sleeper(sleepers, path)
+    marker, nobody = f"{secrets.token_hex(4)}/1", os.getuid() + 1
+    table = ProcessTable()
+    assert table.survivors(marker, nobody) == []
+    assert table.survivors(marker, nobody, None, JobId(number)) == [bare]
+
+    run(table.end_survivors(marker, timedelta(minutes=10), nobody, None, JobId(number)))
+
+    assert not is_running(bare)
+    assert cgroups.members(number) == set()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"system.slice/docker-{CONTAINER}.scope",
+        f"docker/{CONTAINER}",
+        f"machine.slice/libpod-{CONTAINER}.scope/container",
+        f"kubepods.slice/kubepods-pod1.slice/cri-containerd-{CONTAINER}.scope",
+        f"kubepods/besteffort/pod1/{CONTAINER}",
+        f"kubepods.slice/crio-{CONTAINER}.scope",
+    ],
+)
+def test_a_container_is_known_by_the_cgroup_that_its_runtime_made(
+    name: str, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    top = by_hand.unified() / f"gpulease-test-{secrets.token_hex(4)}"
+    with by_hand.directory(top):
+        (top / name).mkdir(parents=True)
+        # By its marker it is still found, if it was given one and is its owner's.
+        pid = sleeper(sleepers, top / name, **{MARKER: "here/7"})
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        assert cgroups.container_of(pid) == CONTAINER[:12]
+        assert finder().jobs_of([pid], [job(7)]) == {pid: 7}
+        stranger = finder().identify(pid)
+        assert stranger is not None and stranger.container == CONTAINER[:12]
+
+
+def test_the_monitor_of_a_container_and_other_processes_are_in_none(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    top = by_hand.unified() / f"gpulease-test-{secrets.token_hex(4)}"
+    with by_hand.directory(top):
+        conmon = top / f"libpod-conmon-{CONTAINER}.scope"
+        conmon.mkdir()
+        assert cgroups.container_of(sleeper(sleepers, conmon)) is None
+    assert cgroups.container_of(os.getpid()) is None
+    assert cgroups.container_of(2**22 + 1) is None
+    assert cgroups.scope_of(2**22 + 1) is None

@@ -1,0 +1,206 @@
+"""A job's limit by the driver is there before its first process, and goes before its cgroup.
+
+Real cgroups, made by hand in the place of systemd; the real launcher; the driver's ABI.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cgroup_by_hand as by_hand
+from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.lifting import Lifting
+from gpulease.daemon.shims import has_scope
+from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.errors import RecordUnwritable
+from gpulease.process import cgroups, device_rules, scopes
+from gpulease.process.launcher import Launcher
+from gpulease.process.record import read_record
+from gpulease.service.limiting import NotLimited
+from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
+from process_rig import end, job_directory, output, run, shell, wait_until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+
+G = 1024**3
+FIRST, SECOND = (GpuUuid(StandIn.uuid(index)) for index in (0, 1))
+
+
+class Limiter:
+    """DriverLimits in a process of its own, as the driver's library is loaded but once."""
+
+    def __init__(self, probe: ProbeProcess) -> None:
+        self._probe = probe
+
+    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+        said: str | None = self._probe.limits("obstacle", gpu, cgroup)
+        return said
+
+    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+        return self._number(self._probe.limits("limit", gpu, cgroup, memory))
+
+    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+        if (said := self._probe.limits("lift", gpu, cgroup)) is not None:
+            raise NotLimited(said)
+
+    def _number(self, answer: object) -> int:
+        if not isinstance(answer, int):
+            raise NotLimited(str(answer))
+        return answer
+
+
+class Rig:
+    """A driver, a scope that is made when asked for, and what was noted of each launch."""
+
+    def __init__(self, stand_in: StandIn, probe: ProbeProcess, job: int, scope: Path) -> None:
+        self.stand_in, self.job, self.scope = stand_in, job, scope
+        self.noted: list[Enclosed] = []
+        self.limiter = Limiter(probe)
+
+    async def make(self, pid: int, scope: scopes.Scope) -> None:
+        by_hand.put(pid, self.scope)
+
+    async def note(self, job: JobId, enclosed: Enclosed) -> None:
+        self.noted.append(enclosed)
+
+    def launch(self, directory: Path, script: str, memory: dict[GpuUuid, int]) -> Enclosed:
+        launch = shell(directory, script, job=self.job, memory=memory)
+
+        async def scenario() -> None:
+            enclosure = Enclosure(lambda: self.limiter, self.note, self.make)
+            launcher = Launcher(enclose=enclosure)
+            await launcher.launch(launch)
+            await launcher.close()
+
+        run(scenario())
+        return self.noted[-1]
+
+    def limits(self) -> dict[str, int]:
+        return {
+            uuid: hard
+            for (uuid, path), (_, hard) in self.stand_in.limits().items()
+            if path == str(self.scope)
+        }
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    stand_in = StandIn(tmp_path, gpus=[Card(), Card()], driver="615.10")
+    with (
+        by_hand.scope() as (job, path),
+        ProbeProcess(stand_in.environment(), deadline=1.0) as probe,
+    ):
+        yield Rig(stand_in, probe, job, path)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with job_directory() as made:
+        yield made
+
+
+def limits_file(rig: Rig) -> Path:
+    return Path(rig.stand_in.environment()["NVML_STAND_IN"]).with_name("limits")
+
+
+def test_the_limits_are_there_before_the_first_process_and_are_noted_as_the_driver_has_them(
+    rig: Rig, directory: Path
+) -> None:
+    script = f"cat {limits_file(rig)}; cat /proc/self/cgroup"
+    enclosed = rig.launch(directory, script, {FIRST: 3 * G - 1, SECOND: 4 * G})
+    end(directory)
+    kept = {FIRST: 3 * G - 256 * 1024**2, SECOND: 4 * G}
+    assert enclosed == Enclosed(limits=kept)
+    seen = output(directory)
+    for uuid, limit in kept.items():
+        assert f"{uuid} 0 {limit} {rig.scope}" in seen.splitlines()
+    assert f"0::/gpulease.slice/{rig.scope.name}" in seen.splitlines()
+
+
+def test_one_gpu_that_refuses_leaves_the_other_its_limit_and_the_job_runs(
+    rig: Rig, directory: Path
+) -> None:
+    rig.stand_in.change(0, faults={"nvmlDeviceSetMemoryLimits_v1": Code.NO_PERMISSION})
+    enclosed = rig.launch(directory, "exit 3", {FIRST: G, SECOND: G})
+    assert end(directory).exit_code == 3
+    assert enclosed.limits == {SECOND: G}
+    (why,) = enclosed.missing
+    assert why.startswith("no limit by the driver on GPU-")
+    assert why.endswith("the driver refuses to set memory limits for this user")
+
+
+def test_a_driver_that_hangs_holds_no_launch_up_for_ever(rig: Rig, directory: Path) -> None:
+    rig.stand_in.change(0, delays={"nvmlDeviceSetMemoryLimits_v1": HANG})
+    enclosed = rig.launch(directory, "exit 3", {FIRST: G})
+    assert end(directory).exit_code == 3
+    assert enclosed.limits == {}
+    assert "has not answered" in enclosed.missing[0]
+    rig.stand_in.change(0, delays={})
+
+
+def test_the_limits_of_an_ended_job_are_lifted_while_its_cgroup_is_there(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "true", {FIRST: G})
+    end(directory)
+    wait_until(lambda: not cgroups.members(rig.job), "the scope is empty")
+    assert rig.limits() == {FIRST: G}
+    other = Lifting(rig.limiter, lambda job: False)
+    run(other.of(JobId(rig.job), [FIRST]))
+    assert rig.limits() == {FIRST: G}, "the scope of another daemon"
+    run(Lifting(rig.limiter, lambda job: has_scope(directory)).of(JobId(rig.job), [FIRST]))
+    assert rig.limits() == {}
+
+
+def test_what_ended_while_no_daemon_was_there_is_lifted_and_what_lives_is_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: G})
+    lifting = Lifting(rig.limiter, lambda job: job == rig.job)
+    run(lifting.of_all_but({JobId(rig.job)}, [FIRST, SECOND]))
+    assert rig.limits() == {FIRST: G}
+    run(lifting.of_all_but(set(), [FIRST, SECOND]))
+    assert rig.limits() == {}
+
+
+def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
+    by_hand.kill_and_remove(rig.scope)
+    run(Lifting(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
+    assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
+    rig.scope.mkdir()
+
+
+def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:
+    async def refuse(job: JobId, enclosed: Enclosed) -> None:
+        assert rig.limits() == {FIRST: G}
+        raise RecordUnwritable("the disk is full", "make room")
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=Enclosure(lambda: rig.limiter, refuse, rig.make))
+        with pytest.raises(RecordUnwritable):
+            await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
+        await launcher.close()
+
+    run(scenario())
+    assert rig.limits() == {}
+    assert read_record(directory) is None, "so that it can be launched again"
+
+
+def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
+    async def scenario() -> None:
+        launcher = Launcher(enclose=Enclosure(lambda: None, rig.note, rig.make))
+        await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
+        await launcher.close()
+
+    run(scenario())
+    assert rig.noted == [Enclosed()]
+    assert rig.stand_in.limits() == {}
+
+
+def test_device_rules_that_nobody_attached_are_not_in_force(rig: Rig) -> None:
+    assert device_rules.are_in_force(rig.scope) is not True
+    assert device_rules.are_in_force(rig.scope / "none") is None
+    assert device_rules.kernel_has_them(rig.scope) is not False

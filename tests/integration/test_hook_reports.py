@@ -1,0 +1,241 @@
+"""What the hooks tell the daemon of their pools, and that a script notices nothing of it.
+
+The daemon is a socket that keeps what it hears. PyTorch is a stand-in here, a package of a few
+lines with the names that its hook uses; TensorFlow is the real one, on simulated GPUs.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, outside_the_pool
+
+LEASE = 4096 * MIB
+LIMIT = LEASE - outside_the_pool("torch", 1)
+
+TORCH = """
+__version__ = "2.99.0"
+from torch import cuda
+"""
+CUDA = """
+from types import SimpleNamespace
+queued, started = [], []
+def is_initialized(): return bool(started)
+def device_count(): return 1
+def current_device(): return 0
+def get_device_properties(device): return SimpleNamespace(total_memory=80 << 30)
+def set_per_process_memory_fraction(share, device=None): pass
+def memory_reserved(device): return 300 << 20
+def max_memory_reserved(device): return 500 << 20
+def _lazy_call(call): queued.append(call)
+def init():
+    started.append(1)
+    for call in queued: call()
+"""
+
+
+class Hearer:
+    """Listens where the daemon would, and answers everyone with one status."""
+
+    def __init__(self, path: Path, status: int = 204) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self._answer = f"HTTP/1.1 {status} So\r\nContent-Length: 0\r\n\r\n".encode()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return
+            with caller:
+                head, _, body = caller.recv(1 << 16).partition(b"\r\n\r\n")
+                caller.sendall(self._answer)
+                self.heard.append((head.decode().splitlines()[0], json.loads(body)))
+
+    def wait(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.heard) < count:
+            assert time.monotonic() < deadline, self.heard
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def hearer(tmp_path: Path) -> Iterator[Hearer]:
+    found = Hearer(tmp_path / "s")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH)
+    (tmp_path / "torch" / "cuda.py").write_text(CUDA)
+    return lease(tmp_path, simulated=False) | {
+        "PYTHONPATH": f"{HOOKS}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"
+    }  # fmt: skip
+
+
+def lease(folder: Path, *, simulated: bool) -> dict[str, str]:
+    return worker_environment(
+        {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        job="17",
+        marker="m",
+        gpus=[LeasedGpu("GPU-0", 0, "H100", LEASE, 80 << 30)],
+        simulated=simulated,
+        driver=None,
+        hooks=HOOKS,
+        options=WorkerOptions(),
+        daemon=str(folder / "s"),
+    )
+
+
+def begun(source: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", dedent(source)], env=variables, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_process_that_uses_the_gpu_reports_its_pool(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    script = begun("import torch; torch.cuda.init(); input()", variables)
+    hearer.wait(2)
+    out, err = script.communicate("\n", timeout=60)
+
+    assert (script.returncode, out, err) == (0, "", "")
+    assert hearer.heard[0] == (
+        "POST /v1/jobs/17/usage HTTP/1.1",
+        {
+            "framework": "torch",
+            "version": "2.99.0",
+            "gpus": [{"gpu": "GPU-0", "pool": 300 * MIB, "peak": 500 * MIB, "limit": LIMIT}],
+        },
+    )
+
+
+def test_one_that_only_imports_a_framework_has_no_thread_of_ours(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    source = "import torch, threading; print(threading.active_count())"
+
+    out, err = begun(source, variables).communicate(timeout=60)
+
+    assert (out, err) == ("1\n", "")
+    assert hearer.heard == []
+
+
+def test_a_forked_child_that_uses_the_gpu_reports_by_itself(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    script = begun(
+        """
+        import os, torch
+        children = []
+        for _ in range(2):
+            children.append(os.fork())
+            if children[-1] == 0:
+                torch.cuda.init()
+                os.read(0, 1)
+                os._exit(0)
+        for child in children:
+            os.waitpid(child, 0)
+        """,
+        variables,
+    )
+    hearer.wait(4)
+    out, err = script.communicate("\n\n", timeout=60)
+
+    assert (script.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("trouble", ["nobody listens", "nobody answers", "it is refused"])
+def test_a_daemon_that_does_not_listen_changes_nothing(
+    trouble: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    if trouble == "nobody answers":
+        silent = socket.socket(socket.AF_UNIX)
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+    elif trouble == "it is refused":
+        silent = Hearer(tmp_path / "s", 403)  # type: ignore[assignment]
+    source = "import torch, time; torch.cuda.init(); time.sleep(2); print('done')"
+
+    out, err = begun(source, variables).communicate(timeout=60)
+
+    assert (out, err) == ("done\n", "")
+    if trouble != "nobody listens":
+        silent.close()
+
+
+def test_ctrl_c_reaches_the_script_and_not_the_reporter(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    script = begun(
+        """
+        import torch, time
+        torch.cuda.init()
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """,
+        variables,
+    )
+    hearer.wait(1)
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=60)
+
+    assert (script.returncode, out, err) == (0, "interrupted\n", "")
+
+
+def test_reports_can_be_turned_off(variables: dict[str, str], hearer: Hearer) -> None:
+    source = "import torch, threading; torch.cuda.init(); print(threading.active_count())"
+
+    out, _ = begun(source, variables | {"GPULEASE_REPORT": "0"}).communicate(timeout=60)
+
+    assert out == "1\n"
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_real_tensorflow_reports_what_its_pool_held(tmp_path: Path, hearer: Hearer) -> None:
+    script = begun(
+        """
+        import tensorflow as tf
+        held = tf.random.normal([2048, 2048])
+        input()
+        """,
+        lease(tmp_path, simulated=True) | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    hearer.wait(2)
+    script.communicate("\n", timeout=60)
+
+    assert script.returncode == 0
+    told = hearer.heard[-1][1]
+    assert told["framework"] == "tensorflow"
+    assert [pool["gpu"] for pool in told["gpus"]] == ["GPU-0"]
+    assert told["gpus"][0]["pool"] >= 2048 * 2048 * 4
+    assert told["gpus"][0]["peak"] >= told["gpus"][0]["pool"]

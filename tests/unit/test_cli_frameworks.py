@@ -1,0 +1,67 @@
+"""What `doctor` says of the frameworks in the caller's python, without importing them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulease.cli import doctor
+from gpulease.cli.frameworks import framework_checks
+
+
+def said(**installed: str) -> dict[str, tuple[str, str]]:
+    given = {name.replace("_", "-"): version for name, version in installed.items()}
+    return {each.name: (each.state, each.message) for each in framework_checks(given)}
+
+
+def test_a_framework_that_was_tried_is_held() -> None:
+    assert said(tensorflow="2.21.0") == {
+        "tensorflow": ("ok", "tensorflow 2.21.0 is held to the lease by the hook")
+    }
+
+
+def test_one_that_was_not_tried_says_with_what_it_was() -> None:
+    state, message = said(tensorflow_cpu="2.99.1rc2")["tensorflow"]
+    assert (state, message.endswith("the hook, which was tried with 2.21")) == ("ok", True)
+
+
+@pytest.mark.parametrize("version", ["1.15.5", "1", "nonsense"])
+def test_one_that_is_too_old_is_not_held(version: str) -> None:
+    state, message = said(tensorflow=version)["tensorflow"]
+    assert (state, "too old" in message) == ("warning", True)
+
+
+def test_none_at_all_is_one_warning() -> None:
+    assert [state for state, _ in said().values()] == ["warning"]
+    assert list(said(numpy="2.0")) == ["frameworks"]
+
+
+def test_each_framework_is_told_once_under_its_usual_name() -> None:
+    told = said(cupy_cuda12x="14.0.1", jax="0.11.0", jaxlib="0.11.0")
+    assert list(told) == ["jax", "jaxlib", "cupy"]
+    assert "cupy-cuda12x 14.0.1" in told["cupy"][1]
+
+
+def test_versions_are_read_from_metadata_by_the_python_that_runs_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("tensorflow", "2.21.0"), ("jaxlib", "0.11.0")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        # Imported, it would end the python that asks.
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    checks = {each.name: each.message for each in doctor._python(sys.executable)}
+    assert "tensorflow 2.21.0 is held" in checks["tensorflow"]
+    assert "jaxlib 0.11.0 is held" in checks["jaxlib"]
+
+
+def test_a_python_that_does_not_work_is_a_warning(tmp_path: Path) -> None:
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\necho nonsense\n")
+    broken.chmod(0o755)
+    (check,) = doctor._python(str(broken))
+    assert check.state == "warning"

@@ -1,0 +1,185 @@
+"""What is settled with the end of a job, in the transaction of the end itself."""
+
+import asyncio
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
+from gpulease.domain.account import Account, Shape
+from gpulease.domain.job import Exit, Job, Outcome, asked_to_go, grant, worker_started
+from gpulease.domain.lease import Trigger
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.placement import Placement
+from gpulease.domain.sizing import Run
+from gpulease.service import leases
+from gpulease.service.ending import MOST_RETRIES, Endings
+from gpulease.service.keeper import Keeper
+from gpulease.service.look import Look, Policy
+from gpulease.service.ports import Event, WorkerExited
+
+GPU = GpuUuid("GPU-a")
+FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
+FAILED = WorkerExited(Outcome.EXITED, Exit(1), NOON)
+
+
+class World:
+    """A store with one job that runs, and what looks at its end."""
+
+    def __init__(self, retry: float | None = None, attempt: int = 0, memory: int = 2 * G) -> None:
+        self.store = MemoryStore()
+        self.keeper = Keeper(
+            self.store, FakeGpus({"GPU-a": 8 * G}), FakeFinder(), FakeLauncher(), FakeClock(),
+            Policy(), writing=None, looking=None,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.keeper.seen = a_look()
+        self.tail = FULL
+        self.idle = 0
+        self.endings = Endings(self.keeper, self.read, lambda job, gpu: self.idle)
+        account = Account(retry=None if retry is None else Fraction(retry), attempt=attempt)
+        with self.store.write() as tx:
+            job = tx.add(replace(order(memory), account=account), NOON)
+            job = grant(job, Placement(((GPU, memory),)), NOON)
+            started = worker_started(job, 7, 8, NOON)
+            assert started is not None
+            tx.save(started, Event(NOON, "worker_started"))
+
+    async def read(self, job: JobId) -> str:
+        return self.tail
+
+    def used(self, peak: int) -> None:
+        self.keeper.peaks.by_lease[JobId(1), GPU] = peak
+
+    def end(self, news: WorkerExited = FAILED) -> Job:
+        settle = asyncio.run(self.endings.examine(JobId(1), news))
+        return leases.note_exited(self.store, JobId(1), news, settle)
+
+
+def a_look() -> Look:
+    return Look(FakeGpus({"GPU-a": 8 * G}).read(), {}, NOON)
+
+
+def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() -> None:
+    world = World()
+    world.used(2 * G)
+    world.idle = G
+
+    ended = world.end(WorkerExited(Outcome.EXITED, Exit(0), NOON))
+
+    assert [lease.used for lease in ended.leases] == [G]
+    assert not ended.account.out_of_memory
+
+
+def test_a_job_that_nobody_saw_on_a_gpu_has_no_known_use() -> None:
+    assert [lease.used for lease in World().end().leases] == [None]
+
+
+def test_without_a_factor_the_owner_is_told_and_nothing_is_queued() -> None:
+    world = World()
+    world.used(2 * G - 1)
+
+    ended = world.end()
+
+    assert ended.account.out_of_memory
+    assert ended.detail is not None
+    assert "used up to 1.9G of a lease of 2G" in ended.detail
+    assert "hint: ask for --mem 2.5G" in ended.detail
+    assert world.store.live() == ()
+
+
+def test_with_a_factor_another_job_is_queued_that_points_back() -> None:
+    world = World(retry=1.5)
+
+    ended = world.end()
+
+    (again,) = world.store.live()
+    assert (ended.account.retried_as, again.account.retry_of) == (again.id, ended.id)
+    assert again.claim.memory == 3 * G
+    assert again.account.attempt == 1
+    assert again.account.retry == Fraction(3, 2)
+    assert world.store.invocation(again.id) == world.store.invocation(ended.id)
+
+
+def test_hearing_of_the_end_twice_queues_one_job() -> None:
+    world = World(retry=2)
+
+    world.end()
+    world.end()
+
+    assert len(world.store.live()) == 1
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        WorkerExited(Outcome.EXITED, Exit(0), NOON),
+        WorkerExited(Outcome.TIME_LIMIT, Exit(1), NOON),
+        WorkerExited(Outcome.CANCELLED, Exit(1), NOON),
+        WorkerExited(Outcome.LOST, None, NOON),
+    ],
+)
+def test_other_ends_queue_nothing(news: WorkerExited) -> None:
+    world = World(retry=2)
+
+    world.end(news)
+
+    assert world.store.live() == ()
+
+
+def test_one_that_was_asked_to_go_and_failed_first_queues_nothing() -> None:
+    world = World(retry=2)
+    job = world.store.job(JobId(1))
+    assert job is not None
+    going = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
+    assert going is not None
+    with world.store.write() as tx:
+        tx.save(going, Event(NOON, "cancel"))
+
+    world.end()
+
+    assert world.store.live() == ()
+
+
+def test_the_last_try_queues_nothing_and_says_how_often_it_was_tried() -> None:
+    world = World(retry=2, attempt=MOST_RETRIES)
+
+    ended = world.end()
+
+    assert world.store.live() == ()
+    assert "it was tried 3 times again" in (ended.detail or "")
+
+
+@pytest.mark.parametrize(("memory", "wanted"), [(6 * G, 8 * G), (8 * G, None)])
+def test_no_try_gets_more_than_the_largest_gpu_has(memory: int, wanted: int | None) -> None:
+    world = World(retry=2, memory=memory)
+
+    world.end()
+
+    assert [job.claim.memory for job in world.store.live()] == ([wanted] if wanted else [])
+
+
+def test_a_failure_of_another_kind_stays_as_it_is() -> None:
+    world = World(retry=2)
+    world.tail = "KeyError: 'lr'"
+
+    ended = world.end()
+
+    assert (ended.detail, ended.account.out_of_memory) == (None, False)
+
+
+def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
+    world = World()
+    world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    unsized = replace(
+        order(4 * G), sizes_itself=True, account=Account(shape=a_shape()), name="train.py"
+    )
+
+    job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
+
+    assert job.claim.memory == 3584 << 20
+    assert job.account.sized == "3.5G, since train.py used up to 3G in 2 runs"
+
+
+def a_shape() -> Shape:
+    return Shape("a", "b")

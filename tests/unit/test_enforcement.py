@@ -1,0 +1,73 @@
+"""On which rungs leases stand: noted at the launch, kept, and never said without ground."""
+
+from dataclasses import replace
+
+import pytest
+
+from fakes import NOON, FakeClock, G, MemoryStore, order
+from gpulease.domain.enforcement import Enclosed, Rung, ladder, stands_on
+from gpulease.domain.job import Job, grant
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.placement import Placement
+from gpulease.service import leases
+from gpulease.service.enforcement import note_enclosed
+from gpulease.service.ports import WorkerStarted
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+
+
+def granted() -> Job:
+    job = order(gpus=2).queued(JobId(1), NOON)
+    return grant(job, Placement(((A, 4 * G), (B, 4 * G))), NOON)
+
+
+def test_rungs_stand_in_their_order_and_each_once() -> None:
+    assert ladder(["devices", "watch", "driver", "watch"]) == ("driver", "watch", "devices")
+    assert ladder(["of a later release", "framework"]) == ("framework", "of a later release")
+    assert ladder([]) == ()
+
+
+def test_a_lease_stands_on_the_drivers_rung_only_where_the_driver_keeps_a_limit() -> None:
+    enclosed = Enclosed(devices=True, limits={A: 3 * G})
+    first, second = stands_on(granted(), ["framework"], enclosed).leases
+    assert first.enforced_by == ("driver", "framework", "devices")
+    assert first.driver_limit == 3 * G
+    assert second.enforced_by == ("framework", "devices")
+    assert second.driver_limit is None
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    made = MemoryStore()
+    with made.write() as tx:
+        job = tx.add(order(gpus=2), NOON)
+        tx.save(replace(granted(), id=job.id), event="granted")  # type: ignore[arg-type]
+    return made
+
+
+def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: MemoryStore) -> None:
+    note_enclosed(store, JobId(1), ("framework",), Enclosed(limits={A: G}), FakeClock())
+    started = WorkerStarted(1, 2, NOON, rungs=("watch",))
+    job = leases.note_started(store, JobId(1), started)
+    assert [lease.enforced_by for lease in job.leases] == [("driver", "framework"), ("framework",)]
+    assert store.events(JobId(1))[1].detail == "the driver keeps it to 1G"
+
+
+def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
+    store: MemoryStore,
+) -> None:
+    job = leases.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, rungs=("framework",)))
+    assert [lease.enforced_by for lease in job.leases] == [("framework",), ("framework",)]
+
+
+def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -> None:
+    enclosed = Enclosed(devices=True, missing=("no limit by the driver on GPU-a: it hangs",))
+    note_enclosed(store, JobId(1), (), enclosed, FakeClock())
+    said = store.events(JobId(1))[1].detail
+    assert said == "it can open its own GPUs alone; no limit by the driver on GPU-a: it hangs"
+    note_enclosed(store, JobId(1), (), Enclosed(), FakeClock())
+    assert store.events(JobId(1))[2].detail == "nothing holds it from outside"
+
+
+def test_every_rung_has_the_name_that_the_wire_and_the_database_have() -> None:
+    assert [rung.value for rung in Rung] == ["driver", "framework", "watch", "devices"]

@@ -1,0 +1,296 @@
+"""Whose fault a fault is, what is done about it, and when a GPU is used again."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import NOON, FakeClock, FakeGpus, G, MemoryStore, order, reading
+from gpulease.domain import health
+from gpulease.domain.health import (
+    Act,
+    Blame,
+    Figures,
+    Finding,
+    Heard,
+    findings,
+    is_over,
+    lasting,
+    notice,
+    quiet_after,
+)
+from gpulease.domain.job import grant
+from gpulease.domain.memory import Fault, GpuUuid, JobId
+from gpulease.domain.placement import Placement
+from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.errors import RecordUnwritable
+from gpulease.service.health import HealthPolicy, HealthWatch
+from gpulease.service.look import Look
+from gpulease.service.ports import Event
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+WELL = Figures(0, False, False, False)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("blame", "numbers"),
+    [
+        (Blame.APPLICATION, (13, 31, 43, 45, 68, 109)),
+        (Blame.CONTAINED, (94,)),
+        (Blame.HARDWARE, (48, 63, 64, 74, 79, 92, 95, 119)),
+        (Blame.UNKNOWN, (1, 32, 61, 154)),
+    ],
+)
+def test_each_xid_is_the_fault_of_whom_the_table_says(
+    blame: Blame, numbers: tuple[int, ...]
+) -> None:
+    assert {health.xid(number).blame for number in numbers} == {blame}
+
+
+def test_many_of_one_xid_are_one_finding() -> None:
+    found = findings(Heard(A, (31, 79, 31, 31)), None)
+    assert [(each.kind, each.count) for each in found] == [("xid 31", 3), ("xid 79", 1)]
+
+
+@pytest.mark.parametrize(
+    ("figures", "kind"),
+    [
+        (WELL, None),
+        (Figures(), None),
+        (replace(WELL, remap_pending=True), "remap_pending"),
+        (replace(WELL, remap_pending=True, remap_failed=True), "remap_failed"),
+        (replace(WELL, pages_pending=True), "pages_pending"),
+    ],
+)
+def test_what_lasts_is_said_once_and_unknown_is_not_bad(figures: Figures, kind: str | None) -> None:
+    now = lasting(figures)
+    assert (now and now.kind) == kind
+    said = [each.kind for each in findings(Heard(A, (), figures), WELL)]
+    assert said == ([kind] if kind else [])
+    assert findings(Heard(A, (), figures), figures) == ()
+
+
+def test_memory_errors_count_when_they_grow_and_no_xid_explains_them() -> None:
+    def kinds(before: int | None, after: int | None, *xids: int) -> list[str]:
+        figures = None if before is None else replace(WELL, uncorrectable=before)
+        heard = Heard(A, xids, replace(WELL, uncorrectable=after))
+        return [each.kind for each in findings(heard, figures)]
+
+    assert kinds(0, 2) == ["ecc"]
+    assert kinds(2, 2) == kinds(None, 2) == kinds(None, None) == kinds(2, None) == []
+    assert kinds(5, 0) == [], "a reset begins the count anew"
+    assert kinds(0, 2, 94) == ["xid 94"], "contained, and explained"
+    assert kinds(0, 2, 31) == ["xid 31", "ecc"], "a program's fault explains none"
+
+
+@given(st.timedeltas(timedelta(seconds=1), timedelta(days=9)), st.integers(0, 10**6))
+def test_the_pause_after_a_relapse_grows_and_never_for_ever(
+    first: timedelta, relapses: int
+) -> None:
+    assert quiet_after(first, 0) == first or first > health.LONGEST_QUIET
+    assert first <= quiet_after(first, relapses) <= max(first, health.LONGEST_QUIET)
+    assert quiet_after(first, relapses) <= quiet_after(first, relapses + 1)
+
+
+def test_a_fault_is_over_when_nothing_lasts_and_it_was_quiet_or_a_person_excused_it() -> None:
+    ill = Standing(None, Ailment("xid 79", "off", NOON))
+    pending = replace(WELL, remap_pending=True)
+    assert is_over(ill, WELL, 10 * MINUTE, 10 * MINUTE)
+    assert is_over(ill, Figures(), 10 * MINUTE, 10 * MINUTE), "unknown is not bad"
+    assert not is_over(ill, WELL, 9 * MINUTE, 10 * MINUTE)
+    assert not is_over(ill, None, 99 * MINUTE, MINUTE), "nothing was read yet"
+    assert not is_over(ill, pending, 99 * MINUTE, MINUTE)
+    assert is_over(replace(ill, excused="remap_pending"), pending, 99 * MINUTE, MINUTE)
+
+
+def test_owners_are_told_whose_fault_it_is_and_nothing_that_nobody_knows() -> None:
+    assert notice("0", health.xid(31)) == (
+        "GPU 0: XID 31, a memory page fault: the fault of a program there, which may be this job"
+    )
+    assert "hardware" in (notice("0:1", health.xid(79)) or "")
+    assert notice("0", health.xid(154)) is None
+    assert notice("0", Finding("back", "it can be read again", Blame.UNKNOWN)) is None
+
+
+class Room:
+    """A watch over two GPUs, a job on each, and what was told to whom."""
+
+    def __init__(self, policy: HealthPolicy | None = None) -> None:
+        self.store, self.clock = MemoryStore(), FakeClock()
+        self.gpus = FakeGpus({A: 8 * G, B: 8 * G})
+        self.told: list[tuple[JobId, str]] = []
+        self.woken = 0
+        for uuid in (A, B):
+            job = self.store.add(order(), NOON)
+            granted = grant(job, Placement(((uuid, G),)), NOON)
+            self.store.save(granted, Event(NOON, "grant"))
+        self.watch = HealthWatch(
+            self.store, self.gpus, self.clock, policy or HealthPolicy(), self._tell,
+            wake=self._wake, writing=self._now, looking=self._now,
+        )  # fmt: skip
+
+    async def _tell(self, job: JobId, text: str) -> None:
+        self.told.append((job, text))
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    @staticmethod
+    async def _now(call):  # type: ignore[no-untyped-def]
+        return call()
+
+    def look(self, *heard: Heard, minutes: float = 0) -> None:
+        """Let some time go by, and look."""
+        self.clock.forward(minutes=minutes)
+        self.gpus.heard = list(heard)
+        seen = Look(self.gpus.read(), {}, self.clock.now())
+        asyncio.run(self.watch.observe(seen))
+
+    def closed(self, uuid: GpuUuid = A) -> str | None:
+        return self.store.drained().get(uuid)
+
+    def kinds(self) -> list[str]:
+        return [each.kind for each in self.store.noted]
+
+
+def test_a_fault_of_the_hardware_drains_its_gpu_alone_and_tells_its_owners_alone() -> None:
+    room = Room()
+    room.look(Heard(A, (), WELL), Heard(B, (), WELL))
+    assert (room.kinds(), room.woken) == ([], 0)
+    room.look(Heard(A, (79,)))
+    assert room.closed() == "drained by gpulease: XID 79, the GPU has fallen off the bus"
+    assert room.closed(B) is None
+    assert [job for job, _ in room.told] == [1]
+    assert room.kinds() == ["xid 79", "faulty"]
+    assert room.woken == 1
+
+
+def test_the_fault_of_a_program_is_told_and_drains_nothing() -> None:
+    room = Room()
+    room.look(Heard(B, (31, 31)))
+    room.look(Heard(B, (31,)), minutes=1)
+    assert room.closed(B) is None
+    assert [job for job, _ in room.told] == [2], "said again only after a while"
+    room.look(Heard(B, (31,)), minutes=11)
+    assert len(room.told) == 2
+
+
+def test_a_gpu_comes_back_after_a_quiet_time_that_doubles_with_each_relapse() -> None:
+    room = Room()
+    room.look(Heard(A, (95,), WELL))
+    room.look(minutes=9)
+    assert room.closed()
+    room.look(minutes=2)
+    assert room.closed() is None
+    assert room.kinds()[-1] == "recovered"
+    room.look(Heard(A, (95,), WELL))
+    room.look(minutes=11)
+    assert room.closed(), "twice within a day: twice as long"
+    room.look(minutes=10)
+    assert room.closed() is None
+    room.look(Heard(A, (95,), WELL), minutes=60 * 25)
+    room.look(minutes=11)
+    assert room.closed() is None, "yesterday's are forgotten"
+
+
+def test_a_new_fault_begins_the_quiet_time_anew_and_so_does_being_unreadable() -> None:
+    room = Room()
+    room.look(Heard(A, (119,), WELL))
+    room.look(Heard(A, (119,)), minutes=8)
+    room.look(minutes=8)
+    assert room.closed()
+    room.gpus.broken[A] = reading(A, fault=Fault.UNREADABLE)
+    room.look(minutes=1)
+    del room.gpus.broken[A]
+    room.look(minutes=5)
+    assert room.closed()
+    room.look(minutes=11)
+    assert room.closed() is None
+
+
+def test_what_lasts_keeps_a_gpu_drained_until_it_is_over() -> None:
+    room = Room()
+    room.look(Heard(A, (), replace(WELL, remap_pending=True)))
+    assert room.closed()
+    room.look(minutes=60 * 24 * 7)
+    assert room.closed()
+    room.look(Heard(A, (), WELL), minutes=1)
+    assert room.closed() is None
+
+
+def test_a_person_may_use_a_gpu_with_a_lasting_fault_until_another_one_comes() -> None:
+    room = Room()
+    failed = replace(WELL, remap_failed=True)
+    room.look(Heard(A, (), failed))
+    room.store.set_standing(A, room.store.standing[A].resumed())
+    room.look(Heard(A, (), failed), minutes=1)
+    assert room.closed() is None
+    # As after a restart of the daemon, which has seen nothing before.
+    room.watch.figures.clear()
+    room.look(Heard(A, (), failed), minutes=1)
+    assert room.closed() is None
+    room.look(Heard(A, (48,), failed), minutes=1)
+    assert "XID 48" in (room.closed() or "")
+    room.look(Heard(A, (), failed), minutes=21)
+    assert room.closed() is None, "the excuse still holds"
+    room.look(Heard(A, (), WELL), minutes=1)
+    assert room.store.standing[A].excused is None
+    room.look(Heard(A, (), failed), minutes=1)
+    assert room.closed(), "a new one of the kind is not excused"
+
+
+def test_what_a_person_has_drained_health_never_resumes() -> None:
+    room = Room()
+    by_hand = Standing(Drain("alice", "fan", NOON))
+    room.store.set_standing(A, by_hand)
+    room.look(Heard(A, (79,), WELL))
+    assert room.closed() == "drained by alice: fan"
+    room.look(minutes=11)
+    assert room.store.standing[A] == by_hand
+
+
+def test_a_lost_gpu_is_told_of_once_and_once_when_it_is_back() -> None:
+    room = Room()
+    room.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
+    room.look()
+    room.look()
+    assert room.kinds() == ["lost"]
+    assert [job for job, _ in room.told] == [1]
+    del room.gpus.broken[A]
+    room.look()
+    assert room.kinds() == ["lost", "back"]
+    assert room.closed() is None
+
+
+@pytest.mark.parametrize("act", [Act.TELL, Act.OFF])
+def test_with_tell_or_off_nothing_is_drained_and_what_was_comes_back(act: Act) -> None:
+    room = Room()
+    room.look(Heard(A, (79,), WELL))
+    room.watch.policy = HealthPolicy(act)
+    room.look()
+    assert room.closed() is None
+    before = len(room.told)
+    room.look(Heard(A, (79,)), minutes=20)
+    assert room.closed() is None
+    assert len(room.told) - before == (act is Act.TELL)
+
+
+def test_what_could_not_be_put_on_record_is_not_lost() -> None:
+    room = Room()
+    sound = room.store.write
+
+    def full() -> None:
+        raise RecordUnwritable("cannot write: the disk is full")
+
+    room.store.write = full  # type: ignore[method-assign, assignment]
+    with pytest.raises(RecordUnwritable):
+        room.look(Heard(A, (79,), WELL))
+    room.store.write = sound  # type: ignore[method-assign]
+    room.look()
+    assert room.closed()
+    assert room.kinds() == ["xid 79", "faulty"]
+    assert len(room.told) == 1

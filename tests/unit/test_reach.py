@@ -1,0 +1,78 @@
+"""Which processes of a job the framework hook holds, by how they were started."""
+
+import pytest
+
+from gpulease.domain.reach import HOOK, PATH, Start, Unheld, why_unheld
+
+HOOKS = "/opt/gpulease/hooks"
+JOB = {HOOK: "{}", PATH: f"{HOOKS}:/home/alice/lib"}
+
+
+def why(command: str, environment: dict[str, str] | None = JOB, **changes: object) -> str | None:
+    given = {"is_python": True, **changes}
+    return why_unheld(Start(command.split(), environment, **given), HOOKS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python3 -u -O train.py -I",
+        "python -c -I",
+        "python -m trainer -S",
+        "python -um trainer -E",
+        "python -W error train.py -E",
+        "python -X importtime -Wignore train.py",
+        "python -W -E train.py",
+        "python --check-hash-based-pycs -I train.py",
+        "python - -I",
+        "python",
+        "",
+    ],
+)
+def test_a_python_started_in_the_jobs_environment_is_held(command: str) -> None:
+    assert why(command) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("python -I train.py", "-I"),
+        ("python3 -uE train.py", "-E"),
+        ("python -Sc pass", "-S"),
+        ("python -W error -I -m trainer", "-I"),
+        ("python -Wignore -X dev -sS x.py", "-S"),
+        ("python --check-hash-based-pycs never -E x.py", "-E"),
+    ],
+)
+def test_a_python_that_shuts_the_hook_out_is_not(command: str, flag: str) -> None:
+    assert flag in (why(command) or "")
+
+
+def test_who_has_dropped_the_environment_is_not_held_whatever_it_is() -> None:
+    assert "without the job's environment" in (why("python train.py", {}) or "")
+    assert "without the job's environment" in (why("./solver", {}, is_python=False) or "")
+    assert "does not lead" in (why("python train.py", {HOOK: "{}", PATH: "/lib"}) or "")
+    assert "does not lead" in (why("python train.py", {HOOK: "{}"}) or "")
+
+
+def test_a_program_that_is_no_python_and_a_container_are_not_held() -> None:
+    assert why("./solver", is_python=False) == "it is not Python"
+    assert "container 3f2a" in (why("python train.py", container="3f2a") or "")
+
+
+def test_of_what_cannot_be_read_nothing_is_said() -> None:
+    assert why("python -I train.py", None) is None
+    assert why("./solver", None, is_python=False) is None
+
+
+def test_a_process_that_has_written_a_title_over_its_command_shows_no_flags() -> None:
+    assert why_unheld(Start(("ray::worker -I x",), JOB, is_python=True), HOOKS) is None
+
+
+def test_it_is_told_in_a_sentence() -> None:
+    said = str(Unheld(1234, "python3 -I x.py", "it runs with -I, which ignores PYTHONPATH"))
+    assert said == (
+        "process 1234 (python3 -I x.py) is not held by the framework hook: "
+        "it runs with -I, which ignores PYTHONPATH"
+    )

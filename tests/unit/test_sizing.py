@@ -1,0 +1,68 @@
+"""How much memory is asked for, by what was used before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulease.domain.sizing import Run, next_size, rounded, size_for
+from gpulease.units import GIB, MIB
+
+sizes = st.integers(64 * MIB, 80 * GIB)
+runs = st.builds(Run, sizes, sizes, st.booleans())
+
+
+def test_without_a_run_there_is_no_size() -> None:
+    assert size_for([]) is None
+
+
+def test_the_highest_use_counts_with_a_margin() -> None:
+    found = size_for([Run(8 * GIB, 3 * GIB), Run(8 * GIB, 48 * GIB // 10), Run(8 * GIB, GIB)])
+
+    assert found == 6 * GIB
+
+
+def test_a_framework_that_takes_all_it_may_does_not_grow_from_run_to_run() -> None:
+    assert size_for([Run(4 * GIB, 4 * GIB)]) == 4 * GIB
+    assert size_for([Run(4 * GIB, 4 * GIB - 1)] * 5) == 4 * GIB
+
+
+def test_a_job_that_held_more_than_its_lease_gets_more() -> None:
+    assert size_for([Run(4 * GIB, 5 * GIB)]) == 6 * GIB
+
+
+def test_after_running_out_of_memory_more_is_asked_for() -> None:
+    assert size_for([Run(4 * GIB, 4 * GIB, True)]) == 5 * GIB
+
+
+def test_a_lease_that_did_after_one_that_did_not_is_asked_for_again() -> None:
+    assert size_for([Run(6 * GIB, GIB), Run(4 * GIB, 4 * GIB, True)]) == 6 * GIB
+
+
+@given(st.lists(runs, min_size=1, max_size=15))
+def test_a_size_is_never_one_that_did_not_do(known: list[Run]) -> None:
+    found = size_for(known)
+
+    assert found is not None
+    assert all(found > run.leased for run in known[:10] if run.out_of_memory)
+
+
+@given(sizes)
+def test_a_rounded_size_is_no_less_and_not_much_more(size: int) -> None:
+    assert size <= rounded(size) < size + max(GIB, size // 8)
+    assert rounded(rounded(size)) == rounded(size)
+
+
+@pytest.mark.parametrize(
+    ("leased", "lacking", "wanted"),
+    [
+        (4 * GIB, None, 5 * GIB),
+        (4 * GIB, 256 * MIB, 5 * GIB),
+        (4 * GIB, 3 * GIB, 7680 * MIB),
+        (512 * MIB, None, 640 * MIB),
+        (40 * GIB, None, 50 * GIB),
+    ],
+)
+def test_the_next_size_is_what_lacked_or_a_quarter_more(
+    leased: int, lacking: int | None, wanted: int
+) -> None:
+    assert next_size(leased, lacking) == wanted

@@ -1,0 +1,64 @@
+"""What keeps new leases off a GPU: a person, or its health; and how a GPU is named."""
+
+from datetime import timedelta
+
+import pytest
+
+from fakes import NOON, reading
+from gpulease.domain.memory import GpuUuid
+from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.errors import NoSuchGpu
+from gpulease.service.drains import named
+
+FAN = Drain("alice", "fan", NOON)
+OFF = Ailment("xid 79", "XID 79, the GPU has fallen off the bus", NOON)
+
+
+def test_a_drain_says_who_and_why() -> None:
+    assert Standing().closed is None
+    assert Standing(FAN).closed == "drained by alice: fan"
+    assert Standing(Drain("alice")).closed == "drained by alice"
+    # As a record of before 0004 has it.
+    assert Standing(Drain(None, "fan")).closed == "drained: fan"
+    assert Standing(None, OFF).closed == (
+        "drained by gpulease: XID 79, the GPU has fallen off the bus"
+    )
+
+
+def test_who_drained_first_has_drained_and_a_fault_is_kept_beside_it() -> None:
+    both = Standing(None, OFF).drained(FAN)
+    assert (both.drain, both.ailment) == (FAN, OFF)
+    assert both.closed == "drained by alice: fan"
+    assert both.drained(Drain("bob", "dust", NOON + timedelta(hours=1))) == both
+
+
+def test_a_person_resumes_both_and_excuses_the_fault() -> None:
+    assert Standing(FAN, OFF).resumed() == Standing(excused="xid 79")
+    assert Standing(FAN, excused="remap_failed").resumed() == Standing(excused="remap_failed")
+
+
+GPUS = (
+    reading("GPU-5f3a0000-1", 0),
+    reading("GPU-5f3b0000-2", 1),
+    reading("MIG-5f3c0000-3", 1, parent=GpuUuid("GPU-5f3b0000-2"), place=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [("0", 0), ("1", 1), ("1:0", 2), ("GPU-5f3a0000-1", 0), ("GPU-5f3b", 1), ("mig-5", 2)],
+)
+def test_a_gpu_is_named_by_index_uuid_or_the_beginning_of_that(text: str, index: int) -> None:
+    assert named(text, GPUS) == GPUS[index]
+
+
+@pytest.mark.parametrize("text", ["2", "1:1", "GPU-6", "GPU", "", "GPU-5f3a0000-1x", "G", "-1"])
+def test_a_name_that_no_gpu_has_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(NoSuchGpu) as refused:
+        named(text, GPUS)
+    assert "0, 1, 1:0" in (refused.value.hint or "")
+
+
+def test_the_beginning_of_several_names_is_refused() -> None:
+    with pytest.raises(NoSuchGpu, match="GPU-5f3a0000-1 or GPU-5f3b0000-2"):
+        named("GPU-5f", GPUS)

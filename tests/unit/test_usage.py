@@ -1,0 +1,136 @@
+"""Reports beside looks: what a process holds beside its pool, and what is learnt from it."""
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from fakes import ALICE, NOON, G, order, reading
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Lease, State
+from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
+from gpulease.domain.overhead import Kind
+from gpulease.service.look import Look
+from gpulease.service.usage import MOST_PROCESSES, PoolReport, Report, Usage
+from gpulease.units import MIB
+
+GPU = GpuUuid("GPU-a")
+KIND = Kind("torch", "Fake", "610.1", 1)
+START = 600 * MIB
+
+
+class World:
+    """Reports and looks, a second apart."""
+
+    def __init__(self) -> None:
+        self.usage = Usage(lambda: "610.1", {})
+        self.at = NOON
+        self.look()
+
+    def job(self, number: int = 1) -> Job:
+        job = order(4 * G).queued(JobId(number), NOON)
+        return replace(job, state=State.ACTIVE, leases=(Lease(GPU, 4 * G, NOON),))
+
+    def tick(self) -> datetime:
+        self.at += timedelta(seconds=1)
+        return self.at
+
+    def hear(
+        self, pool: int | None, job: int = 1, pid: int = 7, framework: str = "torch", peak: int = 1
+    ) -> None:
+        report = Report(framework, "2.13", (PoolReport(GPU, pool, peak, 3 * G),))
+        self.usage.hear(self.job(job), pid, report, self.tick())
+
+    def look(self, *, job: int = 1, pid: int = 7, memory: int | None = None) -> None:
+        processes = (ProcessReading(pid, memory),)
+        seen = Look((reading(processes=processes),), {pid: JobId(job)}, self.tick())
+        asyncio.run(self.usage.observe(seen))
+
+    def beside(self, job: int = 1) -> int | None:
+        return self.usage.of(JobId(job))[0].beside
+
+    def end(self) -> None:
+        self.usage.written(self.usage.unwritten(), living=set())
+
+
+def test_what_the_driver_shows_between_two_equal_reports_is_more_than_the_pool_by_so_much() -> None:
+    world = World()
+    world.hear(2 * G)
+    world.look(memory=2 * G + 500 * MIB)
+    world.hear(2 * G)
+
+    assert world.beside() == 500 * MIB
+    assert world.usage.of(JobId(1))[0].kind == KIND
+
+
+def test_a_pool_that_changed_meanwhile_says_nothing() -> None:
+    world = World()
+    world.hear(G)
+    world.look(memory=2 * G + 500 * MIB)
+    world.hear(2 * G)
+
+    assert world.beside() is None
+
+
+def test_a_pool_that_does_not_tell_what_it_holds_says_nothing() -> None:
+    world = World()
+    world.hear(None)
+    world.look(memory=2 * G)
+    world.hear(None)
+
+    assert world.beside() is None
+
+
+def test_two_frameworks_in_one_process_say_nothing_of_either() -> None:
+    world = World()
+    for _ in range(2):
+        world.hear(G)
+        world.hear(G, framework="tensorflow")
+        world.look(memory=3 * G)
+
+    assert [each.beside for each in world.usage.of(JobId(1))] == [None, None]
+
+
+def test_a_figure_of_another_process_says_nothing() -> None:
+    world = World()
+    world.hear(G)
+    world.look(memory=3 * G, pid=8)
+    world.hear(G)
+
+    assert world.beside() is None
+
+
+def test_a_job_claims_no_more_processes_than_are_heard() -> None:
+    world = World()
+    for pid in range(3 * MOST_PROCESSES):
+        world.hear(G, pid=pid, peak=0)
+
+    assert world.usage.idle(JobId(1), GPU) == 0
+    for pid in range(3 * MOST_PROCESSES):
+        world.hear(G, pid=pid, peak=G - MIB)
+    assert world.usage.idle(JobId(1), GPU) == MOST_PROCESSES * MIB
+
+
+def test_the_next_launches_of_a_user_go_by_what_three_jobs_showed() -> None:
+    world = World()
+    for number in (1, 2, 3):
+        assert world.usage.beside(ALICE.uid, KIND, START) == START
+        world.hear(G, number)
+        world.look(job=number, memory=G + 400 * MIB)
+        world.hear(G, number)
+        world.end()
+
+    assert world.usage.beside(ALICE.uid, KIND, START) == 448 * MIB
+    assert world.usage.beside(ALICE.uid + 1, KIND, START) == START
+    assert world.usage.beside(ALICE.uid, replace(KIND, driver="700"), START) == START
+    assert world.usage.of(JobId(1)) == ()
+
+
+def test_what_could_not_be_written_is_kept() -> None:
+    world = World()
+    world.hear(G)
+    rows = world.usage.unwritten()
+    world.hear(G, peak=2 * G)
+
+    world.usage.written(rows, living={JobId(1)})
+
+    assert [row.peak for row in world.usage.unwritten()] == [2 * G]

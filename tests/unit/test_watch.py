@@ -1,0 +1,292 @@
+"""What the watch does at each look: among fakes, so that looks can be counted."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fakes import NOON, G, MemoryStore, hold_order
+from gpulease.daemon.watch import Overseer
+from gpulease.domain.idleness import IdlePolicy, Release
+from gpulease.domain.job import Outcome
+from gpulease.domain.lease import State
+from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
+from gpulease.domain.overuse import Consequence, OverusePolicy
+from gpulease.errors import RecordUnwritable
+from gpulease.service.idleness import RestWatch
+from gpulease.service.leases import revoke
+from gpulease.service.overuse import OveruseWatch
+from gpulease.service.ports import WorkerStarted
+
+from .test_keeper import World, at_once
+
+GPU = GpuUuid("GPU-a")
+GRACE = timedelta(seconds=40)
+
+
+class Watched(World):
+    """A world with a watch, whose time passes a second at each look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overuse = OverusePolicy(Consequence.STOP, G // 4, GRACE)
+        self.idle = IdlePolicy()
+        self.start_watch()
+
+    def start_watch(self) -> None:
+        """As after a restart of the daemon: with nothing but the record."""
+        self.watch = OveruseWatch(lambda _: self.overuse)
+        self.rests = RestWatch(lambda _: self.idle)
+        self.overseer = Overseer(self.keeper, self.watch, self.rests, self.clock, at_once)
+
+    def hold(self, job: JobId, memory: int | None) -> None:
+        """Let the processes of a job hold so many bytes; None: nobody can tell."""
+        self.gpus.processes["GPU-a"] = {100 + job: memory}  # type: ignore[dict-item]
+        self.finder.jobs[100 + job] = job
+
+    async def look(self, times: int = 1, **span: float) -> None:
+        for _ in range(times):
+            self.clock.forward(**(span or {"seconds": 1}))
+            seen = await self.keeper.look()
+            await self.overseer.look_for_overuse(seen)
+            await self.overseer.look_for_idleness(seen)
+        await self.settle()
+
+    def told(self, job: JobId) -> list[str]:
+        return [text for of, text in self.launcher.notices if of == job]
+
+    def over_for(self, job: JobId) -> timedelta | None:
+        found = self.store.job(job)
+        assert found is not None
+        return found.leases[0].over_for
+
+
+def play(scenario: Callable[[Watched], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        world = Watched()
+        granting = asyncio.create_task(world.keeper.run())
+        try:
+            await scenario(world)
+        finally:
+            granting.cancel()
+            await world.keeper.stop_following()
+
+    asyncio.run(whole())
+
+
+async def running(world: Watched, memory: int = 2 * G) -> JobId:
+    job = await world.submit(memory)
+    await world.settle()
+    assert world.state(job) is State.ACTIVE
+    return job
+
+
+def test_the_first_look_after_the_crossing_tells_the_owner() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 2 * G + G // 4)
+        await world.look(3)
+        assert world.told(job) == [], "within the tolerance"
+
+        world.hold(job, 3 * G)
+        await world.look()
+        (told,) = world.told(job)
+        assert told == (
+            "job 1 holds 3G of GPU 0, and its lease is 2G; "
+            "unless that ends within 40s, the job is stopped"
+        )
+
+    play(scenario)
+
+
+def test_after_the_grace_it_is_stopped_the_usual_way_with_its_reason() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 5 * G)
+        await world.look()
+        world.hold(job, 3 * G)
+        await world.look(39)
+        assert world.launcher.stopped == []
+        await world.look()
+        assert world.launcher.stopped == [job]
+        assert world.launcher.reasons == ["over_lease"]
+        await world.look(5)
+        assert world.launcher.stopped == [job], "once is enough"
+        assert len(world.told(job)) == 2
+
+        world.launcher.exits(job, 0, Outcome.OVER_LEASE)
+        await world.settle()
+        ended = world.store.job(job)
+        assert ended is not None
+        assert ended.outcome is Outcome.OVER_LEASE
+        assert ended.detail == (
+            "it held 3G of GPU 0 (5G at most) under a lease of 2G for longer than 40s"
+            "\n\nhint: ask for --mem 5.2G"
+        )
+
+    play(scenario)
+
+
+def test_a_daemon_that_died_before_it_could_stop_the_job_stops_it_for_the_same_reason() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        revoke(world.store, job, Outcome.OVER_LEASE, "it held too much", world.clock)
+        await world.keeper.stop_following()
+
+        world.keeper = world.new_keeper()
+        world.keeper.recover()
+        world.launcher.hears(job, WorkerStarted(101, 201, NOON))
+        await world.settle()
+        assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["over_lease"])
+        await world.keeper.stop_following()
+
+    play(scenario)
+
+
+def test_a_job_that_ends_by_itself_in_that_moment_ended_by_itself() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        await world.look(41)
+        world.launcher.exits(job, 3)
+        await world.settle()
+        ended = world.store.job(job)
+        assert ended is not None
+        assert (ended.outcome, ended.exit and ended.exit.code) == (Outcome.EXITED, 3)
+
+    play(scenario)
+
+
+def test_a_look_that_cannot_tell_does_nothing() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, None)
+        assert ProcessReading(101, None) in world.gpus.read()[0].processes  # type: ignore[operator]
+        await world.look(100)
+        assert (world.told(job), world.launcher.stopped) == ([], [])
+
+    play(scenario)
+
+
+def test_what_cannot_be_recorded_is_done_at_a_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+
+        def full(*_: object) -> None:
+            raise RecordUnwritable("cannot write: the disk is full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryStore, "note", full)
+            for _ in range(50):
+                with pytest.raises(RecordUnwritable):
+                    await world.look()
+        assert (world.told(job), world.launcher.stopped) == ([], []), "untold, it is not stopped"
+        await world.look()
+        assert len(world.told(job)) == 1
+        await world.look()
+        assert world.launcher.stopped == [job], "and its time has passed"
+
+    play(scenario)
+
+
+def test_a_daemon_that_comes_back_goes_on_with_what_is_on_record() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        await world.look(26)
+        assert world.over_for(job) == timedelta(seconds=20), "a quarter of the grace at a time"
+
+        world.start_watch()
+        world.clock.forward(hours=1)
+        await world.look(20)
+        assert world.launcher.stopped == [], "what nobody saw does not count"
+        await world.look()
+        assert world.launcher.stopped == [job]
+        assert [text for text in world.told(job) if "unless" in text] == world.told(job)[:1]
+
+    play(scenario)
+
+
+def test_one_that_is_back_within_its_lease_is_so_on_record_too() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        await world.look()
+        assert world.over_for(job) == timedelta(0)
+        world.hold(job, G)
+        await world.look()
+        assert world.over_for(job) is None
+
+    play(scenario)
+
+
+def test_a_hold_is_told_on_record_and_never_taken_back_for_its_use() -> None:
+    async def scenario(world: Watched) -> None:
+        job = (await world.keeper.submit(hold_order(2 * G))).id
+        await world.settle()
+        world.hold(job, 3 * G)
+        await world.look(100)
+        notices = [each.detail for each in world.store.events(job) if each.kind == "notice"]
+        said = "job 1 holds 3G of GPU 0, and its lease is 2G; the rest is not yours: hold 3328M"
+        assert notices == [f"{said}, or use less"]
+        assert world.state(job) is State.ACTIVE
+
+    play(scenario)
+
+
+def test_an_exclusive_job_is_told_and_never_stopped() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await world.submit(2 * G, exclusive=True)
+        await world.settle()
+        world.hold(job, 3 * G)
+        await world.look(100)
+        assert world.told(job) == [
+            "job 1 holds 3G of GPU 0, and its lease is 2G; next time ask for --mem 3328M"
+        ]
+        assert world.launcher.stopped == []
+
+    play(scenario)
+
+
+def test_an_elastic_job_is_let_be_until_somebody_waits_for_that_gpu() -> None:
+    async def scenario(world: Watched) -> None:
+        world.overuse = OverusePolicy(Consequence.STOP, 0, GRACE, elastic=True)
+        job = await running(world)
+        world.hold(job, 5 * G)
+        await world.look(100)
+        assert world.told(job) == []
+
+        await world.submit(4 * G)
+        await world.settle()
+        await world.look()
+        (told,) = world.told(job)
+        assert "and others wait for that memory; unless that ends within 40s" in told
+        await world.look(40)
+        assert world.launcher.stopped == [job]
+
+    play(scenario)
+
+
+def test_an_idle_job_is_told_and_released_only_while_somebody_waits() -> None:
+    async def scenario(world: Watched) -> None:
+        world.idle = IdlePolicy(Release.RELEASE, timedelta(seconds=30), timedelta(seconds=10))
+        job = await running(world, 6 * G)
+        world.hold(job, 6 * G)
+        world.gpus.utilization["GPU-a"] = 0
+        await world.look(100)
+        assert (world.told(job), world.launcher.stopped) == ([], []), "nobody waits"
+
+        await world.submit(6 * G)
+        await world.settle()
+        await world.look()
+        (told,) = world.told(job)
+        assert "unless that ends within 10s, the job is stopped; gpulease keep 1 keeps it" in told
+        await world.look(9)
+        assert world.launcher.stopped == []
+        await world.look()
+        assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["idle"])
+
+    play(scenario)
