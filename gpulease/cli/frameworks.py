@@ -34,9 +34,9 @@ FRAMEWORKS = (
         oldest=(2,),
         tried=("2.21",),
     ),
-    Framework("torch", ("torch",), None),
-    Framework("jax", ("jax",), "a variable in the environment"),
-    Framework("jaxlib", ("jaxlib",), "the variable of jax"),
+    Framework("torch", ("torch",), "the hook", tried=("2.13",)),
+    Framework("jax", ("jax",), "the hook and a variable in the environment", tried=("0.10",)),
+    Framework("jaxlib", ("jaxlib",), "as jax is", tried=("0.10",)),
     Framework(
         "cupy",
         ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),

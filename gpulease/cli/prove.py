@@ -109,7 +109,10 @@ def _watched(name: str, trial: _Trial) -> CheckView:
         )
     if trial.was_told:
         return CheckView(name, "warning", f"{far} was told to its owner and not ended", show)
-    return CheckView(name, "failure", f"{far} was noticed by nobody", show)
+    return CheckView(
+        name, "failure", f"{far} was minded by nobody",
+        "with elastic = true that is as the admin wants it, while nobody waits for the memory",
+    )  # fmt: skip
 
 
 def _refused(name: str, trial: _Trial, lease: int) -> CheckView:
@@ -173,13 +176,23 @@ def _try(client: Client, argv: Sequence[str], memory: int) -> _Trial:
             job = view
             if began is None and view.state == "active":
                 began = time.monotonic()
+            if _is_only_told(view):
+                client.cancel(job.id, grace=1.0)
     except BaseException:
         client.cancel(job.id, grace=1.0)
         raise
     took_s = time.monotonic() - (began or time.monotonic())
-    if job.outcome in ("gave_up", "launch_failed", "cancelled"):
-        raise GpuleaseError(job.reason or str(job.outcome))
-    return _Trial(client.job(job.id), list(_said(client, job.id)), took_s)
+    trial = _Trial(client.job(job.id), list(_said(client, job.id)), took_s)
+    if job.outcome in ("gave_up", "launch_failed") or not (trial.said or trial.was_told):
+        raise GpuleaseError(job.reason or "its job said nothing")
+    return trial
+
+
+def _is_only_told(job: JobView) -> bool:
+    """Tell whether a job is over its lease and is not going to be stopped for it."""
+    return job.state == "active" and any(
+        lease.over_since_at is not None and lease.stops_at is None for lease in job.leases
+    )
 
 
 def _said(client: Client, job: int) -> Iterator[dict[str, Any]]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.cli import doctor
 from gpulease.cli.frameworks import framework_checks
+from gpulease.cli.python import Python
 
 
 def said(**installed: str) -> dict[str, tuple[str, str]]:
@@ -54,14 +54,23 @@ def test_versions_are_read_from_metadata_by_the_python_that_runs_the_jobs(
         # Imported, it would end the python that asks.
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    checks = {each.name: each.message for each in doctor._python(sys.executable)}
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = Python.of_the_caller()
+    checks = {each.name: each.message for each in asked.checks}
     assert "tensorflow 2.21.0 is held" in checks["tensorflow"]
     assert "jaxlib 0.11.0 is held" in checks["jaxlib"]
+    assert [name for name, _ in asked.frameworks] == ["tensorflow"]
 
 
-def test_a_python_that_does_not_work_is_a_warning(tmp_path: Path) -> None:
+def test_a_python_that_does_not_work_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "python3"
     broken.write_text("#!/bin/sh\necho nonsense\n")
     broken.chmod(0o755)
-    (check,) = doctor._python(str(broken))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (check,) = Python.of_the_caller().checks
     assert check.state == "warning"
