@@ -34,5 +34,5 @@ class Accounting:
         self, keeper: Keeper, directory_of: Callable[[JobId], Path], writing: InThread
     ) -> Observer:
         """Have `keeper` settle the accounts of jobs that end; what is returned wants the looks."""
-        keeper.examine = Endings(keeper, Tails(directory_of).of, self.usage.idle).examine
+        keeper.followers.examine = Endings(keeper, Tails(directory_of).of, self.usage.idle).examine
         return PoolWatch(self.usage, self.pools, self._store, writing).observe

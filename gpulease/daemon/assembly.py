@@ -85,7 +85,7 @@ class Parts:
     async def close(self) -> None:
         """Let go of everything; jobs go on."""
         await self.askers.close()
-        await self.keeper.stop_following()
+        await self.keeper.followers.stop()
         await self.sampler.write()
         await self.launcher.close()
         self.desk.board.close()

@@ -154,7 +154,7 @@ async def _recover(parts: Parts) -> int:
     try:
         await parts.holding.ladder.ask(await parts.keeper.look())
         await parts.holding.recover(parts.keeper)
-        recovered = parts.keeper.recover()
+        recovered = parts.keeper.followers.recover()
         await parts.askers.recover()
         # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
         await parts.keeper.one_pass()

@@ -78,7 +78,7 @@ def run(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.stop_following()
+            await world.keeper.followers.stop()
 
     asyncio.run(play())
 
@@ -168,9 +168,9 @@ def test_after_a_restart_jobs_are_followed_and_not_launched_again() -> None:
     async def scenario(world: World) -> None:
         job = await world.submit()
         await world.settle()
-        await world.keeper.stop_following()
+        await world.keeper.followers.stop()
         world.keeper = world.new_keeper()
-        assert world.keeper.recover() == 1
+        assert world.keeper.followers.recover() == 1
         await world.settle()
         assert world.launcher.launched == [job]
         world.launcher.exits(job, 3)
@@ -186,10 +186,10 @@ def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.GRANTED
-        await world.keeper.stop_following()
+        await world.keeper.followers.stop()
         world.launcher.may_launch.set()
         world.keeper = world.new_keeper()
-        world.keeper.recover()
+        world.keeper.followers.recover()
         await world.settle()
         assert world.launcher.launched == [job]
 
@@ -217,7 +217,7 @@ async def cancelled_before_its_launch(world: World) -> JobId:
     job = await world.submit()
     await world.settle()
     await world.keeper.cancel(job, "alice")
-    await world.keeper.stop_following()
+    await world.keeper.followers.stop()
     assert world.state(job) is State.RELEASING
     world.keeper = world.new_keeper()
     return job
@@ -226,7 +226,7 @@ async def cancelled_before_its_launch(world: World) -> JobId:
 def test_a_job_cancelled_before_its_launch_ends_when_no_launch_can_come_any_more() -> None:
     async def scenario(world: World) -> None:
         job = await cancelled_before_its_launch(world)
-        world.keeper.recover()
+        world.keeper.followers.recover()
         await world.settle()
         assert world.launcher.forbidden == [job]
         ended = world.store.job(job)
@@ -245,7 +245,7 @@ def test_a_launch_that_the_daemon_before_had_asked_for_is_followed_and_stopped()
             return False
 
         world.launcher.forbid = too_late  # type: ignore[method-assign,assignment]
-        world.keeper.recover()
+        world.keeper.followers.recover()
         await world.settle()
         assert world.launcher.stopped == [job]
         assert world.state(job) is State.RELEASING, "its memory is not free before it has gone"

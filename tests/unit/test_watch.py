@@ -71,7 +71,7 @@ def play(scenario: Callable[[Watched], Coroutine[Any, Any, None]]) -> None:
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.stop_following()
+            await world.keeper.followers.stop()
 
     asyncio.run(whole())
 
@@ -133,14 +133,14 @@ def test_a_daemon_that_died_before_it_could_stop_the_job_stops_it_for_the_same_r
     async def scenario(world: Watched) -> None:
         job = await running(world)
         revoke(world.store, job, Outcome.OVER_LEASE, "it held too much", world.clock)
-        await world.keeper.stop_following()
+        await world.keeper.followers.stop()
 
         world.keeper = world.new_keeper()
-        world.keeper.recover()
+        world.keeper.followers.recover()
         world.launcher.hears(job, WorkerStarted(101, 201, NOON))
         await world.settle()
         assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["over_lease"])
-        await world.keeper.stop_following()
+        await world.keeper.followers.stop()
 
     play(scenario)
 
