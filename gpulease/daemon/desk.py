@@ -13,8 +13,9 @@ from gpulease.daemon.workers import Workers
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
 from gpulease.server.handlers import Desk
+from gpulease.server.leased import Machine, Watches
 from gpulease.server.rights import Rights
-from gpulease.server.views import Machine, Views, Watches
+from gpulease.server.views import Views
 from gpulease.service.drains import Drains
 from gpulease.service.health import HealthWatch
 from gpulease.service.keeper import Keeper

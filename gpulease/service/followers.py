@@ -1,0 +1,202 @@
+"""The life of each job that holds memory: launched if nobody has, and followed to its end.
+
+Each has an asyncio task. After a restart the same tasks run for the jobs on record: there is no
+second path.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import State
+from gpulease.domain.memory import JobId
+from gpulease.errors import GpuleaseError, RecordUnwritable
+from gpulease.service import leases
+from gpulease.service.ports import (
+    Clock,
+    InThread,
+    Launcher,
+    MainExited,
+    Store,
+    WorkerExited,
+    WorkerExpired,
+    WorkerNews,
+    WorkerStarted,
+)
+
+_log = logging.getLogger(__name__)
+
+_TRY_AGAIN_AFTER_S = 5.0
+"""A fault that stopped the following of a job (a full disk, say) may pass."""
+
+Examine = Callable[[JobId, WorkerExited], Awaitable[leases.Settle]]
+
+
+class Changes:
+    """Wakes all who wait for something about the jobs to change."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+        """Set at the next change; to miss nothing, take it before looking."""
+
+    def tell(self) -> None:
+        """Wake all who wait for a change."""
+        self.next.set()
+        self.next = asyncio.Event()
+
+
+class Followers:
+    """Sees to the jobs that hold memory."""
+
+    def __init__(
+        self,
+        store: Store,
+        launcher: Launcher,
+        clock: Clock,
+        writing: InThread,
+        changes: Changes,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called when memory may have come free."""
+        self.examine: Examine | None = None
+        """Looks at how a job ended before its end is stored."""
+        self.freed_at: datetime | None = None
+        """When memory last came free; a look from before still shows it in use."""
+        self._store = store
+        self._launcher = launcher
+        self._clock = clock
+        self._writing = writing
+        self._changes = changes
+        self._wake = wake
+        self._following: dict[JobId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attend(self, job_id: JobId) -> None:
+        """See to a job that holds memory: launch it if nobody has, and follow it to its end."""
+        task = asyncio.create_task(self._attend(job_id), name=f"job {job_id}")
+        self._following[job_id] = task
+        task.add_done_callback(lambda done: self._left(job_id, done))
+
+    def recover(self) -> int:
+        """Attend to every job on record that holds memory; return how many."""
+        holders = [job for job in self._store.live() if job.holds_memory]
+        for job in holders:
+            self.attend(job.id)
+        self._wake()
+        return len(holders)
+
+    async def stop(self) -> None:
+        """Let go of the jobs; their shims go on without us."""
+        followers = [*self._following.values(), *self._tasks]
+        for task in followers:
+            task.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+    def _left(self, job_id: JobId, done: asyncio.Task[None]) -> None:
+        self._following.pop(job_id, None)
+        if done.cancelled() or (error := done.exception()) is None:
+            return
+        bug = None if isinstance(error, GpuleaseError) else error
+        _log.warning("cannot follow job %s now, trying again: %s", job_id, error, exc_info=bug)
+        asyncio.get_running_loop().call_later(_TRY_AGAIN_AFTER_S, self.attend, job_id)
+
+    async def _attend(self, job_id: JobId) -> None:
+        job = self._store.job(job_id)
+        assert job is not None, "only stored jobs are granted"
+        never_started = job.started_at is None and not self._launcher.was_launched(job)
+        if never_started and not await self._launch(job):
+            return
+        async for news in self._launcher.follow(job):
+            await self._hear(job_id, news)
+        self.freed_at = self._clock.now()
+        self._wake()
+
+    async def _launch(self, job: Job) -> bool:
+        """Start the worker; return whether there is one to follow."""
+        try:
+            if job.state is State.RELEASING:
+                if not await self._launcher.forbid(job):
+                    return True
+                raise GpuleaseError("cancelled before its worker was started")
+            await self._launcher.launch(job, self._store.invocation(job.id))
+        except RecordUnwritable:
+            # Nothing was started and nothing says that it was: it is tried again, see `_left`.
+            raise
+        except GpuleaseError as error:
+            failure = error
+            await self._writing(
+                lambda: leases.note_launch_failed(self._store, job.id, failure, self._clock)
+            )
+            self._changes.tell()
+            self._wake()
+            return False
+        return True
+
+    async def _hear(self, job_id: JobId, news: WorkerNews) -> None:
+        """Store one piece of news."""
+        settle = None
+        if isinstance(news, WorkerExited) and self.examine is not None:
+            settle = await self.examine(job_id, news)
+        job = await self._writing(lambda: self._store_news(job_id, news, settle))
+        self._changes.tell()
+        if not isinstance(news, WorkerStarted):
+            return
+        if job.state is State.RELEASING:
+            # Cancelled while it was being launched, or just before a restart.
+            self.background(self._launcher.stop(job, why_it_goes(job)))
+        elif job.claim.time_limit is not None:
+            # It may have been extended while it was being launched, or just before a restart.
+            self.background(self.tell_time_limit(job_id))
+
+    async def tell_time_limit(self, job_id: JobId) -> None:
+        """Tell the worker its time limit, until it was told the one that holds by then.
+
+        Two extensions may be told at once and overtake each other: whoever is through looks again.
+        """
+        told: timedelta | None = None
+        await self._launched(job_id)
+        while (job := self._store.job(job_id)) is not None and job.state is State.ACTIVE:
+            limit = job.claim.time_limit
+            if limit is None or limit == told:
+                return
+            await self._launcher.set_time_limit(job, limit)
+            told = limit
+
+    async def _launched(self, job_id: JobId) -> None:
+        """Wait until a job is no longer about to be launched, with what it claimed before."""
+        changed = self._changes.next
+        while (job := self._store.job(job_id)) is not None and job.state is State.GRANTED:
+            await changed.wait()
+            changed = self._changes.next
+
+    def _store_news(self, job_id: JobId, news: WorkerNews, settle: leases.Settle | None) -> Job:
+        match news:
+            case WorkerStarted():
+                return leases.note_started(self._store, job_id, news)
+            case WorkerExpired():
+                return leases.note_expired(self._store, job_id, self._clock)
+            case MainExited():
+                return leases.note_main_exited(self._store, job_id, news)
+            case WorkerExited():
+                return leases.note_exited(self._store, job_id, news, settle)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside the caller's request; a failure of it is told in the log."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done_beside)
+        return task
+
+    def _done_beside(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("something done beside a request failed", exc_info=error)
+
+
+def why_it_goes(job: Job) -> str:
+    """Return for what reason a job is asked to go, as its shim is told."""
+    revoked = job.outcome in (Outcome.OVER_LEASE, Outcome.IDLE)
+    return job.outcome.value if job.outcome and revoked else Outcome.CANCELLED.value
