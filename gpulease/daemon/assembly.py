@@ -17,6 +17,7 @@ from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
 from gpulease.daemon.lanes import Lane, LookLane
 from gpulease.daemon.launchers import Launchers
+from gpulease.daemon.launching import Surroundings
 from gpulease.daemon.living import Ends
 from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
@@ -24,7 +25,7 @@ from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.unhooked import Unhooked, on_record
 from gpulease.daemon.watch import Overseer
-from gpulease.daemon.workers import Surroundings, Workers
+from gpulease.daemon.workers import Workers
 from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation

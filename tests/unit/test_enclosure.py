@@ -10,8 +10,9 @@ import pytest
 
 from fakes import ALICE, NOON, FakeClock
 from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.launching import Surroundings
 from gpulease.daemon.shims import has_scope
-from gpulease.daemon.workers import Surroundings, Workers
+from gpulease.daemon.workers import Workers
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.job import Invocation, Job
