@@ -103,7 +103,8 @@ def test_status_keeps_its_contract(daemon: Daemon) -> None:
         "memory": 3 * G, "share": None, "gpus": 1, "exclusive": False, "time_limit": 3600.0,
     }  # fmt: skip
     assert set(row["leases"][0]) == {
-        *("gpu", "memory", "used", "peak", "enforced_by", "driver_limit"),
+        *("gpu", "memory", "used", "peak", "enforced_by", "driver_limit", "over_since_at"),
+        *("stops_at", "needed", "pools"),
     }
     assert row["submitted_at"].endswith("Z")
 
