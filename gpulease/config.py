@@ -247,6 +247,18 @@ def personal_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
+def personal_config(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the settings of this user's own daemon, if there are any.
+
+    Root reads root's alone: the environment may have come from somebody else, through su(1).
+    """
+    home = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    file = Path(home) / "gpulease" / "config.toml"
+    if not file.exists() or (os.geteuid() == 0 and file.stat().st_uid != 0):
+        return None
+    return file
+
+
 def personal_state(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Path:
     """Return where this user's own daemon keeps its record: a folder for each host.
 

@@ -19,6 +19,7 @@ from gpulease.config import (
     SYSTEM_CONFIG,
     Settings,
     environment,
+    personal_config,
     personal_settings,
     read_settings,
 )
@@ -27,7 +28,7 @@ from gpulease.daemon.journal import goes_to_journal, levelled, set_up
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
-from gpulease.errors import GpuleaseError, StateUnwritable
+from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.server.peer import MOST_CONNECTIONS, PeerProtocol
 
 _log = logging.getLogger("gpuleased")
@@ -72,12 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         gc.collect()
         gc.freeze()
         notifier = Notifier.of(environment(), os.getpid())
-        # The daemon of one user reads no file; when their session hangs up, it goes.
-        again = None if given.personal else lambda: checked(settings_of(given))
         # The loop is short of breath: a thread that computes gives way to it after this long.
         sys.setswitchinterval(_SWITCH_AFTER_S)
         _serve_in_the_end(
-            notifier, lambda: asyncio.run(serve(settings, notifier, again, confined=given.confined))
+            notifier,
+            lambda: asyncio.run(
+                serve(
+                    settings,
+                    notifier,
+                    lambda: checked(settings_of(given)),
+                    confined=given.confined,
+                )
+            ),
         )
     except GpuleaseError as error:
         sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")
@@ -119,11 +126,17 @@ def _allow_many_descriptors() -> None:
 
 def settings_of(given: argparse.Namespace) -> Settings:
     """Return the settings: defaults, then the file, then the environment, then the options."""
-    base = personal_settings() if given.personal else Settings()
-    file = given.config
-    if file is None and not given.personal and SYSTEM_CONFIG.exists():
-        file = SYSTEM_CONFIG
+    if given.personal:
+        base, usual = personal_settings(), personal_config()
+    else:
+        base, usual = Settings(), SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None
+    file = given.config or usual
     settings = read_settings(file, base)
+    if given.personal and given.config is None and settings.state != base.state:
+        raise BadConfiguration(
+            f"cannot use the configuration {file}: state is not for a daemon of your own",
+            "set XDG_STATE_HOME, where every command looks for it",
+        )
     options = {
         name: getattr(given, name)
         for name in ("socket", "state", "simulate")

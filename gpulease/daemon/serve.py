@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
 async def serve(
     settings: Settings,
     notifier: Notifier,
-    read_again: Callable[[], Settings] | None = None,
+    read_again: Callable[[], Settings],
     *,
     confined: bool = False,
 ) -> None:
@@ -114,7 +114,7 @@ async def _run(
     parts: Parts,
     notifier: Notifier,
     leave: asyncio.Event,
-    read_again: Callable[[], Settings] | None,
+    read_again: Callable[[], Settings],
 ) -> None:
     settings = parts.settings
     recovered = await _recover(parts)
@@ -132,9 +132,8 @@ async def _run(
         serving = asyncio.create_task(server.serve([listening]), name="serve")
         gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
         _log.info("ready on %s, %s; %d jobs found again", settings.socket, gpus, recovered)
-        if read_again is not None:
-            reload = Reload(parts, sampling, notifier, read_again)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        reload = Reload(parts, sampling, notifier, read_again)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         notifier.ready(standing(parts))
         await serving
     finally:

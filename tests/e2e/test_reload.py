@@ -1,5 +1,6 @@
 """SIGHUP: settings change under running jobs; what cannot change is said, what is wrong refused."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,3 +48,35 @@ def test_settings_can_be_checked_without_a_daemon(tmp_path: Path) -> None:
     config.write_text('simulate = "2x"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, "simulate" in done.stderr) == (78, True)
+
+
+def test_a_daemon_of_ones_own_has_settings_too(tmp_path: Path) -> None:
+    config, log = tmp_path / "gpulease" / "config.toml", tmp_path / "log"
+    config.parent.mkdir()
+    config.write_text('margin = "1G"\n')
+    kept = {key: value for key, value in os.environ.items() if "GPULEASE" not in key}
+    folders = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"), str(tmp_path))
+    tmp_path.chmod(0o700)
+    with log.open("wb") as said:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "gpulease.daemon", "--personal", "--simulate", "1x8G"],
+            env={**kept, **folders}, stderr=said,
+        )  # fmt: skip
+    try:
+        wait_for("it is ready", lambda: "ready on" in log.read_text())
+        config.write_text('margin = "1G"\noveruse = "warn"\n')
+        daemon.send_signal(signal.SIGHUP)
+        wait_for("it has read them", lambda: "changed: overuse\n" in log.read_text())
+        config.unlink()
+        daemon.send_signal(signal.SIGHUP)
+        wait_for("it has the usual ones", lambda: "changed: margin, overuse\n" in log.read_text())
+        assert daemon.poll() is None
+    finally:
+        daemon.terminate()
+        daemon.wait()
+    config.write_text(f'state = "{tmp_path}"\n')
+    command = [sys.executable, "-m", "gpulease.daemon", "--personal", "--check"]
+    done = subprocess.run(
+        command, check=False, env={**kept, **folders}, capture_output=True, text=True
+    )
+    assert (done.returncode, "state is not for" in done.stderr) == (78, True), done.stderr
