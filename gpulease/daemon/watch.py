@@ -14,7 +14,13 @@ from gpulease.domain.plan import Plan
 from gpulease.service.idleness import RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look
-from gpulease.service.notices import idle_release, idle_warning, overuse_stop, overuse_warning
+from gpulease.service.notices import (
+    idle_release,
+    idle_warning,
+    overuse_clear,
+    overuse_stop,
+    overuse_warning,
+)
 from gpulease.service.overuse import Finding, OveruseWatch, record, wanted_gpus
 from gpulease.service.ports import Clock, InThread
 
@@ -83,6 +89,9 @@ class Overseer:
         peak = max(peak, found.used)
         if found.step is Step.WARN:
             await self._keeper.tell_owner(job.id, overuse_warning(found, peak))
+            return
+        if found.step is Step.CLEAR:
+            await self._keeper.tell_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak)
         _log.warning("%s (of %s)", notice, job.owner.user)

@@ -30,6 +30,8 @@ class Step(Enum):
     NOTHING = auto()
     WARN = auto()
     STOP = auto()
+    CLEAR = auto()
+    """Tell its owner that what they were told of does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class Standing:
     """When its owner was last told, also if that was another time."""
     stopped: bool = False
     """The job was asked to go for it."""
+    threatened: bool = False
+    """The last that its owner was told is that the job is stopped unless that ends."""
+    within_since: timedelta | None = None
+    """Since when it is not over any more, where its owner is to be told of that."""
 
     def left(self, policy: OverusePolicy) -> timedelta | None:
         """Return how long until the job is stopped, if nothing changes; None: it is not."""
@@ -89,13 +95,31 @@ def judge(
     if used is None:
         return replace(before, seen_at=None), Step.NOTHING
     if used <= memory + policy.tolerance or (policy.elastic and not wanted):
-        return Standing(warned_at=before.warned_at), Step.NOTHING
-    standing = replace(before, over_for=_over_for(before, now), seen_at=now)
+        return _within(before, policy, now)
+    standing = replace(before, over_for=_over_for(before, now), seen_at=now, within_since=None)
+    stops = policy.consequence is Consequence.STOP
     if _is_to_stop(standing, policy):
         return replace(standing, stopped=True), Step.STOP
     if _is_to_be_told(standing, policy, now):
-        return replace(standing, warned=True, warned_at=now), Step.WARN
+        return replace(standing, warned=True, warned_at=now, threatened=stops), Step.WARN
+    if standing.threatened and not stops:
+        return replace(standing, threatened=False), Step.CLEAR
     return standing, Step.NOTHING
+
+
+def _within(before: Standing, policy: OverusePolicy, now: timedelta) -> tuple[Standing, Step]:
+    """Return how a lease stands that is not over.
+
+    That a threat is over is told when the lease has stayed within for a whole grace: one that comes
+    and goes over its edge is not told so each time.
+    """
+    quiet = Standing(warned_at=before.warned_at)
+    if not before.threatened:
+        return quiet, Step.NOTHING
+    since = now if before.within_since is None else before.within_since
+    if now - since < policy.grace:
+        return replace(quiet, threatened=True, within_since=since), Step.NOTHING
+    return quiet, Step.CLEAR
 
 
 def _over_for(before: Standing, now: timedelta) -> timedelta:

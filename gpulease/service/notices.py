@@ -1,5 +1,7 @@
 """What the owner of a job is told about its lease, in one line each."""
 
+from datetime import timedelta
+
 from gpulease.domain.idleness import Release
 from gpulease.domain.overuse import Consequence
 from gpulease.service.idleness import AtRest
@@ -7,6 +9,7 @@ from gpulease.service.overuse import Finding
 from gpulease.units import GIB, MIB, format_size, format_span
 
 _ROUND_TO = 256 * MIB
+_A_SECOND = timedelta(seconds=1)
 
 
 def size_to_ask_for(peak: int) -> str:
@@ -26,9 +29,20 @@ def _what_comes(found: Finding, peak: int) -> str:
         return f"the rest is not yours: hold {size_to_ask_for(peak)}, or use less"
     if found.policy.consequence is Consequence.WARN:
         return f"next time ask for --mem {size_to_ask_for(peak)}"
-    left = found.standing.left(found.policy)
-    within = format_span(left or found.policy.grace)
-    return f"unless that ends within {within}, the job is stopped"
+    left = found.standing.left(found.policy) or timedelta(0)
+    within = "now" if left < _A_SECOND else f"within {format_span(left)}"
+    ask = size_to_ask_for(peak)
+    return f"unless that ends {within}, the job is stopped; next time ask for --mem {ask}"
+
+
+def overuse_clear(found: Finding) -> str:
+    """Say that a job is not stopped for what its owner was told of."""
+    job, gpu = f"job {found.job.id}", f"GPU {found.index}"
+    if found.used <= found.lease.memory + found.policy.tolerance:
+        return f"{job} is within its lease of {gpu} again, and is not stopped"
+    if found.policy.consequence is Consequence.WARN:
+        return f"{job} holds more than its lease of {gpu}, but is not stopped for it any more"
+    return f"{job} is not stopped: nobody waits for what it holds of {gpu} beyond its lease"
 
 
 def overuse_stop(found: Finding, peak: int) -> tuple[str, str]:

@@ -105,14 +105,19 @@ class OveruseWatch:
         now: timedelta,
     ) -> Finding | None:
         key = job.id, lease.gpu
-        before = self._standings.get(key) or _recorded(lease)
+        before = self._standings.get(key) or _recorded(lease, policy)
         after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
         if step is Step.NOTHING or used is None:
             self._standings[key] = after
             return None
         # Time goes on; what is to be done about it is not done yet.
         self._standings[key] = replace(
-            after, warned=before.warned, warned_at=before.warned_at, stopped=before.stopped
+            after,
+            warned=before.warned,
+            warned_at=before.warned_at,
+            stopped=before.stopped,
+            threatened=before.threatened,
+            within_since=before.within_since,
         )
         return Finding(job, lease, 0, used, policy, wanted, step, after)
 
@@ -141,12 +146,14 @@ class OveruseWatch:
             del self._standings[key]
 
 
-def _recorded(lease: Lease) -> Standing:
+def _recorded(lease: Lease, policy: OverusePolicy) -> Standing:
     """Return how a lease stood when a daemon before this one last wrote it down.
 
     Its owner has been told. The time in which nobody looked does not count.
     """
-    return Standing(over_for=lease.over_for, warned=lease.over_for is not None)
+    told = lease.over_for is not None
+    threatened = told and policy.consequence is Consequence.STOP
+    return Standing(over_for=lease.over_for, warned=told, threatened=threatened)
 
 
 def _is_behind(recorded: timedelta | None, standing: Standing, step: timedelta) -> bool:

@@ -81,7 +81,7 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
     assert end["leases"][0]["peak"] >> 20 >= 2048
     told = next(line for line in err.decode().splitlines() if f"gpulease: job {job} holds" in line)
     assert told.startswith("gpulease: ")
-    assert told.endswith("and its lease is 1G; unless that ends within 8s, the job is stopped")
+    assert "and its lease is 1G; unless that ends within 8s, the job is stopped; next" in told
     assert f"gpulease: job {job} is stopped: it held" in err.decode()
     assert out.decode().splitlines() == ["holds 10", "holds 2048"], "its own output stays its own"
     kinds = [each["kind"] for each in end["events"]]

@@ -15,7 +15,7 @@ STOPS = OverusePolicy(Consequence.STOP, TOLERANCE, GRACE)
 WARNS = OverusePolicy(Consequence.WARN, TOLERANCE, GRACE)
 ELASTIC = OverusePolicy(Consequence.STOP, TOLERANCE, GRACE, elastic=True)
 OVER, EDGE = LEASE + TOLERANCE + 1, LEASE + TOLERANCE
-N, W, S = Step.NOTHING, Step.WARN, Step.STOP
+N, W, S, C = Step.NOTHING, Step.WARN, Step.STOP, Step.CLEAR
 
 Look = tuple[float, int | None, bool]
 """Seconds, use, and whether somebody waits."""
@@ -60,6 +60,19 @@ def looks(*uses: tuple[float, int | None]) -> list[Look]:
         ),
         pytest.param(
             STOPS,
+            looks((0, OVER), (1, EDGE), (30, EDGE), (31, EDGE), (99, EDGE)),
+            [W, N, N, C, N],
+            id="told once that all is well when it has been so for a grace",
+        ),
+        pytest.param(
+            STOPS,
+            looks((0, OVER), (1, EDGE), (20, OVER), (21, EDGE), (40, EDGE), (51, EDGE)),
+            [W, N, N, N, N, C],
+            id="and not while it comes and goes",
+        ),
+        pytest.param(WARNS, looks((0, OVER), (1, EDGE), (99, EDGE)), [W, N, N], id="no threat"),
+        pytest.param(
+            STOPS,
             looks((0, OVER), (10, None), (1000, OVER), (1019, OVER), (1020, OVER)),
             [W, N, N, N, N],
             id="what nobody saw does not count as over",
@@ -84,6 +97,12 @@ def looks(*uses: tuple[float, int | None]) -> list[Look]:
             [(0, OVER, True), (20, OVER, False), (40, OVER, True), (41, OVER, True)],
             [W, N, N, N],
             id="who waited has gone",
+        ),
+        pytest.param(
+            ELASTIC,
+            [(0, OVER, True), (20, OVER, False), (50, OVER, False)],
+            [W, N, C],
+            id="who waited has gone for good",
         ),
         pytest.param(
             OverusePolicy(Consequence.STOP, TOLERANCE, timedelta(0)),
@@ -155,7 +174,7 @@ def test_only_what_is_seen_to_be_over_has_consequences(
     steps, standings = play(policy, seen)
     for look, step, standing in zip(seen, steps, standings, strict=True):
         if not is_over(policy, look):
-            assert step is Step.NOTHING
+            assert step in (Step.NOTHING, Step.CLEAR)
         if look[1] is not None and not is_over(policy, look):
             assert standing.over_for is None
 

@@ -95,8 +95,47 @@ def test_the_first_look_after_the_crossing_tells_the_owner() -> None:
         (told,) = world.told(job)
         assert told == (
             "job 1 holds 3G of GPU 0, and its lease is 2G; "
-            "unless that ends within 40s, the job is stopped"
+            "unless that ends within 40s, the job is stopped; next time ask for --mem 3328M"
         )
+
+    play(scenario)
+
+
+def test_an_owner_who_was_told_of_a_stop_is_told_that_it_does_not_come() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        await world.look()
+        world.hold(job, G)
+        await world.look(40)
+        assert len(world.told(job)) == 1
+        await world.look(10)
+        assert world.told(job)[1:] == [
+            "job 1 is within its lease of GPU 0 again, and is not stopped"
+        ]
+
+        world.hold(job, 3 * G)
+        await world.look(300)
+        assert len(world.told(job)) == 4, "told of it anew, and of its end"
+
+    play(scenario)
+
+
+def test_settings_that_spare_a_job_are_told_and_those_that_hurry_it_say_now() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 3 * G)
+        await world.look()
+        world.overuse = OverusePolicy(Consequence.WARN, G // 4, GRACE)
+        await world.look(2)
+        assert world.told(job)[1:] == [
+            "job 1 holds more than its lease of GPU 0, but is not stopped for it any more"
+        ]
+        world.overuse = OverusePolicy(Consequence.STOP, G // 4, timedelta(milliseconds=500))
+        second = await running(world)
+        world.hold(second, 3 * G)
+        await world.look()
+        assert "unless that ends now, the job is stopped" in world.told(second)[0]
 
     play(scenario)
 
