@@ -1,6 +1,6 @@
 """`gpulease keep`: a lease that is idle on purpose is not taken back."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -9,7 +9,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import complain, show
 from gpulease.cli.text import clock, until
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.units import parse_span
+from gpulease.units import format_span, parse_span
 from gpulease.wire import JobView
 
 
@@ -30,12 +30,13 @@ def keep(
       gpulease keep 17
       gpulease keep 17 18 --for 4h
     """
-    seconds = parse_span(span).total_seconds()
+    asked = parse_span(span)
     client = connect(ctx, socket)
     status = 0
     for number in dict.fromkeys(jobs):
         try:
-            show(said(client.keep(number, seconds), datetime.now(UTC).astimezone()))
+            job = client.keep(number, asked.total_seconds())
+            show(said(job, asked, datetime.now(UTC).astimezone()))
         except NoDaemon:
             raise
         except GpuleaseError as error:
@@ -44,7 +45,12 @@ def keep(
     return status
 
 
-def said(job: JobView, now: datetime) -> str:
-    """Say until when a job is kept."""
-    end = job.kept_until_at
-    return f"job {job.id} is kept until {clock(end, now)}, for {until(end, now)}, used or not"
+def said(job: JobView, span: timedelta, now: datetime) -> str:
+    """Say until when a job is kept, and from what."""
+    end = clock(job.kept_until_at, now)
+    kept = f"job {job.id} may be idle until {end}, for {format_span(span)}"
+    stops_at = min((each.stops_at for each in job.leases if each.stops_at), default=None)
+    if stops_at is None:
+        return f"{kept}; its lease is not taken back for that"
+    left = until(stops_at, now)
+    return f"{kept}; it is over its lease, and is stopped for that in {left} unless that ends"

@@ -1,6 +1,5 @@
 """`gpulease show`: all about one job."""
 
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,32 +10,24 @@ import typer
 
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.facts import facts, gpu_of
 from gpulease.cli.render import screen_of, show_page
 from gpulease.cli.render import show as show_text
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.cli.text import (
-    asks,
-    between,
     clean,
     clock,
     index_of,
     instant,
-    label,
     named,
-    ordinal,
-    sentence,
-    since,
     size,
-    until,
 )
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
-from gpulease.units import format_span
 from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
 
 _LABELS = 12
-_SHORT_UUID = len("GPU-12345678")
-_SIGNALED = 128
+_A_SHORT_STORY = timedelta(hours=1)
 _LIMITS = {
     "driver": "the driver",
     "framework": "its framework (TensorFlow, PyTorch, JAX, CuPy)",
@@ -84,7 +75,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
     """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in _facts(job, now, indexes) if text),
+        *(_pair(name, text) for name, text in facts(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unheld(job),
         *_pools(job, indexes),
@@ -97,134 +88,10 @@ def _pair(name: str, text: str) -> Block:
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
-def _facts(
-    job: JobView, now: datetime, indexes: Mapping[str, str]
-) -> Iterator[tuple[str, str | None]]:
-    yield "state", _state(job)
-    yield "why", _what_goes_on(job, now) or _why(job)
-    for lease in job.leases:
-        yield "over", _over(lease, now, indexes)
-    yield "idle", _idle(job, now)
-    yield "kept", _kept(job, now)
-    yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
-    yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
-    yield "gives up", _gives_up(job, now)
-    yield "user", clean(job.user)
-    yield "command", clean(job.command)
-    yield "asked for", _asked(job)
-    yield "sized", clean(job.sized) if job.sized else None
-    yield "used", _used(job)
-    yield "retry of", f"job {job.retry_of}" if job.retry_of else None
-    yield "tried as", f"job {job.retried_as}" if job.retried_as else None
-    yield "submitted", clock(job.submitted_at, now)
-    yield "started", clock(job.started_at, now) if job.started_at else None
-    yield "ended", clock(job.ended_at, now) if job.ended_at else None
-    yield "ran for", between(job.started_at, job.ended_at, now) if job.started_at else None
-    ends = job.expires_at if job.state != "ended" else None
-    yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
-    yield "exit status", _exit_status(job)
-    yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
-    yield "terminal", "yes" if job.terminal else None
-    yield "come back", _how_to_come_back(job)
-
-
-def _state(job: JobView) -> str:
-    if job.state == "queued" and job.position:
-        return f"queued, {ordinal(job.position)} in line"
-    return label(job) if job.state != "ended" else f"ended: {label(job)}"
-
-
-def _why(job: JobView) -> str | None:
-    return sentence(job.reason, job.hint) if job.reason else None
-
-
-def _what_goes_on(job: JobView, now: datetime) -> str | None:
-    """Say what keeps the lease after the main process has ended."""
-    if job.main_exited_at is None or job.state != "active":
-        return None
-    how = next((event.detail for event in job.events if event.kind == "main_exited"), None)
-    ended = f"main process ended {since(job.main_exited_at, now)} ago"
-    if how:
-        ended += f" ({clean(how.partition(';')[0])})"
-    match job.processes:
-        case None:
-            return f"{ended}; what it left behind keeps the lease"
-        case 1:
-            return f"{ended}; 1 process goes on and keeps the lease"
-        case count:
-            return f"{ended}; {count} processes go on and keep the lease"
-
-
-def _over(lease: LeaseView, now: datetime, indexes: Mapping[str, str]) -> str | None:
-    """Say for how long a job has been over a lease, and what comes of that."""
-    if lease.over_since_at is None:
-        return None
-    said = (
-        f"over its lease of {_gpu(clean(lease.gpu), indexes)} for {since(lease.over_since_at, now)}"
-    )
-    if lease.stops_at is None:
-        return f"{said}; its owner was told"
-    return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
-
-
-def _idle(job: JobView, now: datetime) -> str | None:
-    """Say since when a job does nothing, and what comes of that."""
-    if job.idle_since_at is None:
-        return None
-    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
-    if job.idle_ends_at is None:
-        return said
-    left = until(job.idle_ends_at, now)
-    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
-
-
-def _kept(job: JobView, now: datetime) -> str | None:
-    end = job.kept_until_at
-    if end is None or instant(end) <= now:
-        return None
-    return f"until {clock(end, now)}, used or not"
-
-
-def _gives_up(job: JobView, now: datetime) -> str | None:
-    at = job.gives_up_at
-    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
-
-
-def _exit_status(job: JobView) -> str | None:
-    if job.exit_status is None:
-        return None
-    if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
-        return str(job.exit_status)
-    return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
-
-
-def _how_to_come_back(job: JobView) -> str | None:
-    # The directory is told to those who may.
-    attachable = job.kind == "run" and job.state == "active" and job.directory is not None
-    return f"gpulease attach {job.id}" if attachable else None
-
-
-def _asked(job: JobView) -> str:
-    limit = job.claim.time_limit
-    if limit is None:
-        return asks(job)
-    return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
-
-
-def _used(job: JobView) -> str | None:
-    """Say how much of what was asked for an ended job needed, where that is known."""
-    known = [lease for lease in job.leases if lease.needed is not None]
-    if not known:
-        return None
-    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
-    share = round(100 * (most.needed or 0) / most.memory)
-    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
-
-
 def _pools(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     rows = [
         (
-            line(_gpu(clean(lease.gpu), indexes)),
+            line(gpu_of(clean(lease.gpu), indexes)),
             line(f"{clean(pool.framework)} {clean(pool.version)}"),
             line(size(pool.limit)),
             line(size(pool.peak)),
@@ -260,7 +127,7 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     )
     rows = (
         (
-            line(_gpu(clean(lease.gpu), indexes)),
+            line(gpu_of(clean(lease.gpu), indexes)),
             line(size(lease.memory)),
             line(size(lease.used)),
             line(size(lease.peak)),
@@ -288,10 +155,6 @@ def _limits(lease: LeaseView) -> str:
     return ", ".join(named) or "nothing, it is placed and counted only"
 
 
-def _gpu(uuid: str, indexes: Mapping[str, str]) -> str:
-    return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
-
-
 def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
@@ -309,8 +172,15 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
         Column("EVENT"),
         Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
     )
+    # Of a story within an hour, and of what was just now, seconds matter.
+    begins, *_, ends = (instant(event.at) for event in (job.events[0], *job.events))
+    short = ends - begins < _A_SHORT_STORY
     rows = (
-        (line(clock(event.at, now)), line(clean(spoken(event.kind))), line(_detail(event)))
+        (
+            line(clock(event.at, now, seconds=short or now - instant(event.at) < _A_SHORT_STORY)),
+            line(clean(spoken(event.kind))),
+            line(_detail(event)),
+        )
         for event in job.events
     )
     yield line("")

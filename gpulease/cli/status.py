@@ -10,14 +10,16 @@ import typer
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
-from gpulease.cli.tables import Block, Column, Line, Page, Span, Style, Table, fit, line
+from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, fit, line
 from gpulease.cli.text import (
     UNKNOWN,
     asks,
     between,
     clean,
     clock,
+    held_by,
     index_of,
+    is_above,
     label,
     named,
     sentence,
@@ -194,14 +196,8 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
 
 
 def _held_by(view: StatusView) -> Iterator[Block]:
-    """Say what holds jobs to their leases here, and what does not."""
-    if not view.enforcement:
-        return
-    has = ", ".join(clean(each.rung) for each in view.enforcement if each.available)
-    yield line(f"held by: {has or 'nothing, jobs are placed and counted only'}", "dim")
-    for each in view.enforcement:
-        if not each.available:
-            yield line(f"not held by {clean(each.rung)}: {clean(each.why)}", "dim")
+    if view.enforcement:
+        yield Hanging(line(held_by(view.enforcement), "dim"), 2)
 
 
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
@@ -224,6 +220,8 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
 
 
 def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
+    if is_above(job, lease):
+        return line("above", "warn")
     if lease.over_since_at is None:
         return line(label(job), "good" if job.state == "active" else "warn")
     stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"

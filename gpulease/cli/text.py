@@ -1,12 +1,12 @@
 """Words and times as every verb writes them: pure functions, with the time as an argument."""
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
 from gpulease.units import format_size, format_span
-from gpulease.wire import GpuView, JobView, RefusalView, spoken
+from gpulease.wire import GpuView, JobView, LeaseView, RefusalView, RungView, spoken
 
 UNKNOWN = "-"
 _MARKS = frozenset({"Mn", "Me"})
@@ -89,16 +89,17 @@ def index_of(gpu: GpuView | RefusalView) -> str:
     return clean(gpu.label) or str(gpu.index)
 
 
-def clock(written: str | None, now: datetime) -> str:
+def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
     """Write an instant as a wall clock shows it in the time zone of `now`."""
     if written is None:
         return UNKNOWN
     local = instant(written).astimezone(now.tzinfo)
+    time = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
     if local.date() == now.date():
-        return f"{local:%H:%M}"
+        return time
     if abs(local - now) < timedelta(days=6):
-        return f"{local:%a %H:%M}"
-    return f"{local:%Y-%m-%d %H:%M}"
+        return f"{local:%a} {time}"
+    return f"{local:%Y-%m-%d} {time}"
 
 
 def until(written: str | None, now: datetime) -> str:
@@ -144,6 +145,27 @@ def named(job: JobView) -> str:
 def label(job: JobView) -> str:
     """Write a job's state, or how it ended."""
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def is_above(job: JobView, lease: LeaseView) -> bool:
+    """Tell whether a job uses more than it leased and nothing comes of that at this moment.
+
+    It is within the tolerance, or nobody waits for the memory where leases are elastic.
+    """
+    above = lease.used is not None and lease.used > lease.memory
+    return above and lease.over_since_at is None and job.state == "active"
+
+
+def held_by(rungs: Sequence[RungView]) -> str:
+    """Say in a line what holds jobs to their leases on a machine, and what does not."""
+    has = ", ".join(_rung(each) for each in rungs if each.available)
+    lacks = ", ".join(_rung(each) for each in rungs if not each.available)
+    said = f"held by: {has or 'nothing, jobs are placed and counted only'}"
+    return f"{said}; not by: {lacks} (gpulease doctor says why)" if lacks else said
+
+
+def _rung(rung: RungView) -> str:
+    return clean(rung.rung) + (" (not for everybody alike)" if rung.varies else "")
 
 
 def _span(span: timedelta) -> str:

@@ -188,6 +188,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
     holding.ladder.watch = lambda: rules.stops_overuse
+    holding.ladder.watch_varies = lambda: rules.differ_on_overuse
     overuse = OveruseWatch(rules.overuse)
     rests = RestWatch(rules.idleness)
     overseer = Overseer(keeper, overuse, rests, clock, lanes[0])

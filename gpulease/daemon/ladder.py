@@ -36,10 +36,12 @@ class Ladder:
         *,
         driver_limits: bool = True,
         watch: Callable[[], bool] = lambda: False,
+        watch_varies: Callable[[], bool] = lambda: False,
     ) -> None:
         """`limiter` is that of the real driver; `driver_limits` whether it is to be used."""
         self.driver_limits = driver_limits
         self.watch = watch
+        self.watch_varies = watch_varies
         self._around = around
         self._limiter = limiter
         self._driver = driver
@@ -85,7 +87,8 @@ class Ladder:
             Rung.WATCH: self._watch_rung(),
             Rung.DEVICES: self._devices(),
         }
-        return [RungView(rung.value, *said[rung]) for rung in Rung]
+        varies = {Rung.WATCH} if self.watch_varies() else set()
+        return [RungView(rung.value, *said[rung], varies=rung in varies) for rung in Rung]
 
     def _driver_rung(self) -> tuple[bool, str]:
         why = self._no_driver_limit()
@@ -116,15 +119,17 @@ class Ladder:
 
     def _framework(self) -> tuple[bool, str]:
         if self._around.simulated:
-            return False, "on simulated GPUs frameworks are not limited"
+            return False, "on simulated GPUs the hooks limit nothing"
         if self._around.hooks_closed_at is not None:
             return False, f"users cannot read the hooks: {self._around.hooks_closed_at} is closed"
         return True, "hooks keep honest programs in; not every framework and process is reached"
 
     def _watch_rung(self) -> tuple[bool, str]:
+        but = ", unless a table in the settings says otherwise" if self.watch_varies() else ""
         if self.watch():
-            return True, "a job that stays over its lease is told so, and then stopped"
-        return False, "a job that is over its lease is told so, and not stopped (overuse = warn)"
+            return True, f"a job that stays over its lease is told so, and then stopped{but}"
+        why = "a job that is over its lease is told so, and not stopped (overuse = warn)"
+        return False, f"{why}{but}"
 
     def _devices(self) -> tuple[bool, str]:
         if self._around.simulated:

@@ -28,6 +28,14 @@ class Rules:
         """Whether jobs are stopped that stay over their leases, unless a table says otherwise."""
         return self._settings.overuse == Consequence.STOP
 
+    @property
+    def differ_on_overuse(self) -> bool:
+        """Whether a table says otherwise for somebody."""
+        tables = (*self._settings.users.values(), *self._settings.groups.values())
+        return any(
+            each.get("overuse", self._settings.overuse) != self._settings.overuse for each in tables
+        )
+
     def overuse(self, owner: Owner) -> OverusePolicy:
         """Return what holds for a job that is over its lease."""
         found = self._found(owner)

@@ -304,6 +304,8 @@ class RungView:
     available: bool
     why: str
     """What it does here, or why it is not to be had."""
+    varies: bool = False
+    """Whether a table in the settings has it otherwise for a user or a group."""
 
 
 @dataclass(slots=True)

@@ -54,12 +54,12 @@ def test_a_kept_lease_stays_and_its_time_counts_anew_afterwards(
     assert "its lease goes in 9m" in page and "gpulease keep 1 keeps it" in page
 
     kept = daemon.run("keep", str(sleeper), "--for", "2h")
-    assert kept.stdout.startswith("job 1 is kept until ")
+    assert kept.stdout.startswith("job 1 may be idle until ")
     wait_for("it counts no more", lambda: daemon.job(sleeper)["idle_since_at"] is None)
     daemon.kill()
     daemon.start()
     assert daemon.job(sleeper)["kept_until_at"]
-    assert "used or not" in daemon.run("show", str(sleeper)).stdout
+    assert "idle or not" in daemon.run("show", str(sleeper)).stdout
 
     assert daemon.run("keep", str(sleeper), "--for", "1s").returncode == 0
     wait_for("it is told again", lambda: len(notices(daemon, sleeper)) == 2)

@@ -71,6 +71,23 @@ def over_lease() -> JobView:
     return views.running(12, leases=[over])
 
 
+def above() -> JobView:
+    return views.running(12, leases=[LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, ["watch"])])
+
+
+def over_hold() -> JobView:
+    lease = replace(over_lease().leases[0], stops_at=None, enforced_by=[])
+    return replace(hold(), leases=[lease])
+
+
+def stopped() -> JobView:
+    events = [
+        EventView("2026-03-02T12:00:00Z", "grant", None),
+        EventView("2026-03-02T14:04:40Z", "revoke", "it held 7G of GPU 0"),
+    ]
+    return views.running(12, state="releasing", grace=60.0, events=events)
+
+
 def idle() -> JobView:
     return views.running(
         12,
@@ -143,6 +160,9 @@ def pages(width: int | None) -> dict[str, Page]:
         ),
         "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
         "show-over": show.page(over_lease(), NOW, {views.FIRST: 0}),
+        "status-above": status.page(views.status(jobs=[above()]), NOW, width),
+        "show-stopped": show.page(stopped(), NOW, {views.FIRST: 0}),
+        "show-over-hold": show.page(over_hold(), NOW, {views.FIRST: 0}),
         "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),

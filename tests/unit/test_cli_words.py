@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from daemon_stand_in import views
-from gpulease.cli import cancel
+from gpulease.cli import cancel, keep
 from gpulease.cli.outcome import Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.text import asks, broken, cells, clean, clock, ordinal, shorten
 from gpulease.cli.waiting import WaitingLine, waiting_text
@@ -130,6 +130,17 @@ def test_run_exits_as_the_daemon_says(
     assert status_of_job(job) == status
     words = last_words(job)
     assert words is None if said is None else said in (words or "")
+
+
+def test_who_keeps_a_lease_is_told_from_what() -> None:
+    job, hour = views.running(12, kept_until_at="2026-03-02T15:05:00Z"), timedelta(hours=1)
+    may = "job 12 may be idle until 15:05, for 1h; "
+    assert keep.said(job, hour, NOW) == may + "its lease is not taken back for that"
+    over = replace(job.leases[0], over_since_at="2026-03-02T14:04:40Z")
+    job.leases = [over, replace(over, stops_at="2026-03-02T14:05:10Z")]
+    said = keep.said(job, hour, NOW)
+    assert said.startswith(may + "it is over its lease, and is stopped for that in ")
+    assert said.endswith(" unless that ends")
 
 
 def test_ordinals() -> None:

@@ -116,7 +116,7 @@ def test_what_stands_in_the_way_is_said_in_words() -> None:
     rungs = said(ladder_of(None, simulated))
     assert rungs["driver"] == (False, "simulated GPUs have no driver")
     assert rungs["devices"] == (False, "simulated GPUs have no devices")
-    assert rungs["framework"] == (False, "on simulated GPUs frameworks are not limited")
+    assert rungs["framework"] == (False, "on simulated GPUs the hooks limit nothing")
     assert said(ladder_of(Driver(), use=False))["driver"] == (False, "turned off by driver_limits")
     assert ladder_of(Driver(), use=False).limiter() is None
     closed = Circumstances(simulated=False, no_scopes=None, hooks_closed_at=Path("/root"))
@@ -138,6 +138,10 @@ def test_watching_is_a_rung_as_long_as_something_is_done() -> None:
     ladder.watch = lambda: True
     assert ladder.everywhere == ("framework", "watch")
     assert said(ladder)["watch"][0]
+    assert not any(each.varies for each in ladder.rungs())
+    ladder.watch_varies = lambda: True
+    assert [each.rung for each in ladder.rungs() if each.varies] == ["watch"]
+    assert said(ladder)["watch"][1].endswith("unless a table in the settings says otherwise")
 
 
 def test_only_the_systems_service_has_scopes() -> None:

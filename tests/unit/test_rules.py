@@ -44,6 +44,12 @@ def test_of_two_groups_the_first_in_the_file_counts() -> None:
     assert groups_of(Owner(NOBODY.uid, gid, NOBODY.user)) == {MY_GROUP}, "its own, if nothing else"
 
 
+def test_a_table_makes_the_watch_vary_only_where_it_says_otherwise_of_it() -> None:
+    assert not Rules(Settings(users={"a": {"elastic": True, "overuse": "stop"}})).differ_on_overuse
+    assert Rules(Settings(users={"a": {"overuse": "warn"}})).differ_on_overuse
+    assert Rules(Settings(overuse="warn", groups={"g": {"overuse": "stop"}})).differ_on_overuse
+
+
 def test_a_reload_counts_at_once() -> None:
     rules = Rules(Settings())
     assert rules.idleness(ME).release is Release.OFF
