@@ -76,7 +76,7 @@ def _check(framework: Framework, name: str, version: str) -> CheckView:
             framework.name, "warning", f"{shown} is not held to the lease: it is too old",
             f"use {name} {oldest} or later; {_DOCS}",
         )  # fmt: skip
-    said = f"{shown} is held to the lease by {framework.held_by}"
+    said = f"{shown} is held to the lease on real GPUs by {framework.held_by}"
     minor = ".".join(map(str, _numbers(version)[:2]))
     if framework.tried and minor not in framework.tried:
         tried = ", ".join(framework.tried)

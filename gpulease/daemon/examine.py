@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.daemon.places import closed_to_others
+from gpulease.domain.enforcement import Rung
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
 from gpulease.wire import CheckState, CheckView, DoctorView, RungView
 
 _LITTLE_SPACE = GIB
+_LEAVES_OPEN = {
+    Rung.DRIVER: "so a program that goes around its framework can take more than its lease",
+    Rung.FRAMEWORK: "so a framework may take all that is free on a GPU",
+    Rung.WATCH: "so a job keeps what it takes beyond its lease",
+    Rung.DEVICES: "so CUDA_VISIBLE_DEVICES alone keeps a job to the GPUs that it leased",
+}
 _SYSTEMD = Path("/run/systemd/system")
 _CGROUPS_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 
@@ -75,7 +82,7 @@ class Examination:
             return CheckView("identity", "ok", "runs as root: each job runs as the user who asked")
         return CheckView(
             "identity", "ok", f"a personal daemon: jobs run as uid {os.geteuid()} alone",
-            "an admin can install it for the whole machine, see docs/admin.md",
+            "an admin can install it for the whole machine: gpulease-setup install --now",
         )  # fmt: skip
 
     def _space(self) -> CheckView:
@@ -87,6 +94,10 @@ class Examination:
 
     def _hooks(self) -> CheckView:
         closed = closed_to_others(self.hooks) if os.geteuid() == 0 else None
+        if closed is None and self.simulated:
+            return CheckView(
+                "hooks", "ok", "simulated GPUs: the hooks are there, and limit nothing"
+            )
         if closed is None:
             return CheckView("hooks", "ok", f"frameworks are limited by {self.hooks}")
         return CheckView(
@@ -102,7 +113,7 @@ class Examination:
             else:
                 yield CheckView(
                     "enforcement", "warning", f"not held by {each.rung}: {each.why}",
-                    "docs/holding.md says what that leaves open",
+                    _LEAVES_OPEN.get(Rung(each.rung)),
                 )  # fmt: skip
 
     def _systemd(self) -> CheckView:

@@ -16,7 +16,7 @@ def said(**installed: str) -> dict[str, tuple[str, str]]:
 
 def test_a_framework_that_was_tried_is_held() -> None:
     assert said(tensorflow="2.21.0") == {
-        "tensorflow": ("ok", "tensorflow 2.21.0 is held to the lease by the hook")
+        "tensorflow": ("ok", "tensorflow 2.21.0 is held to the lease on real GPUs by the hook")
     }
 
 

@@ -1,0 +1,32 @@
+"""What `doctor` says on the daemon's side of what holds jobs, and of what does not."""
+
+from pathlib import Path
+
+from gpulease.daemon.examine import Examination
+from gpulease.daemon.ladder import Circumstances, Ladder
+from gpulease.wire import CheckView
+
+
+def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:
+    around = Circumstances(simulated is not None, "systemd does not run here", None)
+    ladder = Ladder(around, None, lambda: None)
+    examination = Examination(
+        lambda: None, lambda: None, simulated, folder, Path("/usr"), ladder.rungs
+    )
+    found = examination.results().checks
+    return {each.message.partition(":")[0] if each.mend else each.name: each for each in found}
+
+
+def test_where_gpus_are_simulated_nothing_is_said_to_be_limited(tmp_path: Path) -> None:
+    found = checks(tmp_path, "2x8G")
+    assert "limit nothing" in found["hooks"].message
+    assert "limit nothing" in found["not held by framework"].message
+
+
+def test_what_does_not_hold_is_said_with_what_that_leaves_open(tmp_path: Path) -> None:
+    for simulated in ("2x8G", None):
+        found = checks(tmp_path, simulated)
+        missing = {name: each.mend or "" for name, each in found.items() if "not held" in name}
+        assert len(missing) == (4 if simulated else 3)
+        assert len(set(missing.values())) == len(missing)
+        assert not any(".md" in each for each in missing.values()), "not everybody has the docs"
