@@ -32,7 +32,7 @@ from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
-from gpulease.server.handlers import Desk
+from gpulease.server.desk import Desk
 from gpulease.server.leased import Machine, Watches
 from gpulease.service.bounds import Bounds
 from gpulease.service.health import HealthWatch

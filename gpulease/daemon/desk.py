@@ -11,8 +11,8 @@ from gpulease.daemon.finder import Finder
 from gpulease.daemon.health import health_checks
 from gpulease.daemon.workers import Workers
 from gpulease.server.board import Board
+from gpulease.server.desk import Desk
 from gpulease.server.fields import Defaults
-from gpulease.server.handlers import Desk
 from gpulease.server.leased import Machine, Watches
 from gpulease.server.rights import Rights
 from gpulease.server.views import Views

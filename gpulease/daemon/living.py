@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from gpulease.domain.hold import Process
+from gpulease.process.patience import name_of
 from gpulease.process.proc import entry
 from gpulease.service.ports import LivingProcess
 
@@ -35,7 +36,7 @@ def living(pid: int) -> LivingProcess | None:
     process = Process(pid, found.started, _boot())
     try:
         seen = psutil.Process(pid)
-        uid, name = seen.uids().real, seen.name()
+        uid, name = seen.uids().real, name_of(pid) or ""
     except psutil.Error:
         return None
     # What was read of it is its own only if it is still the same one.

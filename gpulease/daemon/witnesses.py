@@ -20,6 +20,7 @@ from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.process import control, tree
+from gpulease.process.patience import command_of
 from gpulease.process.record import Record, is_alive, read_record
 from gpulease.process.table import MARKER
 from gpulease.worker.environment import HOOK_VARIABLE
@@ -100,7 +101,7 @@ def _job(
         # The shim has become its user; a process of the job may be a setuid program.
         owner = psutil.Process(shim)
         uid, gid = owner.uids().real, owner.gids().real
-        command = psutil.Process(pid).cmdline()
+        command = command_of(pid) or ()
     except psutil.Error:
         return None
     at = record.started.started_at

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-_LARGEST_ENVIRONMENT = 8 << 20
+from gpulease.process.patience import command_of, read
+
 _PYTHON = re.compile(r"python[0-9.]*[a-z]*( \(deleted\))?")
 _LIBRARY = re.compile(rb"/libpython[0-9][^/\n]*\.so")
 
@@ -25,15 +26,14 @@ def exec_mark(pid: int) -> bytes:
 
     The auxiliary vector: addresses that the kernel draws anew; see gpu/resident.py.
     """
-    return _bytes(pid, "auxv") or b""
+    return read(pid, "auxv") or b""
 
 
 def started(pid: int, names: Collection[str]) -> Started:
     """Return how a process was started, with its variables of these names."""
-    command = (_bytes(pid, "cmdline") or b"").removesuffix(b"\0").split(b"\0")
-    environment = _bytes(pid, "environ")
+    environment = read(pid, "environ")
     return Started(
-        tuple(os.fsdecode(word) for word in command),
+        command_of(pid) or ("",),
         # One that is empty was read all the same: that is what env -i leaves.
         None if environment is None else _chosen(environment, names),
         _is_python(pid),
@@ -51,12 +51,4 @@ def _is_python(pid: int) -> bool:
         program = Path(f"/proc/{pid}/exe").readlink().name
     except OSError:
         return False
-    return bool(_PYTHON.fullmatch(program)) or bool(_LIBRARY.search(_bytes(pid, "maps") or b""))
-
-
-def _bytes(pid: int, name: str) -> bytes | None:
-    try:
-        with Path(f"/proc/{pid}/{name}").open("rb") as file:
-            return file.read(_LARGEST_ENVIRONMENT)
-    except OSError:
-        return None
+    return bool(_PYTHON.fullmatch(program)) or bool(_LIBRARY.search(read(pid, "maps") or b""))

@@ -9,19 +9,21 @@ import asyncio
 import os
 import pwd
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import psutil
 
 from gpulease.domain.memory import JobId
 from gpulease.process import cgroups
+from gpulease.process.patience import command_of, name_of, read, real_uid
 from gpulease.process.proc import Entry, deliver, entry, processes
 
 MARKER = "GPULEASE_WORKER"
 _MARKER_START = MARKER.encode() + b"="
+_CUT_OFF_AT = 15
+"""Bytes; as long as the kernel keeps the name of a process, see proc_pid_comm(5)."""
 _LARGEST_ENVIRONMENT = 8 << 20
 _DEEPEST = 4096
 _LOOK_AGAIN_S = 0.1
@@ -58,12 +60,13 @@ class ProcessTable:
             process = psutil.Process(pid)
             with process.oneshot():
                 uid = process.uids().effective
+                command = command_of(pid) or ()
                 return ProcessIdentity(
                     pid,
                     _user_name(uid),
                     uid,
-                    process.name(),
-                    _command(process),
+                    _full_name(name_of(pid) or "", command),
+                    command,
                     datetime.fromtimestamp(process.create_time(), UTC),
                     cgroups.container_of(pid),
                 )
@@ -111,7 +114,7 @@ class ProcessTable:
         if not (number.isascii() and number.isdigit()):
             return None
         job = JobId(int(number))
-        if owners is not None and owners.get(job) != _uid(found.pid):
+        if owners is not None and owners.get(job) != real_uid(found.pid):
             return None
         return job
 
@@ -164,9 +167,10 @@ class ProcessTable:
             and found.pid != os.getpid()
             and (
                 found.pid in enclosed
+                # The user first: to read a marker takes the process's own leave, see `patience`.
                 or (
-                    (found.session == session or self._marker(found) == marker)
-                    and owner in (None, _uid(found.pid))
+                    owner in (None, real_uid(found.pid))
+                    and (found.session == session or self._marker(found) == marker)
                 )
             )
         }
@@ -202,23 +206,10 @@ def _by_ancestry(
 
 
 def _read_marker(pid: int) -> str | None:
-    try:
-        with Path(f"/proc/{pid}/environ").open("rb") as file:
-            variables = file.read(_LARGEST_ENVIRONMENT).split(b"\0")
-    except OSError:
-        return None
-    for variable in variables:
+    for variable in (read(pid, "environ", _LARGEST_ENVIRONMENT) or b"").split(b"\0"):
         if variable.startswith(_MARKER_START):
             return variable.removeprefix(_MARKER_START).decode("ascii", "replace")
     return None
-
-
-def _uid(pid: int) -> int | None:
-    """Return the real uid: the effective one may be a setuid program's."""
-    try:
-        return psutil.Process(pid).uids().real
-    except psutil.Error:
-        return None
 
 
 def _user_name(uid: int) -> str:
@@ -228,8 +219,7 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _command(process: psutil.Process) -> tuple[str, ...]:
-    try:
-        return tuple(process.cmdline())
-    except psutil.Error:
-        return ()
+def _full_name(name: str, command: Sequence[str]) -> str:
+    """Return the name of a process, whole where its command tells what the kernel cut off."""
+    program = os.path.basename(command[0]) if command else ""  # noqa: PTH119  not always a path
+    return program if len(os.fsencode(name)) >= _CUT_OFF_AT and program.startswith(name) else name

@@ -6,8 +6,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.errors import NotAllowed
+from gpulease.server.desk import Desk
 from gpulease.server.fields import span, user_of
-from gpulease.server.handlers import Desk, existing_job, json_response, read_body
+from gpulease.server.handlers import existing_job, json_response, read_body
 from gpulease.server.peer import caller_in
 from gpulease.server.rights import Who
 from gpulease.server.turns import turn_in

@@ -1,20 +1,16 @@
 """What admins do with whole GPUs: drain and resume them."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.memory import GpuReading
 from gpulease.errors import BadValue
+from gpulease.server.desk import Desk
 from gpulease.server.fields import user_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.service.drains import Drained, named
 from gpulease.wire import DrainRequest, StandingView
-
-if TYPE_CHECKING:
-    from gpulease.server.handlers import Desk
 
 _LONGEST_REASON = 200
 
@@ -22,7 +18,7 @@ _LONGEST_REASON = 200
 class GpuHandlers:
     """One method for each route that is about a GPU."""
 
-    def __init__(self, desk: "Desk") -> None:
+    def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
     async def drain(self, request: Request, gpu: str) -> Response:

@@ -2,41 +2,34 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from gpulease.domain.account import Use
 from gpulease.domain.claim import LONGEST_TIME
-from gpulease.domain.job import Invocation, Job
+from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
-from gpulease.server.board import Board
-from gpulease.server.fields import Defaults, user_of
+from gpulease.server.desk import Desk
+from gpulease.server.fields import user_of
 from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
 from gpulease.server.orders import cancel_grace_of, keep_span_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.privacy import conceal, conceal_list, conceal_status
-from gpulease.server.rights import Rights, Who, check_submit
+from gpulease.server.rights import Who, check_submit
 from gpulease.server.turns import turn_in
-from gpulease.server.views import Views
-from gpulease.service.drains import Drains
-from gpulease.service.keeper import Keeper
-from gpulease.service.ports import Clock, Event, ProcessFinder
-from gpulease.service.usage import PoolSeen, Usage
+from gpulease.service.ports import Event
 from gpulease.wire import (
     CancelRequest,
-    DoctorView,
     ExtendRequest,
     HoldRequest,
     JobView,
@@ -53,33 +46,6 @@ _REFRESH_S = 1.0
 """How often a watcher of a waiting job looks whether its reason has changed."""
 _KEEP_ALIVE_S = 15.0
 _MOST_LISTED = 10_000
-
-
-@dataclass(slots=True)
-class Desk:
-    """All that the handlers work with; what the admin may change is read anew at each request."""
-
-    keeper: Keeper
-    views: Views
-    board: Board
-    clock: Clock
-    defaults: Defaults
-    rights: Rights
-    directory_of: Callable[[JobId], Path]
-    log_limit: int
-    most_streams: int
-    """Of one user at once; root has no such bound."""
-    doctor: Callable[[], DoctorView]
-    processes: ProcessFinder
-    drains: Drains
-    environment: Callable[[Job, Invocation], Mapping[str, str]]
-    """The variables of an invocation as they are under the leases of a job."""
-    usage: Usage
-    stored_pools: Callable[[JobId], Sequence[PoolSeen]]
-    uses: Callable[[str | None, datetime | None], Sequence[Use]]
-    """What the ended jobs of a user, or of all, asked for and used from some time on."""
-    watch_asker: Callable[[Job], None]
-    """Sees to it that a lease without a job leaves the queue with who asked for it."""
 
 
 class Handlers:

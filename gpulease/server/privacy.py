@@ -17,14 +17,16 @@ def conceal(view: JobView, viewer: str) -> JobView:
     # Why a launch failed names what could not be launched.
     reason = None if view.outcome == "launch_failed" else view.reason
     events = [replace(each, detail=None) for each in view.events]
-    unheld = [replace(each, command=HIDDEN) for each in view.unheld]
+    # Which framework reports, and why a hook is not reached, tell what is run.
+    leases = [replace(each, pools=[]) for each in view.leases]
     return replace(
         view,
         command=HIDDEN,
         name=HIDDEN,
         reason=reason,
         sized=None,
-        unheld=unheld,
+        leases=leases,
+        unheld=[],
         events=events,
     )
 

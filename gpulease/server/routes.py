@@ -16,7 +16,8 @@ from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError
 from gpulease.server.accounts import AccountHandlers
 from gpulease.server.bounded import Bounded
-from gpulease.server.handlers import FRAMES, JSON_LINES, Desk, Handlers, json_response
+from gpulease.server.desk import Desk
+from gpulease.server.handlers import FRAMES, JSON_LINES, Handlers, json_response
 from gpulease.server.rights import Who
 from gpulease.wire import (
     API_PREFIX,

@@ -136,7 +136,14 @@ def busy_status() -> StatusView:
     """Return a machine on which everything that can be shown is to be seen."""
     at = "2026-03-01T12:05:00Z"
     stranger = ProcessView(
-        3131, "bob", "python", "python notebook.py", 2 * GIB, None, at, "3f2a9c51d0e7"
+        3131,
+        "bob",
+        "python",
+        "python notebook.py",
+        2 * GIB,
+        None,
+        started_at=at,
+        container="3f2a9c51d0e7",
     )
     ours = ProcessView(4242, "alice", "python", "python train.py", 5 * GIB, 12)
     unread = memory(

@@ -147,3 +147,22 @@ def test_an_mps_server_is_known_by_its_name_and_by_whose_file_it_is(
         for process in (real, plain):
             process.kill()
             process.wait()
+
+
+def test_a_program_that_is_called_so_in_a_namespace_of_its_users_is_no_mps_server(
+    finder: Finder, tmp_path: Path
+) -> None:
+    server = tmp_path / "nvidia-cuda-mps-server"
+    server.touch()
+    # The file is root's, and of that name, as long as one looks from in there.
+    script = 'mount --bind /bin/sleep "$0" && exec "$0" 600'
+    fake = subprocess.Popen(["unshare", "-Urm", "sh", "-c", script, server])
+    try:
+        try:
+            wait_until(lambda: Path(f"/proc/{fake.pid}/exe").readlink().name == server.name)
+        except AssertionError:
+            pytest.skip("this machine lets nobody have a user namespace")
+        assert finder.mps_servers([fake.pid]) == frozenset()
+    finally:
+        fake.kill()
+        fake.wait()

@@ -1,0 +1,46 @@
+"""What the handlers of requests have at hand."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from gpulease.domain.account import Use
+from gpulease.domain.job import Invocation, Job
+from gpulease.domain.memory import JobId
+from gpulease.server.board import Board
+from gpulease.server.fields import Defaults
+from gpulease.server.rights import Rights
+from gpulease.server.views import Views
+from gpulease.service.drains import Drains
+from gpulease.service.keeper import Keeper
+from gpulease.service.ports import Clock, ProcessFinder
+from gpulease.service.usage import PoolSeen, Usage
+from gpulease.wire import DoctorView
+
+
+@dataclass(slots=True)
+class Desk:
+    """All that the handlers work with; what the admin may change is read anew at each request."""
+
+    keeper: Keeper
+    views: Views
+    board: Board
+    clock: Clock
+    defaults: Defaults
+    rights: Rights
+    directory_of: Callable[[JobId], Path]
+    log_limit: int
+    most_streams: int
+    """Of one user at once; root has no such bound."""
+    doctor: Callable[[], DoctorView]
+    processes: ProcessFinder
+    drains: Drains
+    environment: Callable[[Job, Invocation], Mapping[str, str]]
+    """The variables of an invocation as they are under the leases of a job."""
+    usage: Usage
+    stored_pools: Callable[[JobId], Sequence[PoolSeen]]
+    uses: Callable[[str | None, datetime | None], Sequence[Use]]
+    """What the ended jobs of a user, or of all, asked for and used from some time on."""
+    watch_asker: Callable[[Job], None]
+    """Sees to it that a lease without a job leaves the queue with who asked for it."""

@@ -1,0 +1,20 @@
+"""Where commands are hidden, nothing else of a job tells others what it runs."""
+
+from dataclasses import replace
+
+from daemon_stand_in import views
+from gpulease.server.privacy import conceal
+from gpulease.wire import PoolView, UnheldView
+
+SECRET = "secret"
+
+
+def test_no_field_of_anothers_job_tells_what_is_run() -> None:
+    job = views.running(user="alice", name=SECRET, command=SECRET, sized=f"as {SECRET} did")
+    job.unheld = [UnheldView(7, SECRET, f"it is in the container {SECRET}")]
+    job.leases[0].pools = [PoolView(SECRET, "1", 1, 1, 1, 1)]
+    told = repr(conceal(job, "bob"))
+    assert SECRET not in told
+    assert conceal(job, "alice") == job
+    failed = replace(job, outcome="launch_failed", reason=f"cannot run {SECRET}")
+    assert SECRET not in repr(conceal(failed, "bob"))
