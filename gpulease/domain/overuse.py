@@ -5,7 +5,8 @@ looks, `judge` says how it stands after one more, and what to do. All instants a
 clock that nobody can set, as spans since whenever it began.
 
 What is counted is the time for which a lease was *seen* to be over: from one look that showed it to
-the next one. A look that could not tell counts for nothing, neither way.
+the next one. A look that could not tell counts for nothing, neither way. Time within the lease pays
+back what was over, second for second, so that who goes back for a moment gains that moment alone.
 """
 
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ class Standing:
     """How a lease stands: for how long it has been over, and what was done about it."""
 
     over_for: timedelta | None = None
-    """For how long it was seen to be over without a break; None: it is not."""
+    """For how long it was seen to be over, less what was paid back; None: it is not over."""
     seen_at: timedelta | None = None
     """When the last look saw it over; None if the last look did not."""
     warned: bool = False
@@ -63,6 +64,10 @@ class Standing:
     """The job was asked to go for it."""
     threatened: bool = False
     """The last that its owner was told is that the job is stopped unless that ends."""
+    owed: timedelta = _NOTHING
+    """Of one that is not over any more: for how long it was, less what was paid back by then."""
+    owed_at: timedelta | None = None
+    """When that was."""
     within_since: timedelta | None = None
     """Since when it is not over any more, where its owner is to be told of that."""
 
@@ -96,7 +101,10 @@ def judge(
         return replace(before, seen_at=None), Step.NOTHING
     if used <= memory + policy.tolerance or (policy.elastic and not wanted):
         return _within(before, policy, now)
-    standing = replace(before, over_for=_over_for(before, now), seen_at=now, within_since=None)
+    over_for = _over_for(before, now)
+    standing = replace(
+        before, over_for=over_for, seen_at=now, within_since=None, owed=_NOTHING, owed_at=None
+    )
     stops = policy.consequence is Consequence.STOP
     if _is_to_stop(standing, policy):
         return replace(standing, stopped=True), Step.STOP
@@ -113,7 +121,7 @@ def _within(before: Standing, policy: OverusePolicy, now: timedelta) -> tuple[St
     That a threat is over is told when the lease has stayed within for a whole grace: one that comes
     and goes over its edge is not told so each time.
     """
-    quiet = Standing(warned_at=before.warned_at)
+    quiet = Standing(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
     if not before.threatened:
         return quiet, Step.NOTHING
     since = now if before.within_since is None else before.within_since
@@ -124,10 +132,19 @@ def _within(before: Standing, policy: OverusePolicy, now: timedelta) -> tuple[St
 
 def _over_for(before: Standing, now: timedelta) -> timedelta:
     if before.over_for is None:
-        return _NOTHING
+        return _owed(before, now)
     if before.seen_at is None:
         return before.over_for
     return before.over_for + max(now - before.seen_at, _NOTHING)
+
+
+def _owed(before: Standing, now: timedelta) -> timedelta:
+    """Return what is left of the time over the lease, after the time within it since."""
+    if before.over_for is not None:
+        return before.over_for
+    if before.owed_at is None:
+        return before.owed
+    return max(before.owed - max(now - before.owed_at, _NOTHING), _NOTHING)
 
 
 def _is_to_stop(standing: Standing, policy: OverusePolicy) -> bool:

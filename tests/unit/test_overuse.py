@@ -84,6 +84,18 @@ def looks(*uses: tuple[float, int | None]) -> list[Look]:
             id="and does not make it forgotten",
         ),
         pytest.param(STOPS, looks((0, None), (100, None)), [N, N], id="unknown is not over"),
+        pytest.param(
+            STOPS,
+            looks((0, OVER), (20, OVER), (21, EDGE), (26, OVER), (40, OVER), (41, OVER)),
+            [W, N, N, W, N, S],
+            id="a moment within its lease pays back that moment",
+        ),
+        pytest.param(
+            STOPS,
+            looks((0, OVER), (20, OVER), (21, EDGE), (41, EDGE), (42, OVER), (70, OVER)),
+            [W, N, N, N, N, W],
+            id="and as long as it was over all of it",
+        ),
         pytest.param(WARNS, looks((0, OVER), (3000, OVER)), [W, N], id="warn alone"),
         pytest.param(ELASTIC, looks((0, OVER), (3000, OVER)), [N, N], id="elastic"),
         pytest.param(
@@ -161,10 +173,22 @@ def test_no_job_is_stopped_before_it_was_over_for_a_whole_grace_and_told(
         assert Step.WARN in steps[first:number]
         over_for = sum(
             seen[each + 1][0] - seen[each][0]
-            for each in range(first, number)
+            for each in range(number)
             if is_over(policy, seen[each]) and is_over(policy, seen[each + 1])
         )
         assert over_for >= policy.grace.total_seconds() - 1e-3
+
+
+@given(st.floats(3, 20), st.floats(1, 19))
+def test_who_is_over_for_longer_than_within_is_stopped_however_often_it_goes_back(
+    over: float, within: float
+) -> None:
+    within = min(within, over - 1)
+    at, seen = 0.0, []
+    for _ in range(1000):
+        seen += looks((at, OVER), (at + over, OVER), (at + over, EDGE), (at + over + within, EDGE))
+        at += over + within
+    assert Step.STOP in play(STOPS, seen)[0]
 
 
 @given(POLICIES, histories())
