@@ -11,7 +11,7 @@ from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.desk import Room, build_desk, defaults, rights
-from gpulease.daemon.finder import Finder
+from gpulease.daemon.finder import Finder, claims
 from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
@@ -96,7 +96,7 @@ class Parts:
         self.state.close()
 
 
-def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
+def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus:
     """Open the GPUs: the simulated ones if any were asked for, else the real ones.
 
     Raises:
@@ -104,7 +104,8 @@ def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
         BadConfiguration: the simulation asked for makes no sense.
     """
     if settings.simulate is not None:
-        return SimulatedGpus.here(_simulated(settings.simulate), str(settings.state))
+        sizes = _simulated(settings.simulate)
+        return SimulatedGpus.here(sizes, str(settings.state), lambda: claims(store.live()))
     return NvmlProbe.open(settings.driver_deadline)
 
 
@@ -158,7 +159,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         GpuleaseError: something that the daemon needs is not to be had.
     """
     state, store, installation = open_record(settings)
-    probe = open_probe(settings)
+    probe = open_probe(settings, store)
     clock, ends = SystemClock(), Ends()
     lanes = Lane("writer"), LookLane("look")
     holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
