@@ -43,6 +43,7 @@ from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
+from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
 _log = logging.getLogger("gpuleased")
@@ -117,6 +118,13 @@ def checked(settings: Settings) -> Settings:
     """
     if settings.simulate is not None:
         _simulated(settings.simulate)
+    usual, least = settings.default_memory, settings.smallest_lease
+    if not isinstance(usual, Share) and usual < least:
+        raise BadConfiguration(
+            f"cannot use the settings: default_memory is {format_size(usual)}, and no lease is "
+            f"smaller than smallest_lease, {format_size(least)}",
+            "raise default_memory, or lower smallest_lease",
+        )
     return settings
 
 
