@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpulease.errors import BadConfiguration
 from gpulease.readers import (
+    every,
     one_of,
     read_amount,
     read_auto,
@@ -186,7 +188,7 @@ def read_settings(
         BadConfiguration: the file cannot be read, or a key or a value of it is not understood.
     """
     written = read_toml(path) if path is not None else {}
-    given = {key: _value(path, key, text) for key, text in written.items()}
+    given = every(path, {key: partial(_value, path, key, text) for key, text in written.items()})
     for key, variable in (("socket", "GPULEASE_SOCKET"), ("simulate", "GPULEASE_SIMULATE")):
         if environment.get(variable):
             given[key] = _READERS[key](environment[variable])

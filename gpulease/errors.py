@@ -34,6 +34,9 @@ class GpuleaseError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            # Where nobody catches it, the traceback shows what to do.
+            self.add_note(f"hint: {hint}")
 
     def text(self) -> str:
         """Return the sentence and, after a blank line, the hint."""

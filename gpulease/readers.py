@@ -3,7 +3,7 @@
 All raise `BadValue` for what they cannot read, and `BadConfiguration` for what can be no path.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,29 @@ def read_value(path: Path | None, where: str, value: object, reader: Callable[[s
         raise BadConfiguration(
             f"cannot use the configuration {path}: {where}: {error.message}", error.hint
         ) from error
+
+
+def every(path: Path | None, reading: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return what each reading returns, by key; those that fail are told of together.
+
+    Raises:
+        BadConfiguration: some of them failed.
+    """
+    read: dict[str, Any] = {}
+    failed: list[BadConfiguration] = []
+    for key, value in reading.items():
+        try:
+            read[key] = value()
+        except BadConfiguration as error:
+            failed.append(error)
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        prefix = f"cannot use the configuration {path}: "
+        told = "".join(f"\n  {each.message.removeprefix(prefix)}" for each in failed)
+        hints = dict.fromkeys(each.hint for each in failed if each.hint)
+        raise BadConfiguration(f"{prefix}{len(failed)} mistakes{told}", "\n  ".join(hints) or None)
+    return read
 
 
 def refuse_unknown(path: Path | None, what: str, key: str, known: Collection[str]) -> None:

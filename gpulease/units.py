@@ -23,7 +23,8 @@ _LONGEST_SPAN = timedelta(days=3650)
 _SHOWN_LENGTH = 40
 _LONGEST = 100
 """Characters of anything that is read here; Python refuses to read numbers of thousands."""
-_SIZE_HINT = "write a size as 4G, 4096M or 1.5G, or a share of a GPU as 40%"
+_SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
+_MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
 
 
@@ -52,9 +53,13 @@ def parse_size(text: str) -> int:
     Raises:
         BadValue: `text` is not a size, or is not above zero, or is beyond any machine.
     """
+    return _parse_size(text, _SIZE_HINT)
+
+
+def _parse_size(text: str, how: str) -> int:
     found = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:
-        raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", _SIZE_HINT)
+        raise BadValue(f"cannot read the size {_shown(text)}: it is not a size", how)
     number, unit = found.groups()
     if text.strip() == number and Fraction(number) > 0:
         raise BadValue(
@@ -62,7 +67,7 @@ def parse_size(text: str) -> int:
         )
     size = int(Fraction(number) * _FACTORS[unit.upper()])
     if size <= 0:
-        raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", _SIZE_HINT)
+        raise BadValue(f"cannot lease {_shown(text)}: a size must be above zero", how)
     if size > _LARGEST_SIZE:
         raise BadValue(
             f"cannot lease {_shown(text)}: no GPU has that much memory",
@@ -79,7 +84,7 @@ def parse_memory(text: str) -> int | Share:
     """
     found = _SHARE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if found is None:
-        return parse_size(text)
+        return _parse_size(text, _MEMORY_HINT)
     percent = Fraction(found.group(1))
     if not 0 < percent <= 100:
         raise BadValue(

@@ -42,7 +42,7 @@ def doctor(
 ) -> int:
     """Look at this machine and this account, and say how to mend what is wrong; 1 on a failure.
 
-    With --prove jobs of yours try to take more than they leased: some minutes, and 2G of a GPU.
+    With --prove jobs of yours try to take more than they leased: minutes at most, and 2G of a GPU.
 
     \b
     Examples:
@@ -116,7 +116,7 @@ def _hooks() -> CheckView:
 
 def _proofs(ctx: typer.Context, socket: Path | None, own: Python) -> Iterator[CheckView]:
     # Seconds at the least, and minutes where the watch has to be waited for.
-    say("gpulease: trying to leave a lease; this takes some minutes")
+    say("gpulease: trying to leave a lease; this may take some minutes")
     try:
         yield from prove_rungs(connect(ctx, socket), own.frameworks)
     except GpuleaseError as error:

@@ -35,7 +35,7 @@ def drain(
       gpulease resume 1
     """
     client = connect(ctx, socket)
-    return for_each(gpus, lambda gpu: drained(client.drain(gpu, why=why)))
+    return for_each(gpus, lambda gpu: drained(client.drain(gpu, why=why), why))
 
 
 def for_each(gpus: list[str], verb: Callable[[str], str]) -> int:
@@ -52,11 +52,15 @@ def for_each(gpus: list[str], verb: Callable[[str], str]) -> int:
     return status
 
 
-def drained(view: StandingView) -> str:
-    """Say how a GPU stands that somebody wanted drained."""
+def drained(view: StandingView, why: str | None = None) -> str:
+    """Say how a GPU stands that somebody wanted drained, for the reason `why`."""
     said = clean(view.drained or "drained")
     if not view.changed:
-        return f"GPU {view.label} was drained before: {said}"
+        before = f"GPU {view.label} was drained before: {said}"
+        if why is None or clean(why) in said:
+            return before
+        again = f"gpulease resume {view.label}, and drain it anew"
+        return f"{before}; that is still the reason: to give another, {again}"
     return f"GPU {view.label} is {said}; {_going_on(view.jobs)}"
 
 

@@ -40,7 +40,9 @@ DetachKeysOption = Annotated[
 ]
 RetryOomOption = Annotated[
     str | None,
-    _option("--retry-oom", metavar="FACTOR", help="Out of memory: again with so much more, 1.5x."),
+    _option(
+        "--retry-oom", metavar="FACTOR", help="Out of memory: again with more; 1.5x, 4x at most."
+    ),
 ]
 NoWaitOption = Annotated[
     bool, _option("--no-wait", help="Give up (exit 75) if it would have to wait.")

@@ -1,6 +1,7 @@
 """`gpulease report`: what jobs asked for and what they used, by user."""
 
 import getpass
+import pwd
 import sys
 from typing import Annotated
 
@@ -54,9 +55,22 @@ def report(
     if json:
         show(indent(reply))
         return
+    if user is not None and not decode(ReportView, reply).users and not _is_known(user):
+        raise BadValue(
+            f"cannot report on {user[:80]!r}: this machine has no such user",
+            "gpulease report --all shows whose jobs have ended",
+        )
     within = "" if span is None else f" in the last {format_span(span)}"
     shown = page(decode(ReportView, reply), within)
     show_page(shown, screen_of(sys.stdout, environment()))
+
+
+def _is_known(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def page(told: ReportView, within: str = "") -> Page:

@@ -1,5 +1,7 @@
 """`gpulease run`: lease, wait, run as if there were no lease, and exit as the command exits."""
 
+import getpass
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import typer
 
 from gpulease.cli import options as given
 from gpulease.cli.attach import detach_sequence
-from gpulease.cli.caller import this_process
+from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start
 from gpulease.cli.follow import Errand, follow
 from gpulease.cli.program import resolve, shell_of
@@ -17,7 +19,7 @@ from gpulease.cli.signals import Signals
 from gpulease.cli.talk import talk
 from gpulease.cli.text import asks, clean
 from gpulease.client import Client
-from gpulease.errors import BadValue
+from gpulease.errors import BadValue, GpuleaseError
 from gpulease.wire import JobView, SubmitRequest, to_wire
 
 
@@ -60,6 +62,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     The job is you: your python, your directory, your environment, your terminal.
     Options of gpulease go before COMMAND; what follows it belongs to it.
     Ctrl-\\ and then d leave it running; gpulease attach finds it again.
+    Without --mem it gets what the script used before, or the daemon's default.
 
     \b
     Examples:
@@ -71,7 +74,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 
     \b
     Exit code: COMMAND's own, or
-      128+N  signal N ended it         124  its time limit ended it
+      128+N  signal N ended it         124  time, memory or idleness did
        75    --no-wait or --wait gave up    125  gpulease itself failed
       126    COMMAND cannot be executed     127  COMMAND was not found
     """
@@ -105,6 +108,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     client, started = connect_or_start(ctx, socket)
     if started:
         say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
+    _tell_of_a_hold(client)
     return _submit(client, request, options, keys)
 
 
@@ -139,6 +143,20 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
         return follow(client, job, signals, talk(), errand)
+
+
+def _tell_of_a_hold(client: Client) -> None:
+    """Say that the shell has a lease already, which the job does not run under."""
+    known = environment().get("GPULEASE_JOB", "")
+    if not known.isdecimal():
+        return
+    with suppress(GpuleaseError, KeyError, OSError):
+        held = client.job(int(known))
+        if held.kind == "hold" and held.state == "active" and held.user == getpass.getuser():
+            say(
+                f"gpulease: this shell holds {asks(held)} already, as job {known}; what is run "
+                "now gets a lease beside it. Without gpulease run it would use what is held"
+            )
 
 
 def _tell_the_default(job: JobView, options: RunOptions) -> None:

@@ -11,7 +11,7 @@ from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.askers import Askers
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.desk import Room, build_desk, defaults, rights
-from gpulease.daemon.finder import Finder
+from gpulease.daemon.finder import Finder, claims
 from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
@@ -43,6 +43,7 @@ from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
 from gpulease.store.repository import FILE_NAME, SqlStore
+from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
 _log = logging.getLogger("gpuleased")
@@ -96,7 +97,7 @@ class Parts:
         self.state.close()
 
 
-def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
+def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus:
     """Open the GPUs: the simulated ones if any were asked for, else the real ones.
 
     Raises:
@@ -104,7 +105,8 @@ def open_probe(settings: Settings) -> NvmlProbe | SimulatedGpus:
         BadConfiguration: the simulation asked for makes no sense.
     """
     if settings.simulate is not None:
-        return SimulatedGpus.here(_simulated(settings.simulate), str(settings.state))
+        sizes = _simulated(settings.simulate)
+        return SimulatedGpus.here(sizes, str(settings.state), lambda: claims(store.live()))
     return NvmlProbe.open(settings.driver_deadline)
 
 
@@ -116,6 +118,13 @@ def checked(settings: Settings) -> Settings:
     """
     if settings.simulate is not None:
         _simulated(settings.simulate)
+    usual, least = settings.default_memory, settings.smallest_lease
+    if not isinstance(usual, Share) and usual < least:
+        raise BadConfiguration(
+            f"cannot use the settings: default_memory is {format_size(usual)}, and no lease is "
+            f"smaller than smallest_lease, {format_size(least)}",
+            "raise default_memory, or lower smallest_lease",
+        )
     return settings
 
 
@@ -158,7 +167,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         GpuleaseError: something that the daemon needs is not to be had.
     """
     state, store, installation = open_record(settings)
-    probe = open_probe(settings)
+    probe = open_probe(settings, store)
     clock, ends = SystemClock(), Ends()
     lanes = Lane("writer"), LookLane("look")
     holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ class Examination:
                 *self._gpus(),
                 *self.health(),
                 self._identity(),
+                *self._python(),
                 self._space(),
                 self._hooks(),
                 *self._enforcement(),
@@ -84,6 +86,16 @@ class Examination:
             "identity", "ok", f"a personal daemon: jobs run as uid {os.geteuid()} alone",
             "an admin can install it for the whole machine: gpulease-setup install --now",
         )  # fmt: skip
+
+    def _python(self) -> Iterator[CheckView]:
+        """Tell where root alone can run what is installed, of which root notices nothing."""
+        python = Path(sys.executable).resolve()
+        closed = closed_to_others(python) if os.geteuid() == 0 else None
+        if closed is not None:
+            yield CheckView(
+                "python", "failure", f"users cannot run {python}: {closed} is closed to them",
+                "install gpulease with a python that all users can run: /usr/bin/python3 -m venv",
+            )  # fmt: skip
 
     def _space(self) -> CheckView:
         free = shutil.disk_usage(self.state).free

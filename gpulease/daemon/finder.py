@@ -8,7 +8,7 @@ from datetime import datetime
 
 from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
-from gpulease.domain.memory import JobId
+from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.process import cgroups, tree
 from gpulease.process.mps import mps_servers
 from gpulease.process.table import ProcessTable
@@ -124,3 +124,14 @@ def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:
         and job.holder.process is not None
         and not has_ended(job.holder.process)
     }
+
+
+def claims(jobs: Iterable[Job]) -> Mapping[int, frozenset[GpuUuid]]:
+    """Return the GPUs that processes have leased while they ran, by pid: nothing else shows it."""
+    found: dict[int, frozenset[GpuUuid]] = {}
+    for job in jobs:
+        process = job.holder and job.holder.process
+        if process and job.holds_memory and not has_ended(process):
+            gpus = frozenset(lease.gpu for lease in job.leases)
+            found[process.pid] = found.get(process.pid, frozenset()) | gpus
+    return found

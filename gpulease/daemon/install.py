@@ -162,7 +162,9 @@ def _check_environment(programs: Path) -> None:
             f"cannot install: there is no {programs}/gpuleased",
             "python3 -m venv /opt/gpulease, and install gpulease with the pip of that",
         )
-    places = {Path(sys.prefix), Path(sys.base_prefix), Path(gpulease.__file__).parent}
+    # The python that a venv links to need not lie in what it calls its base.
+    python = Path(sys.executable).resolve().parent
+    places = {Path(sys.prefix), Path(sys.base_prefix), python, Path(gpulease.__file__).parent}
     for place in sorted(place.resolve() for place in places):
         for wrong in _wrong(place):
             raise SetupFailed(

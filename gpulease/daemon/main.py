@@ -65,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         settings = settings_of(given)
         if given.check:
             checked(settings)
+            sys.stdout.write("the settings are in order\n")
             sys.exit(0)
         if given.command == "recover":
             sys.stdout.write("\n".join(recover(settings)) + "\n")
             sys.exit(0)
+        checked(settings)
         # What was imported lives as long as the process: no need to look at it again and again.
         gc.collect()
         gc.freeze()

@@ -1,6 +1,8 @@
 """The memory that real processes hold on simulated GPUs: what they keep resident for themselves.
 
-A process is on a GPU when its environment names it, as on hardware, whoever launched it.
+A process is on a GPU when its environment names it, as on hardware, whoever launched it. One that
+has leased it while it ran has a new environment, which the kernel does not show: who holds such a
+lease is told, and counts with those that it forks, for as long as the lease lasts.
 
 Which processes: the kernel shows the environment that a process was exec'ed with. Reading it costs
 with its length, so it is read once per *exec*, which is told by the auxiliary vector: a few hundred
@@ -19,6 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpulease.domain.memory import GpuUuid
@@ -27,6 +30,13 @@ _VARIABLE = b"\0CUDA_VISIBLE_DEVICES="
 _CHUNK = 32 * 1024
 _MOST_CHUNKS = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_CONTEXT = 64 * 1024**2
+"""Bytes that the holder of a lease has at least once it is on a GPU: a shell, or a Python that has
+loaded nothing, is on none."""
+
+Claims = Mapping[int, Collection[GpuUuid]]
+"""The GPUs that processes have leased while they ran, by pid."""
+_NONE: Claims = MappingProxyType({})
 
 
 class _Seen(NamedTuple):
@@ -43,22 +53,56 @@ class ResidentMemory:
         self._proc = str(proc)
         self._seen: dict[str, _Seen] = {}
 
-    def read(self) -> Mapping[GpuUuid, Mapping[int, int]]:
-        """Return the bytes that each process holds on each GPU that it names.
+    def read(self, claims: Claims = _NONE) -> Mapping[GpuUuid, Mapping[int, int]]:
+        """Return the bytes that each process holds on each GPU that it names, or has leased.
 
         Processes whose environment may not be read are passed over, so that a daemon without
         privileges sees those of its own user.
         """
         here = dict(self._look())
         self._seen = here
-        users = {pid: seen for pid, seen in here.items() if seen.named}
+        leased = self._leased(here, claims)
+        users = {pid: seen for pid, seen in here.items() if seen.named or pid in leased}
         forks = Counter(seen.vector for seen in users.values())
         held: dict[GpuUuid, dict[int, int]] = {uuid: {} for uuid in self._uuids}
         for pid, seen in users.items():
             memory = self._held(pid, is_fork=forks[seen.vector] > 1)
-            for uuid in seen.named or ():
+            named = seen.named or frozenset()
+            if memory >= _CONTEXT:
+                named |= leased.get(pid, frozenset())
+            for uuid in named:
                 held[GpuUuid(uuid)][int(pid)] = memory
         return held
+
+    def _leased(self, here: Mapping[str, _Seen], claims: Claims) -> Mapping[str, frozenset[str]]:
+        """Return what the holders of leases have leased, and with them those that they forked."""
+        leased = {
+            str(pid): self._uuids & frozenset(gpus)
+            for pid, gpus in claims.items()
+            if str(pid) in here
+        }
+        vectors = {here[pid].vector for pid in leased}
+        if not vectors:
+            return leased
+        parents = {
+            pid: self._parent(pid)
+            for pid, seen in here.items()
+            if seen.vector in vectors and pid not in leased
+        }
+        below = list(leased)
+        for holder in below:
+            for pid in [pid for pid, parent in parents.items() if parent == holder]:
+                del parents[pid]
+                # What was exec'ed since has a vector of its own, and an environment to look at.
+                if here[pid].vector == here[holder].vector:
+                    leased[pid] = leased[holder]
+                    below.append(pid)
+        return leased
+
+    def _parent(self, pid: str) -> str:
+        # See proc_pid_stat(5): the second field after the name, which stands in brackets.
+        fields = self._file(pid, "stat").rpartition(b")")[2].split()
+        return fields[1].decode() if len(fields) > 1 else ""
 
     def _look(self) -> Iterator[tuple[str, _Seen]]:
         for pid in os.listdir(self._proc):  # noqa: PTH208 - a Path for each would double the cost

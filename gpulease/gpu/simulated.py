@@ -13,7 +13,7 @@ from gpulease.domain.health import Heard
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 from gpulease.errors import BadValue
 from gpulease.gpu.busy import BusyTime
-from gpulease.gpu.resident import ResidentMemory
+from gpulease.gpu.resident import Claims, ResidentMemory
 from gpulease.units import format_size, parse_size
 
 Held = Mapping[GpuUuid, Mapping[int, int]]
@@ -85,11 +85,16 @@ class SimulatedGpus:
         self._busy = BusyTime()
 
     @classmethod
-    def here(cls, sizes: tuple[int, ...], seed: str) -> "SimulatedGpus":
-        """Make GPUs whose memory in use is what the processes naming them keep resident."""
+    def here(
+        cls, sizes: tuple[int, ...], seed: str, claims: Callable[[], Claims] = dict
+    ) -> "SimulatedGpus":
+        """Make GPUs whose memory in use is what the processes naming them keep resident.
+
+        `claims` tells which processes hold leases that they took while they ran.
+        """
         uuids = [simulated_uuid(seed, index) for index in range(len(sizes))]
-        residents = ResidentMemory(uuids).read
-        return cls(dict(zip(uuids, sizes, strict=True)), residents=residents)
+        memory = ResidentMemory(uuids)
+        return cls(dict(zip(uuids, sizes, strict=True)), residents=lambda: memory.read(claims()))
 
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of every GPU, by index."""

@@ -87,9 +87,14 @@ def _forget() -> None:
 
 
 def _refuse_a_second() -> None:
-    if _held is not None and _held.pid == os.getpid():
+    mine = _held if _held is not None and _held.pid == os.getpid() else None
+    if mine is not None and not mine.held:
+        # Cancelled, or at its time limit: what it set in this process is still there.
+        _refuse_if_claimed()
+        mine.release()
+    elif mine is not None:
         raise AlreadyLeased(
-            f"cannot lease: this process holds a lease already, job {_held.id}",
+            f"cannot lease: this process holds a lease already, job {mine.id}",
             "one lease is for a whole process: ask for all of it at once, or release it first; "
             "one that a framework has used lasts until the process ends, in a notebook until the "
             "kernel is restarted",

@@ -65,8 +65,18 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it has not been given back."""
-        return not self._over
+        """Whether it is still there: neither given back, nor cancelled, nor past its time limit.
+
+        The daemon is asked; where none answers, what is not given back counts as held.
+        """
+        if self._over:
+            return False
+        try:
+            return self._client.job(self.id).state != "ended"
+        except NoSuchJob:
+            return False
+        except GpuleaseError:
+            return True
 
     def release(self) -> None:
         """Give the lease back, and put os.environ and the frameworks back as they were.
@@ -119,5 +129,5 @@ class Lease:
     def __repr__(self) -> str:
         count = len(self.gpus)
         where = "1 GPU" if count == 1 else f"each of {count} GPUs"
-        over = "" if self.held else ", given back"
+        over = ", given back" if self._over else ""
         return f"<gpulease.Lease {self.id}: {format_size(self.memory)} on {where}{over}>"

@@ -136,7 +136,9 @@ def keep_span_of(request: KeepRequest, job: Job) -> timedelta:
         return KEPT_FOR
     if not 0 < request.span <= LONGEST_KEPT.total_seconds():
         raise BadValue(
-            f"cannot keep job {job.id} for {request.span:g} seconds: it is at most a day",
+            f"cannot keep job {job.id} for so long: at most a day can be asked for"
+            if request.span > 0
+            else f"cannot keep job {job.id} for {request.span:g} seconds: that is no time",
             f"it can be said again: gpulease keep {job.id} --for 1d",
         )
     return timedelta(seconds=request.span)

@@ -32,15 +32,18 @@ def named(text: str, gpus: Sequence[GpuReading]) -> GpuReading:
         NoSuchGpu: there is none, or more than one.
     """
     found = [gpu for gpu in gpus if text in (gpu.label, gpu.uuid)]
-    if not found and len(text) > _SHORTEST_PREFIX:
-        found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(text.lower())]
     if len(found) == 1:
+        return found[0]
+    if len(text) >= _SHORTEST_PREFIX:
+        found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(text.lower())]
+    if len(found) == 1 and len(text) > _SHORTEST_PREFIX:
         return found[0]
     known = ", ".join(gpu.label for gpu in gpus[:32]) or "none"
     if not found:
         raise NoSuchGpu(
             f"cannot find a GPU {text[:80]!r}: there is none of that name",
-            f"name it by its index ({known}) or by its UUID; gpulease status --json shows both",
+            f"name it by its index ({known}) or by its UUID; gpulease status --json shows both"
+            + ("; several have spaces between them: 0 1" if len(gpus) > 1 else ""),
         )
     raise NoSuchGpu(
         f"cannot tell which GPU {text[:80]!r} is: "

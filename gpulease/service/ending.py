@@ -85,7 +85,7 @@ class Endings:
             return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
         wanted = job.account.retry
         if wanted is None or job.account.attempt >= MOST_RETRIES:
-            tried = f"it was tried {MOST_RETRIES} times again; " if wanted is not None else ""
+            tried = f"it was tried again {MOST_RETRIES} times; " if wanted is not None else ""
             hint = f"{tried}ask for --mem {format_size(size)}"
             more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
             return _told(job, what, hint + more)

@@ -15,6 +15,11 @@ KEPT_FOR = timedelta(hours=1)
 """If nobody says otherwise."""
 LONGEST_KEPT = timedelta(days=1)
 """At once; it can be said again."""
+_STANDS = {
+    State.QUEUED: "it waits, and holds nothing yet",
+    State.RELEASING: "it was asked to end",
+    State.ENDED: "it has ended",
+}
 
 
 def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -> Job:
@@ -34,7 +39,8 @@ def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -
         job = existing(tx, job_id)
         if job.state not in (State.GRANTED, State.ACTIVE):
             raise WrongState(
-                f"cannot keep job {job_id}: it is {job.state}", f"gpulease show {job_id} tells more"
+                f"cannot keep job {job_id}: {_STANDS[job.state]}",
+                f"gpulease show {job_id} tells more",
             )
         at = clock.now()
         kept = replace(job, kept_until_at=at + span)

@@ -32,7 +32,7 @@ from gpulease.service.ports import (
     WorkerStarted,
 )
 from gpulease.service.sizes import sized
-from gpulease.units import Share, format_size
+from gpulease.units import MIB, Share, format_size
 
 Settle = Callable[[Transaction, Job, Job], Job]
 """Settles the account of a job, as it was and as it ended, within the transaction of its end."""
@@ -109,6 +109,10 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     able = [gpu for gpu in gpus if spans(claim, gpu)]
     sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
+    if not isinstance(claim.memory, Share) and claim.memory not in sizes:
+        shown = {format_size(size) for size in sizes}
+        # As much as is offered, to look at: a lease is refused for the digits that are left out.
+        wanted = f"{-(-claim.memory // MIB)}M" if wanted in shown else wanted
     if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
         enough = sum(size >= claim.memory for size in sizes)
         return CannotLease(

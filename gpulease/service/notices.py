@@ -61,7 +61,7 @@ def idle_warning(found: AtRest) -> str:
     """Say that nothing happens under a lease, and what comes of that."""
     job = found.job.id
     said = (
-        f"job {job} has done nothing on its GPU for {format_span(found.idle_for)}, "
+        f"job {job} has done nothing on its {_gpus(found)} for {format_span(found.idle_for)}, "
         "and others wait for the memory"
     )
     if found.policy.release is Release.WARN:
@@ -75,9 +75,14 @@ def idle_warning(found: AtRest) -> str:
 
 def idle_release(found: AtRest) -> tuple[str, str]:
     """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
-    why = f"it did nothing on its GPU for {format_span(found.idle_for)} while others waited"
-    hint = "gpulease keep JOB keeps a lease that is idle on purpose"
+    span = format_span(found.idle_for)
+    why = f"it did nothing on its {_gpus(found)} for {span} while others waited"
+    hint = "what is idle on purpose is kept by gpulease keep, where it is said in time"
     return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
+
+
+def _gpus(found: AtRest) -> str:
+    return "GPU" if len(found.job.leases) == 1 else "GPUs"
 
 
 def _holds(found: Finding) -> str:

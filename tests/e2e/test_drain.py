@@ -22,7 +22,10 @@ def test_a_drained_gpu_takes_no_lease_over_restarts_until_it_is_resumed(
     said = daemon.run("drain", lease["gpu"][:12], "--why", "fan").stdout
     assert said == f"GPU {there} is drained by root: fan; job {first} there goes on\n"
     again = daemon.run("drain", str(there), "--why", "another reason").stdout
-    assert again == f"GPU {there} was drained before: drained by root: fan\n"
+    assert again == (
+        f"GPU {there} was drained before: drained by root: fan; that is still the reason: "
+        f"to give another, gpulease resume {there}, and drain it anew\n"
+    )
     assert gpu(daemon, there)["state"] == "drained"
     assert "drained by root: fan" in daemon.run("status").stdout
 
@@ -55,6 +58,11 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_names_of_those_that_are(
     assert refused.stdout == "GPU 1 is drained by root; nothing runs there\n"
     unclear = daemon.run("resume", "GPU-", check=False)
     assert unclear.returncode == 125
+    assert "cannot tell which GPU 'GPU-' is" in unclear.stderr
+    assert "spaces between them: 0 1" in daemon.run("drain", "1,0", check=False).stderr
+    again = daemon.run("drain", "1", "--why", "another fan").stdout
+    assert again.startswith("GPU 1 was drained before: drained by root; ")
+    assert "gpulease resume 1" in again
     too_long = daemon.run("drain", "0", "--why", "x" * 300, check=False)
     assert "at most 200 printable characters" in too_long.stderr
     states = [each["state"] for each in json.loads(daemon.run("status", "--json").stdout)["gpus"]]

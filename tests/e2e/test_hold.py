@@ -353,3 +353,29 @@ def test_nothing_is_left_of_a_hold_but_the_lease(daemon: Daemon) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert alive([int(pid) for pid in children]) == []
     end(process)
+
+
+def test_what_is_run_in_a_held_shell_is_said_to_have_a_lease_of_its_own(daemon: Daemon) -> None:
+    ran = run(
+        daemon,
+        f'eval "$({GPULEASE} hold --mem 3G)"; {GPULEASE} run --mem 1G true && echo first\n'
+        f"{GPULEASE} cancel $GPULEASE_JOB; {GPULEASE} run --mem 1G true && echo second",
+    )
+    assert "first" in ran.stdout and "second" in ran.stdout
+    assert ran.stderr.count("this shell holds 3G already, as job 1;") == 1
+
+
+def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(
+    daemon: Daemon,
+) -> None:
+    for asked in ("8.01G", "8193M"):
+        refused = run(daemon, f"{GPULEASE} run --mem {asked} true")
+        said = "cannot lease 8203M: " if asked == "8.01G" else "cannot lease 8193M: "
+        assert said + "the largest GPU here offers 8G" in refused.stderr
+
+
+def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:
+    refused = run(daemon, f"{GPULEASE} report --user nobody-of-this-name")
+    assert refused.returncode == 125
+    assert "this machine has no such user" in refused.stderr
+    assert run(daemon, f"{GPULEASE} report --user root").returncode == 0

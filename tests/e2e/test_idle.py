@@ -71,9 +71,9 @@ def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None
     daemon.wait_until(job, "ended")
     late = daemon.run("keep", str(job), check=False)
     assert late.returncode == 125
-    assert "cannot keep job 1: it is ended" in late.stderr
+    assert "cannot keep job 1: it has ended" in late.stderr
     long = daemon.run("keep", str(job), "--for", "2d", check=False)
-    assert "at most a day" in long.stderr
+    assert "cannot keep job 1 for so long: at most a day" in long.stderr
     assert "there is none" in daemon.run("keep", "99", check=False).stderr
 
 

@@ -217,3 +217,47 @@ def test_where_no_daemon_answers_one_is_started(
 
     assert (ran.returncode, ran.stdout) == (0, "1\n"), ran.stderr
     assert ran.stderr.startswith("gpulease: no daemon was running; started one for you")
+
+
+def test_what_the_process_holds_counts_on_a_simulated_gpu(daemon: Daemon) -> None:
+    process = Process(
+        daemon,
+        """\
+        lease = gpulease.lease("1G")
+        held = bytearray(2 * 2**30)
+        tell(lease.id)
+        input()
+        """,
+    )
+    number = int(process.told())
+
+    def over() -> bool:
+        (lease,) = daemon.job(number)["leases"]
+        return (lease["used"] or 0) >= 2 * G and lease["over_since_at"] is not None
+
+    wait_for("it is seen to be over its lease", over)
+    process.kill()
+
+
+def test_after_its_end_by_others_a_lease_is_not_held_and_another_can_be_had(
+    daemon: Daemon,
+) -> None:
+    told = run(
+        daemon,
+        """\
+        import time
+        before = dict(os.environ)
+        for limit in ("1s", None):
+            lease = gpulease.lease("1G", time_limit=limit)
+            assert lease.held
+            if limit is None:
+                gpulease.Client().cancel(lease.id)
+            while lease.held:
+                time.sleep(0.05)
+        with gpulease.lease("2G") as lease:
+            assert os.environ["GPULEASE_MEMORY"] == str(2 * 2**30)
+        assert dict(os.environ) == before
+        tell("done")
+        """,
+    )
+    assert told == "done\n"

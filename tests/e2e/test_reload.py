@@ -44,7 +44,8 @@ def test_settings_can_be_checked_without_a_daemon(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     command = [sys.executable, "-m", "gpulease.daemon", "--check", "--config", str(config)]
     config.write_text('margin = "1G"\n')
-    assert subprocess.run(command, check=False).returncode == 0
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the settings are in order\n")
     config.write_text('simulate = "2x"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, "simulate" in done.stderr) == (78, True)

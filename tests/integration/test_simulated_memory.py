@@ -255,3 +255,38 @@ def test_with_nothing_on_it_a_gpu_computes_nothing(gpus: SimulatedGpus) -> None:
     gpus.read()
     time.sleep(0.1)
     assert [reading.utilization for reading in gpus.read()] == [0, 0]
+
+
+def test_who_leased_while_it_ran_counts_with_what_it_forks() -> None:
+    leased: dict[int, set[GpuUuid]] = {}
+    gpus = SimulatedGpus.here((8 * G, 24 * G), str(uuid.uuid4()), lambda: leased)
+    second = GpuUuid(uuids(gpus)[1])
+    program = f"""import os
+held = bytearray({200 * M})
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    own = bytearray({100 * M})
+    os.write(writing, b'.')
+    input()
+os.read(reading, 1)
+print('ready', flush=True)
+input()
+"""
+    with running(program, None) as process, running(program, None):
+        assert not any(map(held, gpus.read())), "nothing names them"
+        leased[process.pid] = {second}
+        nothing, shown = gpus.read()
+        assert held(nothing) == {}
+        assert process.pid in held(shown) and len(held(shown)) == 2
+        assert 300 * M <= (shown.used or 0) < 300 * M + 2 * _SLACK
+        leased.clear()
+        assert not any(map(held, gpus.read())), "its lease is over"
+
+
+def test_a_holder_that_has_loaded_nothing_is_on_no_gpu() -> None:
+    leased: dict[int, list[GpuUuid]] = {}
+    gpus = SimulatedGpus.here((8 * G,), str(uuid.uuid4()), lambda: leased)
+    with running("print('ready', flush=True); input()", None) as process:
+        leased[process.pid] = [GpuUuid(next(iter(gpus.sizes)))]
+        assert held(gpus.read()[0]) == {}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.config import Settings, read_settings, renew
+from gpulease.daemon.assembly import checked
 from gpulease.errors import BadConfiguration
 from gpulease.units import GIB, MIB
 
@@ -87,3 +88,20 @@ def test_a_reload_takes_over_what_is_otherwise_for_users(tmp_path: Path) -> None
 
     assert (taken, left) == (["users"], [])
     assert settings.users == fresh.users
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        read(tmp_path, 'elastic = 3\nmargin = "10%"\ngrace = "1m"\ncolour = "red"')
+    first, *told = refused.value.message.splitlines()
+    assert first.endswith("3 mistakes")
+    assert [each.split()[0] for each in told] == ["elastic:", "margin:", "it"]
+    assert refused.value.hint
+    assert "known keys" in refused.value.hint and "share" not in refused.value.hint
+
+
+def test_a_default_below_the_smallest_lease_is_refused(tmp_path: Path) -> None:
+    checked(read(tmp_path, 'default_memory = "1G"\nsmallest_lease = "1G"'))
+    checked(read(tmp_path, 'default_memory = "5%"\nsmallest_lease = "1G"'))
+    with pytest.raises(BadConfiguration, match="default_memory is 512M"):
+        checked(read(tmp_path, 'default_memory = "512M"\nsmallest_lease = "1G"'))

@@ -147,7 +147,7 @@ def test_the_last_try_queues_nothing_and_says_how_often_it_was_tried() -> None:
     ended = world.end()
 
     assert world.store.live() == ()
-    assert "it was tried 3 times again" in (ended.detail or "")
+    assert "it was tried again 3 times" in (ended.detail or "")
 
 
 @pytest.mark.parametrize(("memory", "wanted"), [(6 * G, 8 * G), (8 * G, None)])

@@ -1,6 +1,10 @@
 """What `doctor` says on the daemon's side of what holds jobs, and of what does not."""
 
+import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from gpulease.daemon.examine import Examination
 from gpulease.daemon.ladder import Circumstances, Ladder
@@ -30,3 +34,27 @@ def test_what_does_not_hold_is_said_with_what_that_leaves_open(tmp_path: Path) -
         assert len(missing) == (4 if simulated else 3)
         assert len(set(missing.values())) == len(missing)
         assert not any(".md" in each for each in missing.values()), "not everybody has the docs"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only of root's daemon is it a question")
+def test_a_python_that_users_cannot_reach_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "pyenv"
+    place.mkdir(mode=0o700)
+    python = place / "python3"
+    python.touch(mode=0o755)
+    link = tmp_path / "python3"
+    link.symlink_to(python)
+    monkeypatch.setattr(sys, "executable", str(link))
+    examination = Examination(
+        seen=lambda: None,
+        driver=lambda: None,
+        simulated="1x8G",
+        state=tmp_path,
+        hooks=Path("/usr"),
+        rungs=tuple,
+    )
+    found = {each.name: each for each in examination.results().checks}
+    assert found["python"].state == "failure"
+    assert f"users cannot run {python}: {place} is closed" in found["python"].message

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from textwrap import dedent
 
@@ -74,3 +75,9 @@ def test_mistakes_are_seen_by_the_type_checker(tmp_path: Path) -> None:
     errors = [line for line in ran.stdout.splitlines() if " error: " in line]
     found = [line.rpartition("[")[2].rstrip("]") for line in errors]
     assert found == list(WRONG.values())
+
+
+def test_a_traceback_shows_the_hint() -> None:
+    error = gpulease.errors.BadValue("cannot read it: it is odd", "write it so")
+    assert "hint: write it so" in "".join(traceback.format_exception(error))
+    assert str(error) == "cannot read it: it is odd"

@@ -35,6 +35,13 @@ def test_what_is_no_size_is_refused_with_a_hint(text: str) -> None:
     assert "\n" not in refused.value.message
 
 
+def test_a_share_is_proposed_only_where_one_will_do() -> None:
+    for read, proposed in ((parse_memory, True), (parse_size, False)):
+        with pytest.raises(BadValue) as refused:
+            read("much")
+        assert ("40%" in (refused.value.hint or "")) is proposed
+
+
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%"])
 def test_a_share_is_above_nothing_and_at_most_all(text: str) -> None:
     with pytest.raises(BadValue):
