@@ -1,5 +1,6 @@
 """What holds for every test: the code is this tree's, and no property fails for a slow machine."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in _ASKED_TO_IGNORE.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    # An active environment decides which python a .py runs under, and is nobody's in a test.
+    os.environ.pop("VIRTUAL_ENV", None)
     _refuse_a_mixture(config)
 
 
