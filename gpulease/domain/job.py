@@ -203,6 +203,7 @@ def moved(job: Job, by: timedelta) -> Job:
     return replace(
         job,
         submitted_at=job.submitted_at + by,
+        leases=tuple(replace(each, granted_at=each.granted_at + by) for each in job.leases),
         gives_up_at=at(job.gives_up_at),
         granted_at=at(job.granted_at),
         started_at=at(job.started_at),

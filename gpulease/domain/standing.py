@@ -5,7 +5,7 @@ a fault comes back by itself when the fault is over, or when a person says so.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +60,15 @@ class Standing:
         """Return this after a person said that the GPU is to be used again."""
         excused = self.excused if self.ailment is None else self.ailment.kind
         return Standing(excused=excused)
+
+    def moved(self, by: timedelta) -> "Standing":
+        """Return this as it stands after the clock was set by so much: all ages are as they were.
+
+        How long a GPU has been quiet is counted from its ailment.
+        """
+        drain, ailment = self.drain, self.ailment
+        if drain is not None and drain.at is not None:
+            drain = replace(drain, at=drain.at + by)
+        if ailment is not None:
+            ailment = replace(ailment, at=ailment.at + by)
+        return replace(self, drain=drain, ailment=ailment)

@@ -9,7 +9,7 @@ again, and the sets are freed before a session ends; see `NvmlProbe`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -64,7 +64,8 @@ class HealthEars:
             if ears.lane.is_busy:
                 continue
             if ears.round is not None and ears.round.outcome.exception() is None:
-                heard.append(ears.round.outcome.result())
+                # What a session heard counts when it has gone; but then nobody listens (yet).
+                heard.append(replace(ears.round.outcome.result(), listens=ears.listens))
             ears.round = None
             if device.handle is not None:
                 ears.round = ears.lane.ask(partial(self._round, device.uuid, device.handle, ears))

@@ -14,7 +14,7 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     """Follow the machine's clock; return by how much it was set, or None if it was not.
 
     Whoever waits for an hour at most goes on to wait for what is left of it, and an age is never
-    below zero.
+    below zero. A GPU that is held back for a fault comes back as soon as it would have.
 
     Raises:
         RecordUnwritable: nothing has changed, the clock included.
@@ -28,5 +28,7 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     with store.write() as tx:
         for job in tx.live():
             tx.save(moved(job, by), event)
+        for gpu, standing in tx.standings().items():
+            tx.set_standing(gpu, standing.moved(by))
     clock.follow()
     return by

@@ -142,6 +142,8 @@ def lease_values(lease: Lease) -> dict[str, object]:
     """Return the columns of `lease` that change in its life."""
     rungs = lease.enforced_by
     return {
+        # It moves where the clock is set.
+        "granted_at": lease.granted_at,
         # Never before the grant, whatever the clock has done meanwhile.
         "released_at": lease.released_at and max(lease.released_at, lease.granted_at),
         "enforced_by": None if rungs is None else ",".join(rungs),

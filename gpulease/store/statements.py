@@ -24,12 +24,11 @@ DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("th
 ADD_SUBMISSION = insert(_tables["submissions"])
 ADD_HOLDER = insert(_tables["holders"])
 ADD_LEASE = insert(_leases)
+_CHANGING = ("granted_at", "released_at", "enforced_by", "driver_limit", "used")
 CHANGE_LEASE = (
     update(_leases)
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values(
-        {name: bindparam(name) for name in ("released_at", "enforced_by", "driver_limit", "used")}
-    )
+    .values({name: bindparam(name) for name in _CHANGING})
 )
 NOTE_OVER = (
     update(_leases)

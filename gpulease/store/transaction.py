@@ -171,7 +171,6 @@ class SqlTransaction:
                     "gpu": lease.gpu,
                     "place": place,
                     "memory": lease.memory,
-                    "granted_at": lease.granted_at,
                     **lease_values(lease),
                 }
                 self._connection.execute(statements.ADD_LEASE, new)

@@ -137,6 +137,8 @@ def test_events_are_heard_again_after_the_driver_was_replaced(tmp_path: Path) ->
         probe.read_until(lambda found: found[0].fault is not None)
         assert probe.health() == [], "nothing is asked of a driver that is gone"
         probe.read_until(lambda found: not any(one.fault for one in found))
+        # What a round heard before is still told; that it listens would be said too early.
+        assert [one.listens for one in probe.health()] == [None, None]
         probe.heard_until(listening)
         stand_in.change(1, xids=[48])
         probe.heard_until(lambda found: xids(found, 1) == [48])

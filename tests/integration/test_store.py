@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from fakes import ALICE, NOON, G, hold_order, order, reading
+from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, stands_on
 from gpulease.domain.hold import Holder
@@ -36,7 +36,9 @@ from gpulease.domain.lease import State, Trigger
 from gpulease.domain.memory import GpuUuid, JobId, take_stock
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.service.clock_set import follow_clock
 from gpulease.service.ports import Event, Order
+from gpulease.store.accounts import Accounts
 from gpulease.store.occupancy import GRADES, Occupancy, Sample
 from gpulease.store.repository import SqlStore
 from gpulease.store.rows import pack, unpack
@@ -373,3 +375,25 @@ def test_peaks_only_rise(store: SqlStore) -> None:
     assert found.leases[0].peak == 9
     assert found.owner == ALICE
     opened.close()
+
+
+@pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
+def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_reported_of_it(
+    store: SqlStore, ahead: timedelta
+) -> None:
+    clock = FakeClock()
+    with store.write() as tx:
+        job = grant(tx.add(order(), NOON), Placement(((GPU, G),)), NOON)
+        tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)
+    clock.forward(hours=1)
+    clock.ahead = ahead
+    follow_clock(store, clock)
+    clock.forward(hours=1)
+    with store.write() as tx:
+        now = tx.job(job.id) or job
+        used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
+        trigger, exit_ = Trigger.WORKER_EXITED, Exit(0)
+        ended = worker_gone(used, trigger, Outcome.EXITED, None, exit_, clock.now())
+        tx.save(ended or used, EVENT)
+    (use,) = Accounts(store).by_user(None, None)
+    assert (use.seconds, use.asked) == (7200, 7200 * G)

@@ -50,6 +50,16 @@ def nspawn(name: str, root: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def _is_an_init(pid: str) -> bool:
+    """Tell whether a process is the first of a PID namespace of its own, see proc(5) on NSpid."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
+
+
 @dataclass
 class Machine:
     """One machine: booted, used, powered off, booted again, always on the same disk."""
@@ -103,8 +113,9 @@ class Machine:
         assert self._nspawn is not None
         assert self._nspawn.poll() is None, self.console()
         children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children")
-        first = children.read_text().split()[:1]
-        return int(first[0]) if first else None
+        # For a moment there is another one, which prepares the files and ends.
+        inits = [child for child in children.read_text().split() if _is_an_init(child)]
+        return int(inits[0]) if inits else None
 
     def _state(self) -> str:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip()

@@ -22,6 +22,11 @@ T = TypeVar("T")
 TESTS = Path(__file__).parents[1]
 PATIENCE_S = 120.0
 """How long a condition may take to come true on a machine under load."""
+_SETTINGS = """\
+grace = "1s"
+overuse_tolerance = "32M"
+overuse_grace = "1s"
+"""
 
 
 class Tortured(Exception):
@@ -79,7 +84,7 @@ class Machine:
         self._pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
-        (folder / "config.toml").write_text('grace = "1s"\n')
+        (folder / "config.toml").write_text(_SETTINGS)
 
     @property
     def log(self) -> Path:

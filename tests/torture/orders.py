@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +29,11 @@ class Order:
     ledger: Path
     argv: list[str]
     ends: set[End]
-    memory: int = 512 * M
+    memory: int = 0
+    """Of the lease, in bytes; 0: chance picks."""
     time_limit: float | None = None
     wait: float | None = None
+    retry_oom: float | None = None
     runs_out: bool = False
     """It ends by itself; all others are cancelled or given back in the end."""
     follow_up: str | None = None
@@ -53,6 +56,7 @@ class Order:
             claim=self.claim(),
             name=self.mark,
             wait=self.wait,
+            retry_oom=self.retry_oom,
         )
 
     def hold_request(self) -> HoldRequest:
@@ -95,7 +99,7 @@ class Book:
         mark = f"torture-{self._rng.getrandbits(64):016x}"
         ledger = self.folder / mark
         made = _MAKERS[kind](mark, ledger, self._rng)
-        made.memory = self._rng.choice((512, 1024, 2048)) * M
+        made.memory = made.memory or self._rng.choice((512, 1024, 2048)) * M
         self.orders.append(made)
         return made
 
@@ -103,6 +107,8 @@ class Book:
         """End every process that a lease may be held by."""
         for order in self.orders:
             if order.holder is not None:
+                # Its lease is given back with that, maybe before anybody can cancel it.
+                order.ends.add(("released", None))
                 order.holder.kill()
                 order.holder.wait()
 
@@ -169,6 +175,24 @@ def _fails(mark: str, ledger: Path, rng: random.Random) -> Order:
     return Order(mark, "fails", ledger, argv, {("launch_failed", code)}, runs_out=True)
 
 
+def _retried(mark: str, ledger: Path, rng: random.Random) -> Order:
+    """Runs out of memory the first time, and is tried again by a job that has the same mark."""
+    says = "CUDA out of memory. Tried to allocate 1.00 GiB"
+    fails = f'test "$(grep -c start "$0")" -gt 1 || {{ echo "{says}" >&2; exit 1; }}'
+    script = f"sleep {rng.uniform(0, 0.5):.3f}; {fails}; {_FINISH} exit 0"
+    return _job(
+        mark, ledger, "retried", script, ("exited", 0), retry_oom=1.5, runs_out=True
+    )  # fmt: skip
+
+
+def _hungry(mark: str, ledger: Path, _: random.Random) -> Order:
+    """Holds more than its lease until it is stopped."""
+    holds = f"import time; held = b'x' * {400 * M}; time.sleep(600)"
+    made = _job(mark, ledger, "hungry", f'exec {sys.executable} -Sc "{holds}"', runs_out=True)
+    made.memory, made.ends = 320 * M, {("over_lease", None)}
+    return made
+
+
 def _dropped(mark: str, ledger: Path, _: random.Random) -> Order:
     """Has a process that has dropped its environment, and is in the session of its job."""
     script = f"env -i sh -c 'while :; do sleep 0.2; done' {mark} & sleep 600"
@@ -209,6 +233,8 @@ _MAKERS = {
     "extended": _extended,
     "patient": _patient,
     "fails": _fails,
+    "retried": _retried,
+    "hungry": _hungry,
     "dropped": _dropped,
     "hold given back": _hold_released,
     "hold of who ends": _hold_orphaned,

@@ -72,6 +72,8 @@ def _look_for_strays(tally: Tally, machine: Machine, book: Book) -> None:
             continue
         with suppress(GpuleaseError):
             shown = machine.client().job(order.number)
+            while shown.retried_as is not None:
+                shown = machine.client().job(shown.retried_as)
             left = ledger.living().get(mark, set()) & pids
             if shown.state in ("ended", "queued") and left:
                 why = f"job {shown.id} ({order.kind}) is {shown.state}, {left} live"
@@ -148,7 +150,7 @@ def _kill_a_shim(machine: Machine, book: Book, rng: random.Random) -> bool:
         order.ends = {("lost", None)}
         order.notes.append("its shim was killed")
         if record is not None and record.stopping is not None:
-            order.ends |= {("cancelled", None), ("time_limit", 124)}
+            order.ends |= {("cancelled", None), ("time_limit", 124), ("over_lease", None)}
         if order.follow_up == "cancel":
             order.may_be_cancelled()
     return True

@@ -193,6 +193,8 @@ _SCENARIOS: dict[str, Callable[[Stage, Step], None]] = {
     "leaves": _kind("leaves"),
     "fails": _kind("fails"),
     "limited": _kind("limited"),
+    "retried": _kind("retried"),
+    "hungry": _kind("hungry"),
     "hold": _kind("hold given back"),
     "answered": _answered,
     "cancel": _cancel("cancelled"),

@@ -26,6 +26,7 @@ class Row:
     signal: int | None
     held: int
     """Bytes of its leases that were never released."""
+    retry_of: int | None
 
     @property
     def status(self) -> int | None:
@@ -98,7 +99,11 @@ def _count(tally: Tally, order: Order) -> None:
 
 def _judge(tally: Tally, order: Order, found: Sequence[Row]) -> None:
     wrote, named = ledger.entries(order.ledger), _named(order, found)
-    if wrote["start"] > 1 or len(found) > 1:
+    # One job, or a chain in which each is the one new try of the one before.
+    chain = [None, *(row.number for row in found)]
+    if wrote["start"] > max(1, len(found)) or any(
+        row.retry_of != before for row, before in zip(found, chain, strict=False)
+    ):
         tally.fault(TWICE, f"{named}: {len(found)} jobs, started {wrote['start']} times")
     if order.fate == "refused" and (found or order.kind != "patient"):
         tally.fault(WRONG, f"{named}: it was refused, and should not, or is on record all the same")
@@ -107,23 +112,28 @@ def _judge(tally: Tally, order: Order, found: Sequence[Row]) -> None:
     elif not found and wrote:
         tally.fault(WRONG, f"{named}: it ran, and the daemon does not know it")
     elif found:
-        _judge_end(tally, order, found[0], named)
+        _judge_end(tally, order, found, named)
 
 
-def _judge_end(tally: Tally, order: Order, row: Row, named: str) -> None:
-    wrote = ledger.entries(order.ledger)
+def _judge_end(tally: Tally, order: Order, found: Sequence[Row], named: str) -> None:
+    """Judge how the last of a chain ended, and that those before had a reason to be tried again."""
+    wrote, row = ledger.entries(order.ledger), found[-1]
+    for before in found[:-1]:
+        if (before.state, before.outcome, before.status) != ("ended", "exited", 1):
+            tally.fault(WRONG, f"{named}: {before.outcome} {before.status}, and was tried again")
     if row.state != "ended":
         tally.fault(LOST, f"{named}: it never ends, and is {row.state}")
         return
     if not {(row.outcome, row.status), (row.outcome, None)} & order.ends:
         expected = " or ".join(f"{how} {status}" for how, status in sorted(order.ends, key=str))
         tally.fault(WRONG, f"{named}: {row.outcome} {row.status}, and not {expected}")
-    elif not order.is_hold and (why := _contradiction(row, wrote)):
+    elif not order.is_hold and (why := _contradiction(found, wrote)):
         tally.fault(WRONG, f"{named}: {row.outcome} {row.status}, and yet {why}")
 
 
-def _contradiction(row: Row, wrote: Counter[str]) -> str | None:
-    if row.outcome == "exited" and (wrote["start"], wrote["end"]) != (1, 1):
+def _contradiction(found: Sequence[Row], wrote: Counter[str]) -> str | None:
+    row = found[-1]
+    if row.outcome == "exited" and (wrote["start"], wrote["end"]) != (len(found), 1):
         return f"its ledger says {dict(wrote)}"
     if row.outcome == "signaled" and wrote["start"] != 1:
         return f"its ledger says {dict(wrote)}"
@@ -142,7 +152,7 @@ def _rows(database: Path) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     query = (
         "SELECT name, id, state, outcome, exit_code, exit_signal, (SELECT coalesce(sum(memory), 0) "
-        "FROM leases WHERE job = jobs.id AND released_at IS NULL) FROM jobs ORDER BY id"
+        "FROM leases WHERE job = jobs.id AND released_at IS NULL), retry_of FROM jobs ORDER BY id"
     )
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         for name, *rest in connection.execute(query):

@@ -35,6 +35,8 @@ def install() -> None:
     for name, verb in (
         ("submit", "submit"),
         ("cancel", "cancel"),
+        ("revoke", "revoke"),
+        ("note_notice", "notice"),
         ("note_started", "started"),
         ("note_expired", "expired"),
         ("note_main_exited", "main exited"),
@@ -147,14 +149,14 @@ def _wound_spawner() -> None:
 
 
 def _wound_enclosing() -> None:
-    real = assembly._launcher
+    real = assembly.Launcher
 
     async def enclose(_pid: int, _launch: object) -> None:
         cross("launch: before the word to the shim")
 
-    def launcher_of(confined: bool) -> launcher.Launcher:
+    def launcher_of(**options: Any) -> launcher.Launcher:
         if ENCLOSED in os.environ:
-            return launcher.Launcher(confined=confined, enclose=enclose)
-        return real(confined)
+            options["enclose"] = enclose
+        return real(**options)
 
-    assembly._launcher = launcher_of
+    assembly.Launcher = launcher_of

@@ -27,6 +27,7 @@ from gpulease.domain.memory import Fault, GpuUuid, JobId
 from gpulease.domain.placement import Placement
 from gpulease.domain.standing import Ailment, Drain, Standing
 from gpulease.errors import RecordUnwritable
+from gpulease.service.clock_set import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
 from gpulease.service.look import Look
 from gpulease.service.ports import Event
@@ -209,6 +210,21 @@ def test_a_new_fault_begins_the_quiet_time_anew_and_so_does_being_unreadable() -
     room.look(minutes=5)
     assert room.closed()
     room.look(minutes=11)
+    assert room.closed() is None
+
+
+@pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
+def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timedelta) -> None:
+    room = Room()
+    room.look(Heard(A, (95,), WELL))
+    room.look(minutes=5)
+    room.store.standing[B] = Standing(Drain("alice", "fan", room.clock.now()))
+    room.clock.ahead = ahead
+    follow_clock(room.store, room.clock)
+    assert room.store.standing[B].drain == Drain("alice", "fan", room.clock.now())
+    room.look(minutes=4)
+    assert room.closed()
+    room.look(minutes=2)
     assert room.closed() is None
 
 
