@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from fakes import ALICE, NOON, G, hold_order, order, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, stands_on
+from gpulease.domain.health import GpuEvent
 from gpulease.domain.hold import Holder
 from gpulease.domain.job import (
     EarlySignal,
@@ -33,10 +34,11 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import State, Trigger
-from gpulease.domain.memory import GpuUuid, JobId, take_stock
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, take_stock
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.ports import Event, Order
+from gpulease.store.gpus import MOST_EVENTS
 from gpulease.store.occupancy import GRADES, Occupancy, Sample
 from gpulease.store.repository import SqlStore
 from gpulease.store.rows import pack, unpack
@@ -373,3 +375,22 @@ def test_peaks_only_rise(store: SqlStore) -> None:
     assert found.leases[0].peak == 9
     assert found.owner == ALICE
     opened.close()
+
+
+def test_what_users_bring_about_takes_nothing_from_the_history_of_the_hardware(
+    store: SqlStore,
+) -> None:
+    gpu = GpuUuid("GPU-history")
+    with store.write() as tx:
+        tx.know([GpuReading(gpu, 0, "a GPU")], NOON)
+        for hour in range(4):
+            tx.note_gpu(GpuEvent(gpu, NOON + timedelta(hours=hour), "faulty", "ECC"))
+        for n in range(3 * MOST_EVENTS):
+            at = NOON + timedelta(hours=4, seconds=n)
+            tx.note_gpu(GpuEvent(gpu, at, f"xid {13 if n % 2 else 31}", "a program's own"))
+            tx.note_gpu(GpuEvent(gpu, at, "xid 45", f"pid {n}"))
+    kept = store.gpu_events(NOON, 10_000)
+    assert [each.kind for each in kept].count("faulty") == 4
+    assert [each.kind for each in kept].count("xid 45") == MOST_EVENTS
+    alternating = [each.count for each in kept if each.kind in ("xid 13", "xid 31")]
+    assert alternating == [1.5 * MOST_EVENTS] * 2, "one storm, however it is mixed"
