@@ -168,7 +168,8 @@ def test_a_lease_inside_a_job_is_refused(daemon: Daemon) -> None:
 
 def test_a_lease_inside_a_job_that_hides_it_is_refused_by_the_daemon(daemon: Daemon) -> None:
     script = 'import os\ndel os.environ["GPULEASE_JOB"]\n' + START + refusal("AlreadyLeased")
-    ran = daemon.run("run", "--mem", "1G", "--", sys.executable, "-c", script)
+    reached = os.environ | {"GPULEASE_SOCKET": str(daemon.socket)}
+    ran = daemon.run("run", "--mem", "1G", "--", sys.executable, "-c", script, env=reached)
     assert "it belongs to job 1, which has one" in ran.stdout
 
 
