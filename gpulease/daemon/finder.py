@@ -94,8 +94,9 @@ class Finder:
         """Return the job of each pid that belongs to one of `jobs`: by its scope first.
 
         Then by what it descends from, then by its marker. A process below the holder of a lease
-        belongs to that lease, also within a job, and among several leases of one holder to the one
-        in whose environment it was started, or else to the latest.
+        belongs to that lease, and among several leases of one holder to the one in whose
+        environment it was started, or else to the latest. A holder that is itself in a job counts
+        for nothing: its own job's lease is what holds for it, and for all below it.
         """
         pids = list(pids)
         shims = {
@@ -103,16 +104,26 @@ class Finder:
             for job in jobs
             if job.shim_pid is not None and self._has_shim(job.id)
         }
-        holders = _holders(jobs)
+        scopes = {job.id for job in jobs if self._has_scope(job.id)}
+        holders = self._apart(_holders(jobs), shims, scopes)
         owners = {job.id: job.owner.uid for job in jobs}
         found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)
         held = {job.id: job.owner.uid for job in jobs if job.holder is not None}
         below = [pid for pid, job in found.items() if job in held]
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
-        enclosed = self._table.in_scopes(pids, {job.id for job in jobs if self._has_scope(job.id)})
-        apart = {pid: job for pid, job in found.items() if job in held}
-        return {**found, **enclosed, **apart}
+        return {**found, **self._table.in_scopes(pids, scopes)}
+
+    def _apart(
+        self, holders: Mapping[int, JobId], shims: Mapping[int, JobId], scopes: set[JobId]
+    ) -> dict[int, JobId]:
+        """Return those of `holders` that are in no job."""
+        if not holders:
+            return {}
+        # A marker does not count here: the holder may have it from another lease.
+        within = self._table.jobs_of(holders, shims, self._marker_prefix, {})
+        within |= self._table.in_scopes(holders, scopes)
+        return {pid: job for pid, job in holders.items() if pid not in within}
 
 
 def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:

@@ -38,6 +38,8 @@ class Sampler:
         self._clock = clock
         self._writing = writing
         self._unwritten: list[Sample] = []
+        self._unrecorded: dict[Observer, str] = {}
+        """What the observers whose last look could not be put on record said of it."""
 
     async def sample(self) -> None:
         """Look at the GPUs; wake the loop if somebody waits for what may have come free."""
@@ -55,8 +57,12 @@ class Sampler:
         """Show a look to one observer; that it fails keeps nothing from the others."""
         try:
             await observe(seen)
+            self._unrecorded.pop(observe, None)
         except RecordUnwritable as error:
-            _log.warning("%s; what was seen is looked at again", error.message)
+            # Once, and not at each look of a full disk's night.
+            if self._unrecorded.get(observe) != error.message:
+                _log.warning("%s; what was seen is looked at again", error.message)
+            self._unrecorded[observe] = error.message
         except Exception:  # noqa: BLE001 - told in full; the next look is a new try
             _log.exception("an observer of the GPUs failed")
 

@@ -11,7 +11,8 @@ from gpulease.domain.job import Outcome
 from gpulease.domain.memory import GpuUuid
 from gpulease.domain.overuse import Step
 from gpulease.domain.plan import Plan
-from gpulease.service.idleness import RestWatch
+from gpulease.errors import RecordUnwritable
+from gpulease.service.idleness import AtRest, RestWatch
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look
 from gpulease.service.notices import (
@@ -52,14 +53,12 @@ class Overseer:
             RecordUnwritable: something could not be done, and is found again.
         """
         keeper, wanted = self._keeper, self._wanted_now()
-        for found in self._rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
-            if found.step is IdleStep.WARN:
-                await keeper.tell_owner(found.job.id, idle_warning(found))
-            else:
-                detail, notice = idle_release(found)
-                _log.warning("%s (of %s)", notice, found.job.owner.user)
-                await keeper.revoke(found.job.id, Outcome.IDLE, detail, notice)
-            self._rests.settled(found)
+        rests, failures = self._rests, _Failures()
+        for found in rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
+            with failures:
+                await self._act_on_idle(found)
+                rests.settled(found)
+        failures.raise_first()
 
     async def look_for_overuse(self, seen: Look) -> None:
         """Take in one look.
@@ -69,9 +68,12 @@ class Overseer:
         """
         keeper, watch = self._keeper, self._watch
         wanted = self._wanted_now()
+        failures = _Failures()
         for found in watch.look(keeper.store.live(), seen, wanted, self._clock.steady()):
-            await self._act(found)
-            watch.settled(found)
+            with failures:
+                await self._act(found)
+                watch.settled(found)
+        failures.raise_first()
         behind = watch.unrecorded(keeper.store.live())
         if behind:
             await self._writing(lambda: record(keeper.store, behind))
@@ -94,5 +96,33 @@ class Overseer:
             await self._keeper.tell_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak)
-        _log.warning("%s (of %s)", notice, job.owner.user)
         await self._keeper.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
+        _log.warning("%s (of %s)", notice, job.owner.user)
+
+    async def _act_on_idle(self, found: AtRest) -> None:
+        if found.step is IdleStep.WARN:
+            await self._keeper.tell_owner(found.job.id, idle_warning(found))
+            return
+        detail, notice = idle_release(found)
+        await self._keeper.revoke(found.job.id, Outcome.IDLE, detail, notice)
+        _log.warning("%s (of %s)", notice, found.job.owner.user)
+
+
+class _Failures:
+    """Keeps what could not be put on record for one job from the others, and for the end."""
+
+    def __init__(self) -> None:
+        self._first: RecordUnwritable | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, RecordUnwritable):
+            return False
+        self._first = self._first or error
+        return True
+
+    def raise_first(self) -> None:
+        if self._first is not None:
+            raise self._first

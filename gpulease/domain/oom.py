@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from gpulease.domain.job import Exit
 
 _SAID = re.compile(
-    r"OOM when allocating tensor(?![^\n]*device:CPU)"
-    r"|ResourceExhaustedError(?![^\n]*device:CPU)"
-    r"|failed to allocate [^\n]{0,200}out of memory"
+    r"failed to allocate [^\n]{0,200}out of memory"
     r"|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|CUDA out of memory\. Tried to allocate"
     r"|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)"
@@ -20,6 +18,9 @@ _SAID = re.compile(
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
 )
 """What nothing but a GPU that is full says."""
+_SAID_OF_A_DEVICE = re.compile(r"OOM when allocating tensor|ResourceExhaustedError")
+"""What TensorFlow says, and after it in the same line of which device."""
+_OTHER_DEVICE = "device:CPU"
 _HINTED = re.compile(r"out of memory|std::bad_alloc|cannot allocate memory", re.IGNORECASE)
 """What the machine's own memory may say as well."""
 
@@ -42,20 +43,53 @@ class OutOfMemory:
     lacking: int | None = None
 
 
-def recognised(exit_: Exit | None, tail: str, peak: int | None, leased: int) -> OutOfMemory | None:
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What the end of an output says of memory."""
+
+    is_sure: bool = False
+    """It is a GPU's memory."""
+    is_likely: bool = False
+    """It is a GPU's memory, or the machine's."""
+    lacking: int | None = None
+
+
+NO_COMPLAINT = Complaint()
+
+
+def complaint_in(tail: str) -> Complaint:
+    """Return what the end of an output, both streams, says of memory.
+
+    The output is a user's, so each pattern looks a bounded way ahead: whatever was written, this
+    takes time by its length alone.
+    """
+    of_a_gpu = any(_is_said_of_a_gpu(line) for line in tail.split("\n"))
+    is_sure = of_a_gpu or _SAID.search(tail) is not None
+    return Complaint(is_sure, _HINTED.search(tail) is not None, _lacking(tail))
+
+
+def _is_said_of_a_gpu(line: str) -> bool:
+    """Tell whether a line complains and names no other device after that."""
+    last = line.rfind(_OTHER_DEVICE)
+    return _SAID_OF_A_DEVICE.search(line, last + 1) is not None
+
+
+def recognised(
+    exit_: Exit | None, complaint: Complaint, peak: int | None, leased: int
+) -> OutOfMemory | None:
     """Return that a job ended for want of GPU memory, or None.
 
     Args:
         exit_: how its main process ended; one that ended well had memory enough.
-        tail: the end of what it wrote, both streams.
+        complaint: what it wrote last.
         peak: the most that it was seen to use on the GPU where it used most, in bytes.
         leased: what it had there.
     """
     if exit_ is None or (exit_.code in (0, None) and exit_.signal is None):
         return None
     near = peak is not None and peak * 100 >= leased * _NEAR_PERCENT
-    if _SAID.search(tail) or (near and _HINTED.search(tail)):
-        return OutOfMemory(_lacking(tail))
+    if complaint.is_sure or (near and complaint.is_likely):
+        return OutOfMemory(complaint.lacking)
     return None
 
 

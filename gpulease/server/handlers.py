@@ -20,7 +20,12 @@ from gpulease.frames import FrameKind
 from gpulease.server.desk import Desk
 from gpulease.server.fields import user_of
 from gpulease.server.gpus import GpuHandlers
-from gpulease.server.holds import environment_view, hold_order_of, refuse_to_tell
+from gpulease.server.holds import (
+    environment_view,
+    hold_order_of,
+    refuse_to_tell,
+    refuse_within_a_job,
+)
 from gpulease.server.orders import cancel_grace_of, keep_span_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
@@ -81,6 +86,8 @@ class Handlers:
         body = read_body(HoldRequest, await request.body())
         check_submit(caller, desk.rights.daemon_uid)
         order = hold_order_of(body, caller, desk.defaults, desk.processes.living)
+        live, jobs_of = desk.keeper.store.live(), desk.processes.jobs_of
+        await asyncio.to_thread(refuse_within_a_job, order.holder, live, jobs_of)
         job = await desk.keeper.submit(order)
         desk.watch_asker(job)
         return json_response(desk.views.job(job, to_owner=True), 201)

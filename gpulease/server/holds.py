@@ -1,11 +1,12 @@
 """A lease without a job as it was asked for over the wire, checked, as an order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
-from gpulease.errors import BadValue, NotAllowed, WrongState
+from gpulease.domain.memory import JobId
+from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
 from gpulease.server.fields import (
     Defaults,
     checked_key,
@@ -25,6 +26,8 @@ from gpulease.wire import EnvironmentView, HoldRequest, to_wire
 
 Living = Callable[[int], LivingProcess | None]
 """Finds the process that has a pid now."""
+JobsOf = Callable[[Iterable[int], Sequence[Job]], Mapping[int, JobId]]
+"""Finds the job of each pid that belongs to one of some jobs."""
 
 _LARGEST_PID = 1 << 22
 
@@ -59,6 +62,28 @@ def hold_order_of(
         holder=Holder(process, _asker(caller, living)),
         key=checked_key(request.key),
     )
+
+
+def refuse_within_a_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf) -> None:
+    """Check that a lease is not for a process of a job, whosever: that one has a lease.
+
+    Where no process is named, the lease is for whoever asks. Reads /proc.
+
+    Raises:
+        AlreadyLeased: it is.
+    """
+    for_whom = None if holder is None else holder.process or holder.asker
+    if for_whom is None:
+        return
+    running = [job for job in live if job.holder is None and job.holds_memory]
+    job = jobs_of([for_whom.pid], running).get(for_whom.pid)
+    if job is not None:
+        raise AlreadyLeased(
+            f"cannot hold a lease for process {for_whom.pid}: it belongs to job {job}, "
+            "which has one",
+            f"its own lease is in force there, gpulease show {job} tells it; for more memory, "
+            "start the job with more: gpulease run --mem",
+        )
 
 
 def _holder(pid: int | None, caller: Caller, living: Living) -> tuple[Process | None, str]:

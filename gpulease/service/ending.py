@@ -4,14 +4,17 @@ The output is read before, away from the loop; what follows from it is stored in
 the end itself, so that a daemon that is killed in between either has done both or does both again.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.domain.oom import OutOfMemory, recognised
+from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
 from gpulease.domain.plan import ledgers
 from gpulease.domain.sizing import next_size, rounded
+from gpulease.errors import TooMany
+from gpulease.service.bounds import refuse_one_more
 from gpulease.service.keeper import Keeper
 from gpulease.service.leases import Settle
 from gpulease.service.look import snapshot
@@ -40,20 +43,21 @@ class Endings:
         """Return what settles the account of a job that has ended."""
         job = self._keeper.store.job(job_id)
         failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
-        tail = ""
+        said = NO_COMPLAINT
         if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
-            tail = await self._tail(job_id)
+            # Read here, away from the loop, and not within the transaction of the end.
+            said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
         # Asked here, on the loop, where reports come in: what settles runs in another thread.
         idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
-        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), tail)
+        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), said)
 
-    def _settle(self, tx: Transaction, before: Job, job: Job, tail: str) -> Job:
+    def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
         # One that was asked to go may have ended by itself a moment before it heard.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
         peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
         leased = min(lease.memory for lease in job.leases)
-        found = recognised(job.exit, tail, max(peaks, default=None), leased)
+        found = recognised(job.exit, said, max(peaks, default=None), leased)
         if found is None:
             return job
         job = replace(job, account=replace(job.account, out_of_memory=True))
@@ -109,6 +113,11 @@ class Endings:
                 sized=None,
             ),
         )
+        try:
+            refuse_one_more(self._keeper.policy.bounds, order, tx.tally(job.owner.uid))
+        except TooMany as error:
+            hint = f"ask for --mem {format_size(memory)}; it was not tried again: {error.message}"
+            return _told(job, what, hint)
         new = tx.add(order, at)
         job = replace(job, account=replace(job.account, retried_as=new.id))
         return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)

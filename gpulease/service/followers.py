@@ -7,6 +7,7 @@ second path.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -63,6 +64,8 @@ class Followers:
         """`wake` is called when memory may have come free."""
         self.examine: Examine | None = None
         """Looks at how a job ended before its end is stored."""
+        self.unrecorded: dict[JobId, Job] = {}
+        """Jobs that were asked to go while that could not be stored, as they were to be stored."""
         self.freed_at: datetime | None = None
         """When memory last came free; a look from before still shows it in use."""
         self._store = store
@@ -98,6 +101,7 @@ class Followers:
     def _left(self, job_id: JobId, done: asyncio.Task[None]) -> None:
         self._following.pop(job_id, None)
         if done.cancelled() or (error := done.exception()) is None:
+            self.unrecorded.pop(job_id, None)
             return
         bug = None if isinstance(error, GpuleaseError) else error
         _log.warning("cannot follow job %s now, trying again: %s", job_id, error, exc_info=bug)
@@ -138,8 +142,9 @@ class Followers:
     async def _hear(self, job_id: JobId, news: WorkerNews) -> None:
         """Store one piece of news."""
         settle = None
-        if isinstance(news, WorkerExited) and self.examine is not None:
-            settle = await self.examine(job_id, news)
+        if isinstance(news, WorkerExited):
+            news = self._with_detail(job_id, news)
+            settle = await self.examine(job_id, news) if self.examine is not None else None
         job = await self._writing(lambda: self._store_news(job_id, news, settle))
         self._changes.tell()
         if not isinstance(news, WorkerStarted):
@@ -150,6 +155,12 @@ class Followers:
         elif job.claim.time_limit is not None:
             # It may have been extended while it was being launched, or just before a restart.
             self.background(self.tell_time_limit(job_id))
+
+    def _with_detail(self, job_id: JobId, news: WorkerExited) -> WorkerExited:
+        """Return an end with more to say about it, if it is the one that a job was asked for."""
+        asked = self.unrecorded.get(job_id)
+        fits = asked is not None and asked.outcome is news.outcome and news.detail is None
+        return replace(news, detail=asked.detail) if asked is not None and fits else news
 
     async def tell_time_limit(self, job_id: JobId) -> None:
         """Tell the worker its time limit, until it was told the one that holds by then.

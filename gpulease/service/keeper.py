@@ -9,11 +9,12 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
-from gpulease.domain.job import Job, Outcome
-from gpulease.domain.lease import State
+from gpulease.domain.job import Job, Outcome, asked_to_go
+from gpulease.domain.lease import State, Trigger
 from gpulease.domain.memory import JobId
 from gpulease.domain.notice import one_line
 from gpulease.domain.plan import Plan
+from gpulease.errors import RecordUnwritable
 from gpulease.service import leases
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.extend import extend
@@ -82,9 +83,15 @@ class Keeper:
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, waiting or running. Raises as `leases.cancel` does.
 
-        `grace` may be shorter than the job's own, also for one that was cancelled before.
+        `grace` may be shorter than the job's own, also for one that was cancelled before. One that
+        runs is asked to go also where that cannot be put on record now: its shim notes why it went.
         """
-        job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
+        try:
+            job = await self._writing(lambda: leases.cancel(self.store, job_id, by, self._clock))
+        except RecordUnwritable as error:
+            job = self._unrecorded(job_id, error)
+            changed = leases.cancelled(job, by, self._clock.now())
+            job = self._goes_unrecorded(job if changed is None else changed, error)
         self._changes.tell()
         if job.state is State.RELEASING and self._launcher.was_launched(job):
             self.followers.background(self._launcher.stop(job, "cancelled", grace))
@@ -123,10 +130,14 @@ class Keeper:
         """Put a line on record for the owner of a job, and into the job's output if it runs.
 
         Raises:
-            RecordUnwritable: it is not on record, and was not said.
+            RecordUnwritable: it is not on record, and there is no output to say it in.
         """
         line = one_line(text)
-        await self._writing(lambda: leases.note_notice(self.store, job_id, line, self._clock))
+        try:
+            await self._writing(lambda: leases.note_notice(self.store, job_id, line, self._clock))
+        except RecordUnwritable as error:
+            self._unrecorded(job_id, error)
+            _log.warning("%s; job %s is told in its output alone: %s", error.message, job_id, line)
         self._changes.tell()
         job = self.store.job(job_id)
         if job is not None and job.state in (State.ACTIVE, State.RELEASING):
@@ -136,14 +147,40 @@ class Keeper:
         """Have a running job go that may not stay; `notice` is its owner's.
 
         Raises:
-            RecordUnwritable: nothing has changed.
+            RecordUnwritable: nothing has changed, and there is nothing that could be stopped.
         """
-        job = await self._writing(
-            lambda: leases.revoke(self.store, job_id, why, detail, self._clock)
-        )
+        job: Job | None
+        try:
+            job = await self._writing(
+                lambda: leases.revoke(self.store, job_id, why, detail, self._clock)
+            )
+        except RecordUnwritable as error:
+            before = self._unrecorded(job_id, error)
+            job = asked_to_go(before, Trigger.REVOKE, why, detail, self._clock.now())
+            job = job and self._goes_unrecorded(job, error)
         self._changes.tell()
         if job is not None:
             self.followers.background(self._see_off(job, one_line(notice)))
+
+    def _unrecorded(self, job_id: JobId, error: RecordUnwritable) -> Job:
+        """Return a job that can be told something though that cannot be put on record.
+
+        Raises:
+            RecordUnwritable: `error`, since there is no shim that would remember it.
+        """
+        job = self.store.job(job_id)
+        held = job is not None and job.holds_memory and job.holder is None
+        if job is None or not held or not self._launcher.was_launched(job):
+            raise error
+        return job
+
+    def _goes_unrecorded(self, job: Job, error: RecordUnwritable) -> Job:
+        """Note what is to be stored with the end of a job that goes, since it cannot be now."""
+        self.followers.unrecorded.setdefault(job.id, job)
+        _log.warning(
+            "%s; job %s is asked to go all the same: %s", error.message, job.id, job.detail
+        )
+        return job
 
     async def _see_off(self, job: Job, notice: str) -> None:
         await self._launcher.notify(job, notice)

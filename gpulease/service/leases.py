@@ -1,7 +1,7 @@
 """The verbs on a job: submit, cancel, and what happens to its worker. A transaction each."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import stands_on
@@ -153,19 +153,28 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
-        given_back = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
-        outcome = Outcome.RELEASED if given_back else Outcome.CANCELLED
-        try:
-            changed = asked_to_go(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
-        except IllegalTransition:
-            raise WrongState(
-                f"cannot cancel job {job_id}: it has ended",
-                f"gpulease show {job_id} tells how",
-            ) from None
+        changed = cancelled(job, by, at)
         if changed is None:
             return job
         tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
     return changed
+
+
+def cancelled(job: Job, by: str, at: datetime) -> Job | None:
+    """Return a job as it is when it was cancelled; None: it is on its way out by now.
+
+    Raises:
+        WrongState: it has ended.
+    """
+    given_back = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
+    outcome = Outcome.RELEASED if given_back else Outcome.CANCELLED
+    try:
+        return asked_to_go(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
+    except IllegalTransition:
+        raise WrongState(
+            f"cannot cancel job {job.id}: it has ended",
+            f"gpulease show {job.id} tells how",
+        ) from None
 
 
 def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock) -> Job | None:

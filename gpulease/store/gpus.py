@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from gpulease.domain.health import GpuEvent
 from gpulease.domain.memory import GpuUuid
 from gpulease.domain.standing import Ailment, Drain, Standing
 from gpulease.store.tables import GpuEventRow, GpuRow
 
-MOST_EVENTS = 500
-"""Of one GPU; the oldest go first."""
+MOST_EVENTS = 200
+"""Of one GPU and one kind; the oldest go first."""
 KEEP_EVENTS_FOR = timedelta(days=365)
 _ONE_STORM = timedelta(minutes=10)
 """The same thing within so long of the last time is that entry, counted once more."""
@@ -69,16 +69,20 @@ def set_standing(connection: Connection, gpu: GpuUuid, standing: Standing) -> No
 
 
 def note_event(connection: Connection, event: GpuEvent) -> None:
-    """Store one entry, or count it with the last one if that says the same; let the oldest go."""
+    """Store one entry, or count it with the last that says the same.
+
+    The oldest of its kind go: what a user's program can bring about, as some XIDs, takes nothing
+    from the history of the hardware.
+    """
     of_it = GpuEventRow.gpu == event.gpu
+    of_kind = and_(of_it, GpuEventRow.kind == event.kind)
     last = connection.execute(
-        select(GpuEventRow.id, GpuEventRow.at, GpuEventRow.kind, GpuEventRow.detail)
-        .where(of_it)
+        select(GpuEventRow.id, GpuEventRow.at)
+        .where(of_kind, GpuEventRow.detail == event.detail)
         .order_by(GpuEventRow.id.desc())
         .limit(1)
     ).first()
-    same = last is not None and (last.kind, last.detail) == (event.kind, event.detail)
-    if last is not None and same and event.at - last.at <= _ONE_STORM:
+    if last is not None and event.at - last.at <= _ONE_STORM:
         again = {"at": event.at, "count": GpuEventRow.count + event.count}
         connection.execute(update(GpuEventRow).where(GpuEventRow.id == last.id).values(**again))
         return
@@ -87,9 +91,10 @@ def note_event(connection: Connection, event: GpuEvent) -> None:
             gpu=event.gpu, at=event.at, kind=event.kind, detail=event.detail, count=event.count
         )
     )
-    newest = select(GpuEventRow.id).where(of_it).order_by(GpuEventRow.id.desc()).limit(MOST_EVENTS)
-    old = GpuEventRow.at < event.at - KEEP_EVENTS_FOR
-    connection.execute(delete(GpuEventRow).where(of_it, or_(GpuEventRow.id.not_in(newest), old)))
+    newest = select(GpuEventRow.id).where(of_kind).order_by(GpuEventRow.id.desc())
+    too_many = and_(of_kind, GpuEventRow.id.not_in(newest.limit(MOST_EVENTS)))
+    old = and_(of_it, GpuEventRow.at < event.at - KEEP_EVENTS_FOR)
+    connection.execute(delete(GpuEventRow).where(or_(too_many, old)))
 
 
 def events_since(connection: Connection, since: datetime, most: int) -> Sequence[GpuEvent]:

@@ -1,9 +1,78 @@
 """The disk that the record is on is full, and later it is not: nothing is lost, and it is said."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from .conftest import Daemon, fill, wait_for
+
+HUNGRY = str(Path(__file__).with_name("hungry.py"))
+WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
+
+
+def fill_for_good(daemon: Daemon, disk: Path) -> Path:
+    """Fill the disk of a daemon, and use up what its database keeps for itself."""
+    ballast = fill(disk)
+    refused = 0
+    while refused < 3:
+        done = daemon.run("run", "-d", "--mem", "8G", "--gpus", "2", "--", "true", check=False)
+        refused = refused + 1 if done.returncode else 0
+    return ballast
+
+
+def test_what_runs_is_cancelled_on_a_full_disk_and_what_waits_is_not(
+    small_disk: Path, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon(settings={"grace": "1s"})
+    daemon.state.symlink_to(small_disk / "state")
+    (small_disk / "state").mkdir()
+    daemon.start()
+    running = daemon.submit("--mem", "6G", "--", "sleep", "1000")
+    waiting = daemon.submit("--mem", "6G", "--gpus", "2", "--", "true")
+    pid = daemon.wait_until(running, "active")["pid"]
+    ballast = fill_for_good(daemon, small_disk)
+    done = daemon.run("cancel", str(running))
+    assert f"job {running} is asked to end" in done.stdout + done.stderr
+    wait_for("the job has ended", lambda: not Path(f"/proc/{pid}").exists())
+    done = daemon.run("cancel", str(waiting), check=False)
+    assert (done.returncode, "cannot write the record" in done.stderr) == (125, True)
+    ballast.unlink()
+    ended = daemon.wait_until(running, "ended")
+    assert ended["outcome"] == "cancelled"
+    assert f"cancelled by {ended['user']}" in daemon.run("show", str(running)).stdout
+    assert daemon.wait_until(waiting, "ended")["exit_status"] == 0
+    assert "Traceback" not in daemon.log
+
+
+def test_what_is_over_its_lease_is_told_and_stopped_on_a_full_disk(
+    small_disk: Path, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(settings=WATCHED)
+    daemon.state.symlink_to(small_disk / "state")
+    (small_disk / "state").mkdir()
+    daemon.start()
+    appetite = tmp_path / "appetite"
+    appetite.write_text("10")
+    # Its output is read from elsewhere: the log, on the full disk, takes no line.
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        job = daemon.open(
+            "run", "--mem", "300M", "--", sys.executable, HUNGRY, str(appetite),
+            stdout=subprocess.DEVNULL, stderr=file,
+        )  # fmt: skip
+        daemon.wait_until(1, "active")
+        ballast = fill_for_good(daemon, small_disk)
+        fresh = appetite.with_suffix(".new")
+        fresh.write_text("800")
+        fresh.rename(appetite)
+        assert job.wait(60) == 124, (said.read_text(), daemon.log)
+    assert said.read_text().count("unless that ends") == 1
+    ballast.unlink()
+    ended = daemon.wait_until(1, "ended")
+    assert ended["outcome"] == "over_lease"
+    assert "300M" in daemon.run("show", "1").stdout
+    assert "Traceback" not in daemon.log
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost(

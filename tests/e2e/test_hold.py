@@ -192,6 +192,40 @@ def test_one_inside_a_job_is_refused(daemon: Daemon) -> None:
     assert "job 1 is in force already" in ran.stderr
 
 
+@pytest.mark.parametrize("whom", ["--pid $$", "--for 1h", ""])
+def test_one_inside_a_job_is_refused_also_where_the_job_hides_that_it_is_one(
+    daemon: Daemon, whom: str
+) -> None:
+    hidden = f"env -u GPULEASE_JOB -u GPULEASE_WORKER {GPULEASE} hold --mem 1G {whom}"
+    ran = daemon.run(
+        "run", "--mem", "1G", "--", "sh", "-c", f"{hidden}; exit $?",
+        check=False, env=environment(daemon),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (125, "")
+    assert "cannot hold a lease for process" in ran.stderr
+    assert "it belongs to job 1, which has one\n\nhint: " in ran.stderr
+    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    assert [job["id"] for job in listed] == [1]
+
+
+def test_nobody_holds_a_lease_for_a_process_of_a_job_from_outside(daemon: Daemon) -> None:
+    job = daemon.submit("--mem", "1G", "--", "sleep", "1000")
+    pid = daemon.wait_until(job, "active")["pid"]
+    ran = daemon.run("hold", "--mem", "1G", "--pid", str(pid), check=False)
+    assert ran.returncode == 125
+    assert f"cannot hold a lease for process {pid}: it belongs to job {job}" in ran.stderr
+
+
+def test_a_job_may_hold_a_lease_for_a_process_that_is_in_none(daemon: Daemon) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        hidden = f"env -u GPULEASE_JOB {GPULEASE} hold --mem 1G --pid {other.pid}"
+        daemon.run(
+            "run", "--mem", "1G", "--", "sh", "-c", f"{hidden}; exit $?", env=environment(daemon)
+        )
+        other.kill()
+    daemon.wait_until(2, "ended")
+
+
 def waiting_hold(daemon: Daemon) -> tuple[int, int, subprocess.Popen[bytes]]:
     """Fill the GPUs, and return the ids of what fills them and of a hold that waits."""
     filler = daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "1000")

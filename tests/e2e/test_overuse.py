@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gpulease.domain.reach import SAID
 from nvml_stand_in import Card, StandIn
 
 from .conftest import Daemon, alive, wait_for

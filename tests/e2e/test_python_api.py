@@ -166,6 +166,13 @@ def test_a_lease_inside_a_job_is_refused(daemon: Daemon) -> None:
     assert "cannot lease: this process belongs to job 1, and has that job's lease" in ran.stdout
 
 
+def test_a_lease_inside_a_job_that_hides_it_is_refused_by_the_daemon(daemon: Daemon) -> None:
+    script = 'import os\ndel os.environ["GPULEASE_JOB"]\n' + START + refusal("AlreadyLeased")
+    reached = os.environ | {"GPULEASE_SOCKET": str(daemon.socket)}
+    ran = daemon.run("run", "--mem", "1G", "--", sys.executable, "-c", script, env=reached)
+    assert "it belongs to job 1, which has one" in ran.stdout
+
+
 def test_a_lease_that_was_given_back_cannot_be_entered(daemon: Daemon) -> None:
     told = run(
         daemon,

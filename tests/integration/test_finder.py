@@ -83,15 +83,23 @@ def test_the_nearest_holder_counts(finder: Finder, family: tuple[int, int, int])
     assert finder.jobs_of([marked, plain], jobs) == {marked: 3, plain: 4}
 
 
-def test_a_lease_taken_within_a_job_is_apart_from_it(
+def test_a_lease_taken_within_a_job_takes_nothing_from_the_jobs_account(
     finder: Finder, family: tuple[int, int, int]
 ) -> None:
     shell, marked, plain = family
-    run = replace(order(owner=ME).queued(JobId(1), NOON), shim_pid=shell)
-    assert finder.jobs_of([marked, plain], [run, held(2, process(plain))]) == {
-        marked: 1,
-        plain: 2,
-    }
+    run = replace(order(owner=ME).queued(JobId(9), NOON), shim_pid=shell)
+    for holder in (plain, shell):
+        jobs = [run, held(2, process(holder))]
+        assert finder.jobs_of([shell, marked, plain], jobs) == dict.fromkeys(family, 9)
+
+
+def test_a_job_below_the_holder_of_a_lease_is_a_job_of_its_own(
+    finder: Finder, family: tuple[int, int, int]
+) -> None:
+    shell, marked, plain = family
+    run = replace(order(owner=ME).queued(JobId(9), NOON), shim_pid=plain)
+    jobs = [run, held(2, process(shell))]
+    assert finder.jobs_of([shell, marked, plain], jobs) == {shell: 2, marked: 2, plain: 9}
 
 
 def test_a_process_that_only_has_the_pid_of_a_holder_is_a_stranger(

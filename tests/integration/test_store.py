@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, stands_on
+from gpulease.domain.health import GpuEvent
 from gpulease.domain.hold import Holder
 from gpulease.domain.job import (
     EarlySignal,
@@ -33,12 +34,13 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import State, Trigger
-from gpulease.domain.memory import GpuUuid, JobId, take_stock
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, take_stock
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.ports import Event, Order
 from gpulease.store.accounts import Accounts
+from gpulease.store.gpus import MOST_EVENTS
 from gpulease.store.occupancy import GRADES, Occupancy, Sample
 from gpulease.store.repository import SqlStore
 from gpulease.store.rows import pack, unpack
@@ -397,3 +399,22 @@ def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_repor
         tx.save(ended or used, EVENT)
     (use,) = Accounts(store).by_user(None, None)
     assert (use.seconds, use.asked) == (7200, 7200 * G)
+
+
+def test_what_users_bring_about_takes_nothing_from_the_history_of_the_hardware(
+    store: SqlStore,
+) -> None:
+    gpu = GpuUuid("GPU-history")
+    with store.write() as tx:
+        tx.know([GpuReading(gpu, 0, "a GPU")], NOON)
+        for hour in range(4):
+            tx.note_gpu(GpuEvent(gpu, NOON + timedelta(hours=hour), "faulty", "ECC"))
+        for n in range(3 * MOST_EVENTS):
+            at = NOON + timedelta(hours=4, seconds=n)
+            tx.note_gpu(GpuEvent(gpu, at, f"xid {13 if n % 2 else 31}", "a program's own"))
+            tx.note_gpu(GpuEvent(gpu, at, "xid 45", f"pid {n}"))
+    kept = store.gpu_events(NOON, 10_000)
+    assert [each.kind for each in kept].count("faulty") == 4
+    assert [each.kind for each in kept].count("xid 45") == MOST_EVENTS
+    alternating = [each.count for each in kept if each.kind in ("xid 13", "xid 31")]
+    assert alternating == [1.5 * MOST_EVENTS] * 2, "one storm, however it is mixed"

@@ -14,6 +14,7 @@ from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.placement import Placement
 from gpulease.domain.sizing import Run
 from gpulease.service import leases
+from gpulease.service.bounds import Bounds
 from gpulease.service.ending import MOST_RETRIES, Endings
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, Policy
@@ -183,3 +184,15 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
 
 def a_shape() -> Shape:
     return Shape("a", "b")
+
+
+def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
+    world = World(retry=1.5)
+    world.keeper.policy = replace(Policy(), bounds=Bounds(waiting=0))
+
+    ended = world.end()
+
+    assert ended.account.retried_as is None
+    assert ended.detail is not None
+    assert "hint: ask for --mem 3G; it was not tried again: cannot submit: 0 jobs" in ended.detail
+    assert world.store.live() == ()

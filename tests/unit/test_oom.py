@@ -1,12 +1,20 @@
 """Whether a job ended for want of GPU memory, by what it wrote last."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulease.domain import oom
 from gpulease.domain.job import Exit
-from gpulease.domain.oom import recognised
+from gpulease.domain.oom import OutOfMemory, complaint_in
 from gpulease.units import GIB, MIB
+
+
+def recognised(end: Exit | None, tail: str, peak: int | None, leased: int) -> OutOfMemory | None:
+    return oom.recognised(end, complaint_in(tail), peak, leased)
+
 
 FAILED = Exit(1)
 ABORTED = Exit(None, 6)
@@ -86,3 +94,40 @@ def test_a_word_that_may_mean_other_memory_counts_near_the_lease(
 def test_any_output_is_read(tail: str, peak: int) -> None:
     recognised(FAILED, tail, peak, GIB)
     recognised(FAILED, "CUDA out of memory. Tried to allocate " + tail, peak, GIB)
+
+
+_PIECES = [
+    *(
+        "OOM when allocating tensor",
+        "ResourceExhaustedError",
+        "device:CPU",
+        "device:CP",
+        "device:GPU",
+    ),
+    *("failed to allocate ", "out of memory", "Tried to allocate 2 GiB", "\n", "\r", "\x85", " x "),
+]
+_SIMPLE = re.compile(
+    r"(?:OOM when allocating tensor|ResourceExhaustedError)(?![^\n]*device:CPU)"
+    r"|failed to allocate [^\n]{0,200}out of memory"
+)
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=30))
+def test_a_device_counts_that_is_named_later_in_the_line(pieces: list[str]) -> None:
+    tail = "".join(pieces)
+    assert complaint_in(tail).is_sure is (_SIMPLE.search(tail) is not None)
+
+
+@pytest.mark.parametrize(
+    "pattern", [each for each in vars(oom).values() if isinstance(each, re.Pattern)]
+)
+def test_no_pattern_looks_ahead_without_bound(pattern: re.Pattern[str]) -> None:
+    """Or else an output of 64 KiB, tried at each of its places, takes the daemon's time."""
+    plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", pattern.pattern)
+    assert not re.search(r"[*+]|\{\d*,\}", plain), pattern.pattern
+
+
+def test_an_output_made_to_cost_much_is_read() -> None:
+    tail = ("ResourceExhaustedError" * 1490 + "device:CPU" + "device:CP" * 3600)[:65535]
+    assert not complaint_in(tail).is_sure
+    assert complaint_in(tail + "\n" + TENSORFLOW).is_sure

@@ -1,6 +1,7 @@
 """What the watch does at each look: among fakes, so that looks can be counted."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
@@ -218,15 +219,50 @@ def test_what_cannot_be_recorded_is_done_at_a_later_look(monkeypatch: pytest.Mon
             raise RecordUnwritable("cannot write: the disk is full")
 
         with monkeypatch.context() as broken:
+            for written in ("note", "note_over", "save"):
+                broken.setattr(MemoryStore, written, full)
+            for _ in range(39):
+                with contextlib.suppress(RecordUnwritable):
+                    await world.look()
+            await world.settle()
+            assert (len(world.told(job)), world.launcher.stopped) == (1, [])
+            for _ in range(10):
+                with contextlib.suppress(RecordUnwritable):
+                    await world.look()
+            await world.settle()
+        assert (len(world.told(job)), world.launcher.stopped) == (2, [job])
+        assert world.launcher.reasons == [Outcome.OVER_LEASE]
+        world.launcher.exits(job, outcome=Outcome.OVER_LEASE)
+        await world.settle()
+        ended = world.store.job(job)
+        assert ended is not None
+        assert ended.outcome is Outcome.OVER_LEASE
+        assert "held 3G" in (ended.detail or ""), "what could not be stored comes with the end"
+
+    play(scenario)
+
+
+def test_a_hold_that_cannot_be_told_keeps_nothing_from_others_and_is_told_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: Watched) -> None:
+        hold = (await world.keeper.submit(hold_order(2 * G))).id
+        job = await running(world)
+        world.gpus.processes["GPU-a"] = {100 + hold: 3 * G, 100 + job: 3 * G}
+        world.finder.jobs |= {100 + hold: hold, 100 + job: job}
+
+        def full(*_: object) -> None:
+            raise RecordUnwritable("cannot write: the disk is full")
+
+        with monkeypatch.context() as broken:
             broken.setattr(MemoryStore, "note", full)
-            for _ in range(50):
+            for _ in range(3):
                 with pytest.raises(RecordUnwritable):
                     await world.look()
-        assert (world.told(job), world.launcher.stopped) == ([], []), "untold, it is not stopped"
-        await world.look()
+            await world.settle()
         assert len(world.told(job)) == 1
         await world.look()
-        assert world.launcher.stopped == [job], "and its time has passed"
+        assert [each.kind for each in world.store.events(hold)].count("notice") == 1
 
     play(scenario)
 
