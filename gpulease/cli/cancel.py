@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import complain, show
-from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.cli.each import for_each
 from gpulease.units import format_span, parse_span
 from gpulease.wire import JobView
 
@@ -35,16 +34,7 @@ def cancel(
     """
     within_s = None if grace is None else parse_span(grace).total_seconds()
     client = connect(ctx, socket)
-    status = 0
-    for number in dict.fromkeys(jobs):
-        try:
-            show(said(client.cancel(number, grace=within_s), within_s))
-        except NoDaemon:
-            raise
-        except GpuleaseError as error:
-            complain(error)
-            status = error.exit_code
-    return status
+    return for_each(jobs, lambda number: said(client.cancel(number, grace=within_s), within_s))
 
 
 def said(job: JobView, within_s: float | None = None) -> str:

@@ -1,14 +1,12 @@
 """`gpulease drain`: grant nothing more on GPUs, for admins."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import complain, show
+from gpulease.cli.each import for_each
 from gpulease.cli.text import clean
-from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire import StandingView
 
 GpusArgument = Annotated[
@@ -36,20 +34,6 @@ def drain(
     """
     client = connect(ctx, socket)
     return for_each(gpus, lambda gpu: drained(client.drain(gpu, why=why), why))
-
-
-def for_each(gpus: list[str], verb: Callable[[str], str]) -> int:
-    """Do something to each GPU and say what came of it; one that fails keeps none from the next."""
-    status = 0
-    for gpu in dict.fromkeys(gpus):
-        try:
-            show(verb(gpu))
-        except NoDaemon:
-            raise
-        except GpuleaseError as error:
-            complain(error)
-            status = error.exit_code
-    return status
 
 
 def drained(view: StandingView, why: str | None = None) -> str:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import complain, show
+from gpulease.cli.each import for_each
 from gpulease.cli.text import clock, until
 from gpulease.cli.words import QuickCommand
-from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.units import format_span, parse_span
 from gpulease.wire import JobView
 
@@ -52,16 +51,8 @@ def extend(
     """
     jobs, by_s = read(words)
     client = connect(ctx, socket)
-    status = 0
-    for number in dict.fromkeys(jobs):
-        try:
-            show(said(client.extend(number, by_s), datetime.now(UTC).astimezone()))
-        except NoDaemon:
-            raise
-        except GpuleaseError as error:
-            complain(error)
-            status = error.exit_code
-    return status
+    now = datetime.now(UTC).astimezone()
+    return for_each(jobs, lambda number: said(client.extend(number, by_s), now))
 
 
 def read(words: list[str]) -> tuple[list[int], float]:

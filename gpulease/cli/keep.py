@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import complain, show
+from gpulease.cli.each import for_each
 from gpulease.cli.text import clock, until
-from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.units import format_span, parse_span
 from gpulease.wire import JobView
 
@@ -32,17 +31,10 @@ def keep(
     """
     asked = parse_span(span)
     client = connect(ctx, socket)
-    status = 0
-    for number in dict.fromkeys(jobs):
-        try:
-            job = client.keep(number, asked.total_seconds())
-            show(said(job, asked, datetime.now(UTC).astimezone()))
-        except NoDaemon:
-            raise
-        except GpuleaseError as error:
-            complain(error)
-            status = error.exit_code
-    return status
+    now = datetime.now(UTC).astimezone()
+    return for_each(
+        jobs, lambda number: said(client.keep(number, asked.total_seconds()), asked, now)
+    )
 
 
 def said(job: JobView, span: timedelta, now: datetime) -> str:

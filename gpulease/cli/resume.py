@@ -3,7 +3,8 @@
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.drain import GpusArgument, for_each
+from gpulease.cli.drain import GpusArgument
+from gpulease.cli.each import for_each
 from gpulease.wire import StandingView
 
 

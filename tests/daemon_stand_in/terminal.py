@@ -45,7 +45,7 @@ class Terminal:
         if pid == 0:
             with contextlib.suppress(BaseException):
                 os.setsid()
-                inner = os.open(name, os.O_RDWR)  # and so it controls this session
+                inner = os.open(name, os.O_RDWR)  # and so it is the controlling one
                 for handle in (0, 1, 2):
                     os.dup2(inner, handle)
                 os.closerange(3, 256)
