@@ -36,7 +36,7 @@ Answers = Callable[[Path], bool]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the daemon of a state directory left word of when it began to listen."""
+    """What the daemon of a state directory left word of just before it began to listen."""
 
     pid: int
     socket: Path
@@ -48,7 +48,9 @@ def note_serving(state: Path, socket: Path, simulate: str | None) -> None:
     text = json.dumps({"pid": os.getpid(), "socket": str(socket), "simulate": simulate})
     # A full disk is no reason not to serve.
     with suppress(OSError):
-        (state / SERVING).write_text(text, encoding="utf-8")
+        fresh = state / f"{SERVING}.new"
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(state / SERVING)
 
 
 def serving(state: Path) -> Serving | None:

@@ -118,7 +118,7 @@ def _purge(settings: Settings, say: Say) -> None:
 def remove_state(state: Path, say: Say) -> None:
     """Remove all that a daemon keeps in its state directory, which may hold others' things too."""
     _remove_directory(state / JOBS, say)
-    for file in (*state.glob(f"{FILE_NAME}*"), state / LOCK, state / SERVING):
+    for file in (*state.glob(f"{FILE_NAME}*"), state / LOCK, *state.glob(f"{SERVING}*")):
         _remove_file(file, say)
     _remove_if_empty(state)
 

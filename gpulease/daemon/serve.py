@@ -120,8 +120,9 @@ async def _run(
     recovered = await _recover(parts)
     server = _Server(_uvicorn(parts), leave)
     door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
-    listening = door.open()
+    # Before: whoever started this daemon asks whose it is as soon as something listens.
     personal.note_serving(settings.state, settings.socket, settings.simulate)
+    listening = door.open()
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
     timers, sampling = _timers(parts, server, door, leave)
     copies = Copies(parts.store.path, parts.desk.clock)

@@ -102,7 +102,7 @@ def test_a_slice_of_the_same_name_below_a_users_own_is_no_ones_scope(
         assert finder(number).jobs_of([pid], [job(number)]) == {}
 
 
-def test_a_lease_that_is_held_within_a_job_is_apart_from_it(
+def test_a_holder_within_a_job_is_the_job_s_own_and_takes_nothing_from_its_account(
     scope: tuple[int, Path], sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     number, path = scope
@@ -111,7 +111,7 @@ def test_a_lease_that_is_held_within_a_job_is_apart_from_it(
     assert holder is not None
     held = replace(hold_order(owner=ME), holder=Holder(holder.process, None))
     jobs = [job(number), held.queued(JobId(8), NOON)]
-    assert finder(number).jobs_of([pid], jobs) == {pid: 8}
+    assert finder(number).jobs_of([pid], jobs) == {pid: number}
 
 
 def test_a_job_has_as_many_processes_as_its_scope_also_when_its_shim_is_dead(
