@@ -1,8 +1,8 @@
 """What to do about a lease under which nothing happens while others wait for the memory.
 
-A pure rule, like the one of `overuse.py`. Nothing happens when no GPU of the job computes, as far
-as the driver says for the whole GPU, and what the job holds on each stays the same. Where one of
-these cannot be told, the job counts as busy: idleness has to be seen.
+A pure rule, like the one of `overuse.py`. Nothing happens when the job computes on none of its
+GPUs and what it holds on each stays the same. Where one of these cannot be told, the job counts as
+busy: idleness has to be seen.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Activity:
     """What one look shows of one GPU of a job; unknown is None."""
 
     utilization: int | None
-    """Percent, of the whole GPU."""
+    """Percent, of the job; of the whole GPU where the job cannot be told apart."""
     used: int | None
     """Bytes, of the job."""
 

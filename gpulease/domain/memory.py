@@ -27,6 +27,8 @@ class ProcessReading:
     pid: int
     memory: int | None
     """Bytes; None where the driver does not say."""
+    utilization: int | None = None
+    """Percent of the time of late in which it computed; None where nobody tells it apart."""
 
 
 @dataclass(frozen=True, slots=True)

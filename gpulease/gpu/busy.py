@@ -1,6 +1,6 @@
-"""How busy simulated GPUs are: the CPU time of the processes on them, in percent of one CPU.
+"""How busy simulated GPUs are: the CPU time of each process on them, in percent of one CPU.
 
-It stands in for the percentage of time in which a kernel ran, and is capped at 100 like that.
+It stands in for the percentage of time in which a kernel ran.
 """
 
 import os
@@ -22,10 +22,12 @@ class BusyTime:
         self._now_s = now_s
         self._read_at_s: float | None = None
         self._ticks: dict[tuple[int, int], int] = {}
-        self._last: Mapping[GpuUuid, int] = {}
+        self._last: Mapping[GpuUuid, Mapping[int, int]] = {}
 
-    def read(self, held: Mapping[GpuUuid, Mapping[int, int]]) -> Mapping[GpuUuid, int]:
-        """Return the percentage of each GPU since the reading before; nothing at the first one.
+    def read(
+        self, held: Mapping[GpuUuid, Mapping[int, int]]
+    ) -> Mapping[GpuUuid, Mapping[int, int]]:
+        """Return the percentage of each process by GPU since the reading before; first nothing.
 
         `held` has the processes on each GPU, by pid.
         """
@@ -43,8 +45,7 @@ class BusyTime:
             return {}
         room = (at_s - before) * _TICKS
         self._last = {
-            gpu: min(100, int(100 * sum(spent[pid] for pid in pids) / room))
-            for gpu, pids in held.items()
+            gpu: {pid: int(100 * spent[pid] / room) for pid in pids} for gpu, pids in held.items()
         }
         return self._last
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpulease.domain.memory import Fault, GpuReading, ProcessReading
 from gpulease.gpu import binding
+from gpulease.gpu.activity import told_apart
 from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
 from gpulease.gpu.devices import Device
 
@@ -49,6 +50,8 @@ def _read(device: Device, handle: Handle) -> GpuReading:
     memory = _read_memory(handle)
     divided = _is_divided(handle)
     detail = _NO_TOTAL if memory.total is None and not divided else None
+    utilization = _read_utilization(handle)
+    processes = _read_processes(handle, memory.total)
     return GpuReading(
         uuid=device.uuid,
         index=device.index,
@@ -56,8 +59,8 @@ def _read(device: Device, handle: Handle) -> GpuReading:
         total=None if divided else memory.total,
         used=memory.used,
         reserved=memory.reserved,
-        processes=_read_processes(handle, memory.total),
-        utilization=_read_utilization(handle),
+        processes=processes and told_apart(handle, processes, utilization),
+        utilization=utilization,
         temperature=_read_temperature(handle),
         detail=detail,
         minor=device.minor,

@@ -122,7 +122,11 @@ class SimulatedGpus:
         """Do nothing; here so that a probe is a probe."""
 
     def _reading(
-        self, gpu: GpuUuid, index: int, residents: Mapping[int, int], utilization: int | None
+        self,
+        gpu: GpuUuid,
+        index: int,
+        residents: Mapping[int, int],
+        busy: Mapping[int, int] | None,
     ) -> GpuReading:
         name = f"Simulated {format_size(self.sizes[gpu])}"
         if gpu in self.faults:
@@ -138,6 +142,8 @@ class SimulatedGpus:
             # As on hardware, no more than there is; the processes still show their own figures.
             used=min(used, self.sizes[gpu]),
             reserved=0,
-            processes=tuple(ProcessReading(pid, held[pid]) for pid in sorted(held)),
-            utilization=utilization,
+            processes=tuple(
+                ProcessReading(pid, held[pid], (busy or {}).get(pid)) for pid in sorted(held)
+            ),
+            utilization=None if busy is None else min(100, sum(busy.values())),
         )

@@ -60,14 +60,13 @@ class RestWatch:
         for gone in self._rests.keys() - {job.id for job in running}:
             del self._rests[gone]
         sums = seen.used_by_job()
-        busy = {reading.uuid: reading.utilization for reading in seen.readings}
         found = []
         for job in running:
             policy = self.policy(job)
             before = self.rest(job.id)
             after, step = judge_rest(
                 tuple(
-                    Activity(busy.get(each.gpu), seen.used(job.id, each.gpu, sums))
+                    Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu, sums))
                     for each in job.leases
                 ),
                 before,

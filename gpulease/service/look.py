@@ -64,6 +64,24 @@ class Look:
         served = any(each.pid in servers for each in reading.processes)
         return sums.get((job, gpu), None if served else 0)
 
+    def utilization(self, job: JobId, gpu: GpuUuid) -> int | None:
+        """Return how busy a job kept a GPU, in percent; None where nobody can tell.
+
+        Where the job cannot be told apart it is the figure of the whole GPU, which is no less.
+        """
+        reading = next((each for each in self.readings if each.uuid == gpu), None)
+        if reading is None or not reading.utilization or not reading.processes:
+            return None if reading is None else reading.utilization
+        shares = {each.pid: each.utilization for each in reading.processes}
+        if None in shares.values() or self.servers & shares.keys():
+            return reading.utilization
+        owners = {pid: self.jobs_by_pid.get(pid) for pid in shares}
+        mine = [share or 0 for pid, share in shares.items() if owners[pid] == job]
+        if not mine and any(share and owners[pid] is None for pid, share in shares.items()):
+            # Nothing on it is known as the job's, and something that computes may yet be.
+            return reading.utilization
+        return min(sum(mine), 100)
+
 
 def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) -> Look:
     """Read every GPU and find out whose its processes are."""

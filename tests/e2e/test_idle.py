@@ -13,6 +13,7 @@ from .conftest import Daemon, wait_for
 IDLE = {"grace": "2s", "idle": "release", "idle_after": "2s", "idle_grace": "2s"}
 BUSY = "import time\nwhile True: sum(range(1_000_000)); time.sleep(0.1)"
 G = 1024**3
+TOLD = "unless that ends within"
 
 
 def notices(daemon: Daemon, job: int) -> list[str]:
@@ -93,6 +94,39 @@ def test_on_a_gpu_that_computes_and_on_one_that_does_not_say_nobody_is_idle(
 
     stand_in.change(0, utilization=0)
     wait_for("it is told", lambda: notices(daemon, job))
+
+
+def test_beside_a_job_that_computes_one_that_does_not_is_idle(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G, utilization=90)])
+    daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings=IDLE | {"idle_grace": "600s"}
+    ).start()
+    sleeper, worker = (daemon.submit("--mem", "3G", "--", "sleep", "600") for _ in range(2))
+    daemon.submit("--mem", "6G", "--", "true")
+    for job in (sleeper, worker):
+        daemon.wait_until(job, "active")
+    idler, busy = (daemon.job(job)["pid"] for job in (sleeper, worker))
+    stand_in.change(0, used=2 * G, processes=[(idler, G), (busy, G)], samples=[(busy, 90)])
+    wait_for("it is told", lambda: any(TOLD in text for text in notices(daemon, sleeper)))
+    assert not any(TOLD in text for text in notices(daemon, worker))
+    assert daemon.job(worker)["idle_since_at"] is None
+
+    stand_in.change(0, samples=[(busy, 60), (idler, 30)])
+    wait_for("it is busy again", lambda: daemon.job(sleeper)["idle_since_at"] is None)
+
+
+def test_on_one_simulated_gpu_who_computes_stays_and_who_sleeps_goes(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(simulate="1x1G", settings=IDLE).start()
+    sleeper = daemon.submit("--mem", "400M", "--", "sleep", "600")
+    worker = daemon.submit("--mem", "400M", "--", sys.executable, "-c", BUSY)
+    daemon.wait_until(worker, "active")
+    daemon.submit("--mem", "500M", "--", "true")
+    assert daemon.wait_until(sleeper, "ended")["outcome"] == "idle"
+    assert daemon.job(worker)["state"] == "active"
 
 
 def test_a_hold_that_keeps_memory_is_told_and_one_that_has_none_is_taken_back(

@@ -1,5 +1,6 @@
 """What NvmlProbe makes of the driver's figures, through the real ABI of the driver's library."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,35 @@ def test_processes_that_may_not_be_listed_are_unknown(tmp_path: Path) -> None:
     (reading,) = read(tmp_path, card)
 
     assert (reading.used, reading.processes, reading.fault) == (G, None, None)
+
+
+@pytest.mark.parametrize(
+    ("samples", "busy"),
+    [
+        pytest.param([(101, 40), (101, 55), (7, 3)], (55, 0), id="by process, and none is nothing"),
+        pytest.param([(101, 0), (102, 1)], (0, 1), id="told of one that did nothing"),
+        pytest.param((), (None, None), id="no samples, though something computes"),
+        pytest.param(None, (None, None), id="a driver that cannot"),
+        pytest.param([(101, 40), (102, 900)], (None, None), id="more than all of the time"),
+        pytest.param([(101, 40), (0, 0)], (None, None), id="records of nobody"),
+    ],
+)
+def test_how_busy_each_process_is_comes_from_samples_that_can_be_true(
+    tmp_path: Path,
+    samples: list[tuple[int, int]] | None,
+    busy: tuple[int | None, int | None],
+) -> None:
+    (reading,) = read(tmp_path, replace(_CARD, samples=samples))
+
+    assert reading.processes is not None
+    assert tuple(each.utilization for each in reading.processes) == busy
+
+
+def test_processes_are_told_apart_only_where_that_answers_something(tmp_path: Path) -> None:
+    alone = replace(_CARD, graphics=(), samples=[(101, 40)])
+    idle = replace(_CARD, utilization=0, samples=[(101, 40)])
+    stand_in = StandIn(tmp_path, [alone, idle])
+    with ProbeProcess(stand_in.environment()) as probe:
+        probe.read()
+
+    assert not [line for line in stand_in.calls() if "ProcessUtilization" in line]

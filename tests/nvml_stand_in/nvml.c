@@ -47,6 +47,7 @@ struct utilization { unsigned int gpu, memory; };
 struct rule { char function[TEXT]; long value; };
 struct rules { int count; struct rule rule[MOST_RULES]; };
 struct process { int kind; unsigned int pid; unsigned long long memory; };
+struct sample { unsigned int pid; unsigned long long at; unsigned int sm, memory, enc, dec; };
 struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int count; struct process process[8]; };
 struct gpu {
     char uuid[TEXT], name[TEXT];
@@ -58,6 +59,8 @@ struct gpu {
     int compute_mode;
     int ecc, remap_pending, remap_failed, pages_pending;
     int xid_count, xid[MOST_XIDS];
+    int sample_count;
+    struct sample sample[MOST_PROCESSES];
     int parts;
     struct part part[MOST_PARTS];
     int parent;
@@ -87,6 +90,15 @@ static void add_process(struct gpu *gpu, int kind, const char *text)
     }
 }
 
+static void add_sample(struct gpu *gpu, const char *text)
+{
+    struct sample *sample = &gpu->sample[gpu->sample_count];
+    if (gpu->sample_count < MOST_PROCESSES
+        && sscanf(text, "%u %u", &sample->pid, &sample->sm) == 2) {
+        sample->at = 1700000000000000ull + (unsigned long long)gpu->sample_count++;
+    }
+}
+
 static void read_part_line(struct gpu *gpu, const char *word, const char *rest)
 {
     struct part *part = gpu->parts ? &gpu->part[gpu->parts - 1] : NULL;
@@ -106,6 +118,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "memory"))
         sscanf(rest, "%llu %llu %llu", &gpu->total, &gpu->used, &gpu->reserved);
     else if (!strcmp(word, "utilization")) gpu->utilization = atoi(rest);
+    else if (!strcmp(word, "sample")) add_sample(gpu, rest);
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
     else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
@@ -447,6 +460,21 @@ LISTS(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE, NEWEST)
 LISTS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS, sizeof(struct process_v1))
 LISTS(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS, sizeof(struct process_v2))
 LISTS(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS, NEWEST)
+
+/* The binding asks with no room first. Where nothing computed of late, that is an error of its own. */
+int nvmlDeviceGetProcessUtilization(void *handle, struct sample *samples, unsigned int *count,
+                                    unsigned long long last_seen)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    unsigned int room = *count;
+    if (gpu->parent || gpu->mig) return NOT_SUPPORTED;
+    if (last_seen || !gpu->sample_count) return NOT_FOUND;
+    *count = (unsigned int)gpu->sample_count;
+    if (!samples || room < *count) return INSUFFICIENT_SIZE;
+    memcpy(samples, gpu->sample, sizeof *samples * *count);
+    return SUCCESS;
+}
 
 /* ---- health ----
  *

@@ -70,6 +70,8 @@ class Card:
     uuid: str = ""
     """Made from its place among the cards if left out."""
     utilization: int | None = 0
+    samples: Sequence[tuple[int, int]] | None = ()
+    """Who computed of late, and in what percentage of the time."""
     temperature: int | None = 40
     mig: bool | None = False
     parts: Sequence["Part"] = ()
@@ -102,6 +104,7 @@ class Card:
             f"name {self.name}",
             f"memory {self.total or 0} {self.used} {self.reserved}",
             f"utilization {self.utilization or 0}",
+            *(f"sample {pid} {percent}" for pid, percent in self.samples or ()),
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
@@ -127,6 +130,7 @@ class Card:
         absent: list[str] = []
         absent += _MEMORY_FUNCTIONS if self.total is None else ()
         absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
+        absent += ["nvmlDeviceGetProcessUtilization"] if self.samples is None else []
         absent += ["nvmlDeviceGetTemperature"] if self.temperature is None else []
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
         absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []

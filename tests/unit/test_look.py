@@ -1,0 +1,48 @@
+"""What one look at the GPUs says of how busy each job keeps them."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.service.look import Look
+
+GPU = GpuUuid("GPU-a")
+MINE, OTHER = JobId(1), JobId(2)
+MY_PIDS, OTHERS_PID, STRANGER, SERVER = (11, 12), 21, 99, 77
+OWNERS = dict.fromkeys(MY_PIDS, MINE) | {OTHERS_PID: OTHER}
+
+
+def busy(whole: int | None, shares: dict[int, int | None] | None) -> int | None:
+    """Return how busy the look says that job 1 is."""
+    listed = shares and tuple(ProcessReading(pid, 1, share) for pid, share in shares.items())
+    reading = GpuReading(GPU, 0, "card", utilization=whole, processes=listed)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return Look((reading,), OWNERS, at, frozenset({SERVER})).utilization(MINE, GPU)
+
+
+@pytest.mark.parametrize(
+    ("whole", "shares", "expected"),
+    [
+        pytest.param(90, {11: 30, 12: 20, 21: 40}, 50, id="what its processes do"),
+        pytest.param(90, {11: 0, 21: 90}, 0, id="nothing, beside one that computes"),
+        pytest.param(90, {21: 90}, 0, id="not there, beside one that computes"),
+        pytest.param(90, {99: 90}, 90, id="not there, and a stranger may be its"),
+        pytest.param(90, {99: 0, 21: 90}, 0, id="not there, and the stranger does nothing"),
+        pytest.param(90, {11: 0, 99: 90}, 0, id="a stranger beside its own"),
+        pytest.param(90, {11: None, 21: None}, 90, id="not told apart"),
+        pytest.param(90, {11: 0, 77: 90}, 90, id="an MPS server computes for everybody"),
+        pytest.param(90, None, 90, id="no list"),
+        pytest.param(0, {11: None}, 0, id="nothing computes at all"),
+        pytest.param(None, {11: 0}, None, id="unknown"),
+        pytest.param(100, {11: 90, 12: 90}, 100, id="never more than all of the time"),
+    ],
+)
+def test_a_job_is_as_busy_as_its_processes_where_they_are_told_apart(
+    whole: int | None, shares: dict[int, int | None] | None, expected: int | None
+) -> None:
+    assert busy(whole, shares) == expected
+
+
+def test_of_a_gpu_that_is_not_there_nothing_is_known() -> None:
+    assert Look((), {}, datetime(2026, 1, 1, tzinfo=UTC)).utilization(MINE, GPU) is None
