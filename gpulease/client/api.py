@@ -1,35 +1,26 @@
 """The typed client of the daemon's API: one method for each route, over a Unix socket.
 
-It knows HTTP and the wire shapes. It must not know the terminal.
+It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import msgspec
 
-from gpulease import __version__, config, wire
-from gpulease.client.failures import AnswerLost, answer_lost, lost, no_daemon
+from gpulease import config, wire
+from gpulease.client.exchange import Exchange
+from gpulease.client.failures import lost
 from gpulease.client.find import find
-from gpulease.client.http import Connection, Reply, lines
+from gpulease.client.http import lines
 from gpulease.client.shapes import decode
-from gpulease.errors import NoDaemon, TooLarge
 from gpulease.frames import BadFrame, FrameKind, FrameReader
-from gpulease.units import format_size
 
 ANSWER_WITHIN = 30.0
 """Seconds that a request may take; the daemon answers in milliseconds."""
-_BACK_WITHIN = 10.0
-"""Seconds in which a daemon that was lost while it was asked may come back; a restart takes two."""
-_TRIED_EVERY = 0.3
-SILENT_FOR_AT_MOST = 120.0
-"""Seconds without even a keep-alive after which a stream counts as lost."""
 
 
 class Client:
@@ -65,8 +56,7 @@ class Client:
         if path is None:
             path, trusted = find(config.candidate_sockets(None))
         self.path = path
-        self._trusted = trusted
-        self._answer_within = answer_within
+        self._daemon = Exchange(path, trusted, answer_within)
 
     def submit(self, request: wire.SubmitRequest) -> wire.JobView:
         """Queue a job; what is returned is on the daemon's disk.
@@ -80,7 +70,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._order("/jobs", request))
+        return decode(wire.JobView, self._daemon.order("/jobs", request))
 
     def hold(self, request: wire.HoldRequest) -> wire.JobView:
         """Queue a lease without a job; what is returned is on the daemon's disk.
@@ -96,7 +86,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._order("/holds", request))
+        return decode(wire.JobView, self._daemon.order("/holds", request))
 
     def environment(self, number: int) -> wire.EnvironmentView:
         """Return what a lease changes in the environment of its holder.
@@ -106,7 +96,7 @@ class Client:
             NotAllowed: it belongs to somebody else.
             WrongState: it has not been granted yet, or has ended.
         """
-        reply = self._exchange("GET", f"/jobs/{number}/environment")
+        reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
         return decode(wire.EnvironmentView, reply)
 
     def extend(self, number: int, by: float) -> wire.JobView:
@@ -119,7 +109,7 @@ class Client:
             BadValue: the new limit would be over already, or is past all bounds.
         """
         body = msgspec.json.encode(wire.ExtendRequest(by))
-        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/extend", body=body))
+        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
 
     def keep(self, number: int, span: float | None = None) -> wire.JobView:
         """Let a job be idle for `span` seconds, or for an hour, and return it.
@@ -131,7 +121,7 @@ class Client:
             BadValue: that is longer than a day.
         """
         body = msgspec.json.encode(wire.KeepRequest(span))
-        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/keep", body=body))
+        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
 
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
@@ -144,7 +134,7 @@ class Client:
     ) -> bytes:
         """Return the reply of `jobs` as it came."""
         query = {"all": "true" if everything else None, "user": user, "state": state}
-        return self._exchange("GET", "/jobs", query)
+        return self._daemon.ask("GET", "/jobs", query)
 
     def job(self, number: int) -> wire.JobView:
         """Return all about one job, with its events.
@@ -156,7 +146,7 @@ class Client:
 
     def job_json(self, number: int) -> bytes:
         """Return the reply of `job` as it came."""
-        return self._exchange("GET", f"/jobs/{number}")
+        return self._daemon.ask("GET", f"/jobs/{number}")
 
     def cancel(self, number: int, *, grace: float | None = None) -> wire.JobView:
         """Ask a job to end, or give a lease back, and return it as it is then.
@@ -170,7 +160,7 @@ class Client:
             WrongState: it has ended already.
         """
         body = None if grace is None else msgspec.json.encode(wire.CancelRequest(grace))
-        return decode(wire.JobView, self._exchange("POST", f"/jobs/{number}/cancel", body=body))
+        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
     def drain(self, gpu: str, *, why: str | None = None) -> wire.StandingView:
         """Have nothing more granted on a GPU: its index, its UUID, or the beginning of that.
@@ -181,7 +171,7 @@ class Client:
         """
         body = msgspec.json.encode(wire.DrainRequest(why))
         target = f"/gpus/{quote(gpu, safe=':')}/drain"
-        return decode(wire.StandingView, self._exchange("POST", target, body=body))
+        return decode(wire.StandingView, self._daemon.ask("POST", target, body=body))
 
     def resume(self, gpu: str) -> wire.StandingView:
         """Have leases granted on a GPU again.
@@ -191,7 +181,7 @@ class Client:
             NotAllowed: the caller is no admin of this machine.
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
-        return decode(wire.StandingView, self._exchange("POST", target))
+        return decode(wire.StandingView, self._daemon.ask("POST", target))
 
     def status(self) -> wire.StatusView:
         """Return one look at the whole machine."""
@@ -199,11 +189,11 @@ class Client:
 
     def status_json(self) -> bytes:
         """Return the reply of `status` as it came."""
-        return self._exchange("GET", "/status")
+        return self._daemon.ask("GET", "/status")
 
     def doctor(self) -> wire.DoctorView:
         """Return what the daemon finds right and wrong with this machine."""
-        return decode(wire.DoctorView, self._exchange("GET", "/doctor"))
+        return decode(wire.DoctorView, self._daemon.ask("GET", "/doctor"))
 
     def report(self, user: str | None = None, since: float | None = None) -> wire.ReportView:
         """Return what the ended jobs of a user, or of all, asked for and used.
@@ -218,7 +208,7 @@ class Client:
     def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
         """Return the reply of `report` as it came."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
-        return self._exchange("GET", "/report", query)
+        return self._daemon.ask("GET", "/report", query)
 
     def watch(self, number: int) -> Iterator[wire.JobView]:
         """Yield a job at once, at each change and now and then between, until it has ended.
@@ -228,7 +218,7 @@ class Client:
             NoDaemon: the stream broke off before the end of the job.
         """
         last: wire.JobView | None = None
-        with closing(self._open("GET", f"/jobs/{number}/watch")) as reply:
+        with closing(self._daemon.open("GET", f"/jobs/{number}/watch")) as reply:
             for line in lines(reply, self.path):
                 last = decode(wire.JobView, line) if line else last
                 if last is not None:
@@ -268,7 +258,7 @@ class Client:
             "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
         }
         frames = FrameReader()
-        with closing(self._open("GET", f"/jobs/{number}/logs", query)) as reply:
+        with closing(self._daemon.open("GET", f"/jobs/{number}/logs", query)) as reply:
             # A job may be silent for days, and this stream has no keep-alives.
             reply.settimeout(None if follow else ANSWER_WITHIN)
             try:
@@ -276,75 +266,3 @@ class Client:
                     yield from frames.feed(piece)
             except (OSError, HTTPException, BadFrame) as error:
                 raise lost(self.path) from error
-
-    def _order(self, path: str, request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
-        if request.key is None:
-            request = replace(request, key=os.urandom(16).hex())
-        body = _body(request)
-        until: float | None = None
-        while True:
-            try:
-                return self._exchange("POST", path, body=body)
-            except AnswerLost as error:
-                doubt = error
-            except NoDaemon as error:
-                if until is None:
-                    raise  # it was never asked
-                doubt = AnswerLost(error.message, error.hint)
-            until = until or time.monotonic() + _BACK_WITHIN
-            if time.monotonic() > until:
-                raise AnswerLost(
-                    f"{doubt.message}; it had been asked for the lease, and may have queued it",
-                    "gpulease list tells, once the daemon is back",
-                ) from doubt
-            time.sleep(_TRIED_EVERY)
-
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | None] | None = None,
-        body: bytes | None = None,
-    ) -> bytes:
-        with closing(self._open(method, path, query, body, self._answer_within)) as reply:
-            return reply.whole(self.path)
-
-    def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str | None] | None = None,
-        body: bytes | None = None,
-        timeout: float = SILENT_FOR_AT_MOST,
-    ) -> Reply:
-        connection = Connection(self.path, timeout, self._trusted)
-        asked = {key: value for key, value in (query or {}).items() if value is not None}
-        target = wire.API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
-        headers = {"User-Agent": f"gpulease/{__version__}", "Content-Type": "application/json"}
-        failed: Callable[[Path, Exception], NoDaemon] = no_daemon
-        try:
-            connection.connect()
-            failed = answer_lost
-            # Who is turned away at once is told why, although nobody reads what they ask.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, target, body=body, headers=headers)
-            link = connection.sock  # http.client forgets it once the reply is the last on it
-            reply = Reply(connection, connection.getresponse(), link)
-            reply.refuse_errors(self.path)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, OSError | HTTPException):
-                raise failed(self.path, error) from error
-            raise
-        return reply
-
-
-def _body(request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
-    body = msgspec.json.encode(request)
-    if len(body) > wire.LARGEST_REQUEST:
-        raise TooLarge(
-            f"cannot submit the job: its arguments and environment make a request of "
-            f"{format_size(len(body))}, and the daemon reads {format_size(wire.LARGEST_REQUEST)}",
-            "pass large values in a file",
-        )
-    return body

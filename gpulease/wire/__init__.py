@@ -6,6 +6,19 @@ read them without paying for what the daemon needs. Sizes are bytes, spans secon
 they travel *one character per byte* (Latin-1), see `to_wire` and `from_wire`.
 """
 
+from gpulease.wire.machine import (
+    CheckState,
+    CheckView,
+    DoctorView,
+    GpuEventView,
+    GpuState,
+    GpuView,
+    MemoryView,
+    ProcessView,
+    RungView,
+    StandingView,
+    StatusView,
+)
 from gpulease.wire.requests import (
     API_PREFIX,
     LARGEST_REQUEST,
@@ -24,31 +37,20 @@ from gpulease.wire.requests import (
 )
 from gpulease.wire.text import from_wire, spoken, to_wire
 from gpulease.wire.views import (
-    CheckState,
-    CheckView,
     ClaimView,
-    DoctorView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
     EventView,
-    GpuEventView,
-    GpuState,
-    GpuView,
     JobKind,
     JobList,
     JobState,
     JobView,
     LeaseView,
-    MemoryView,
     Outcome,
     PoolView,
-    ProcessView,
     RefusalView,
     ReportView,
-    RungView,
-    StandingView,
-    StatusView,
     UnheldView,
     UseView,
 )
