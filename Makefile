@@ -50,6 +50,9 @@ docs-check: $(VENV)/.dev
 test-systemd: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
 	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/systemd --quiet --numprocesses 0
 
+test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the frameworks that are there
+	$(BIN)/python -m pytest tests/gpu -rs --capture no --numprocesses 0
+
 torture: $(VENV)/.dev  ## kill -9 the daemon 200 times and count what was promised (KILLS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m torture --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 
