@@ -90,7 +90,9 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     readings += _leased_and_not_there(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
-    return Look(readings, processes.jobs_of(pids, holders), at, processes.mps_servers(pids))
+    # What the driver still lists for the dead is nobody's of those who have their pids now.
+    known = pids - processes.inherited(pids)
+    return Look(readings, processes.jobs_of(known, holders), at, processes.mps_servers(known))
 
 
 def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
