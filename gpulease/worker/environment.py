@@ -41,7 +41,7 @@ class LeasedGpu:
     memory: int
     """What the job may hold on it."""
     total: int
-    """Its capacity."""
+    """All that CUDA shows a program of it: its capacity, or what the driver limits the job to."""
 
 
 Beside = Callable[[str, LeasedGpu], int]
