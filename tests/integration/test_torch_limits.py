@@ -238,6 +238,17 @@ def test_a_smaller_share_in_pytorchs_own_variable_is_kept() -> None:
 
 
 @needs_torch
+def test_a_script_that_turns_the_limited_allocator_off_keeps_it() -> None:
+    source = """
+import os
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+torch.cuda.init()
+print(json.dumps(os.getenv("PYTORCH_NO_CUDA_MEMORY_CACHING")))
+"""
+    assert said(TWO_GPUS + source) is None
+
+
+@needs_torch
 def test_what_pytorch_refuses_it_refuses_in_its_own_words() -> None:
     source = """
 torch.cuda.init()

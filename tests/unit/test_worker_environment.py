@@ -134,6 +134,9 @@ def test_a_lease_below_the_overhead_never_reads_as_no_limit() -> None:
         ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
         ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
         ("XLA_PYTHON_CLIENT_ALLOCATOR", "CUDA_ASYNC"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", ""),
     ],
 )
 def test_a_variable_that_would_leave_the_lease_is_dropped(name: str, value: str) -> None:

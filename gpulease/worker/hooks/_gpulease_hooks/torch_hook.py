@@ -23,6 +23,8 @@ SETTER = "set_per_process_memory_fraction"
 # In either of these a user may have asked for less (PyTorch 2.10 and later).
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 KEY = "per_process_memory_fraction:"
+WAY_OUT = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""With it, set to whatever, memory is taken outside the pool; read at the first allocation."""
 
 
 def install(torch: Any, raw: str, trouble: Trouble) -> Undo:
@@ -65,6 +67,7 @@ def _limiter(torch: Any, limits: Limits, lease: Lease, trouble: Trouble) -> Call
     def limit() -> None:
         if lease.lifted:
             return
+        os.environ.pop(WAY_OUT, None)
         if torch.cuda.device_count():
             lease.check("torch", "PyTorch")
         try:
