@@ -109,9 +109,9 @@ def test_jax_is_given_one_name_and_the_smaller_share(base: dict[str, str]) -> No
     [
         ("1073741824", GIB),
         ("1%", 80 * GIB // 100),
-        ("0", 4 * GIB - 300 * MIB),
-        ("90%", 4 * GIB - 300 * MIB),
-        ("plenty", 4 * GIB - 300 * MIB),
+        ("0", 4 * GIB - 600 * MIB),
+        ("90%", 4 * GIB - 600 * MIB),
+        ("plenty", 4 * GIB - 600 * MIB),
     ],
 )
 def test_cupy_keeps_a_smaller_limit_of_the_callers(asked: str, given_limit: int) -> None:
