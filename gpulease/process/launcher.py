@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
@@ -90,12 +90,16 @@ class Launch:
     """The pseudo-terminal to run on; None: three streams of their own."""
     early_signal: EarlySignalOrder | None = None
     """Has a meaning with a time limit alone."""
+    environment_within: Callable[[Mapping[str, int]], Mapping[str, str]] | None = None
+    """Returns the environment where the driver keeps the job to so many bytes, by the UUID of the
+    GPU; None: it is the same."""
 
 
-Enclose = Callable[[int, Launch], Awaitable[None]]
+Enclose = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
 """Puts the process with this pid where the processes of the launch belong.
 
-May raise RecordUnwritable: nothing was launched then, and it can be tried again.
+Returns the worker's environment if that is another one there. May raise RecordUnwritable: nothing
+was launched then, and it can be tried again.
 """
 
 
@@ -157,7 +161,7 @@ class Launcher:
                 reader = await read_answers(answer)
                 ours.callback(reader.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
-                passed.callback(os.close, memory)
+                ours.callback(os.close, memory)
                 _write_all(memory, request)
                 descriptors = [memory, theirs]
                 if self._enclose is not None:
@@ -169,7 +173,11 @@ class Launcher:
             first = await reader.line()
             if go is None or self._enclose is None or (pid := _waiting(first)) is None:
                 return first + await reader.rest()
-            await self._enclose(pid, launch)
+            environment = await self._enclose(pid, launch)
+            if environment is not None:
+                # The shim has the same file, and reads nothing of it before our word.
+                os.ftruncate(memory, 0)
+                _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
             return await reader.rest()
@@ -255,9 +263,9 @@ def _error(failed: Failure) -> GpuleaseError:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], written)
 
 
 def _waiting(answer: bytes) -> int | None:

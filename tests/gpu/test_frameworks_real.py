@@ -141,7 +141,7 @@ def test_a_framework_in_4_gib_holds_no_more_as_nvidia_smi_counts(
     assert LEAST <= shown_by_nvidia_smi(gpu_daemon, job) <= LEASE
 
 
-@pytest.mark.parametrize("framework", ["jax", "tensorflow", "torch"])
+@pytest.mark.parametrize("framework", sorted(SCRIPTS))
 def test_what_is_held_beside_the_pool_is_no_more_than_is_kept_for_it(
     framework: str,
     gpu_daemon: Daemon,
