@@ -1,6 +1,7 @@
 """The watch over the GPUs' health, as the settings want it, and what `doctor` says of it."""
 
 import logging
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -67,7 +68,7 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
         if standing.drain is not None:
             yield CheckView(
                 f"GPU {reading.label}", "warning", str(standing.drain),
-                f"gpulease resume {reading.label}",
+                f"gpulease resume {reading.label}{_by_whom()}",
             )  # fmt: skip
         if reading.fault is not None and standing.ailment is None:
             # That it cannot be read is said already, and nothing else is known of it now.
@@ -77,6 +78,11 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
         if act is not Act.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
             yield _health(reading, standing, health, of_it)
+
+
+def _by_whom() -> str:
+    """Say who may, where that is not everyone who can ask."""
+    return " (by an admin or root)" if os.geteuid() == 0 else ""
 
 
 def _modes(reading: GpuReading, modes: Modes) -> CheckView:
@@ -127,8 +133,8 @@ def _health(
         return CheckView(
             name, "failure", str(standing.ailment),
             "it is used again by itself when it is well; what waits for a reset takes "
-            f"nvidia-smi --gpu-reset -i {label} when nothing runs there; gpulease resume {label} "
-            "uses it at once",
+            f"nvidia-smi --gpu-reset -i {label} when nothing runs there; gpulease resume {label}"
+            f"{_by_whom()} uses it at once",
         )  # fmt: skip
     if (still := lasting(figures)) is not None:
         return CheckView(

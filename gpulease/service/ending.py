@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
+from gpulease.domain.enforcement import as_watched
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
@@ -34,7 +35,11 @@ Idle = Callable[[JobId, GpuUuid], int]
 class Endings:
     """Looks at the ends of jobs, and settles their accounts."""
 
-    def __init__(self, keeper: Keeper, tail: Tail, idle: Idle) -> None:
+    def __init__(
+        self, keeper: Keeper, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
+    ) -> None:
+        """`stops` tells whether the watch stops a job that stays over its lease."""
+        self._stops = stops
         self._keeper = keeper
         self._tail = tail
         self._idle = idle
@@ -49,7 +54,13 @@ class Endings:
             said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
         # Asked here, on the loop, where reports come in: what settles runs in another thread.
         idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
-        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), said)
+        stops = job is not None and self._stops(job)
+
+        def settle(tx: Transaction, before: Job, ended: Job) -> Job:
+            ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            return self._settle(tx, before, ended, said)
+
+        return settle
 
     def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
         # One that was asked to go may have ended by itself a moment before it heard.
@@ -129,6 +140,15 @@ class Endings:
         at = job.ended_at or job.submitted_at
         empty = ledgers(snapshot((), seen, self._keeper.policy, {}, at))
         return largest(empty, len(job.leases))
+
+
+def _as_watched(job: Job, *, stops: bool) -> Job:
+    """Return `job` with what held its leases when it ended, of which the watch may change."""
+    leases = (
+        replace(lease, enforced_by=as_watched(lease.enforced_by or (), stops=stops))
+        for lease in job.leases
+    )
+    return replace(job, leases=tuple(leases))
 
 
 def _ended(job: Job) -> str:

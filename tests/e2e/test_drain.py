@@ -41,6 +41,9 @@ def test_a_drained_gpu_takes_no_lease_over_restarts_until_it_is_resumed(
     daemon.start()
     assert daemon.job(first)["state"] == "active"
     assert gpu(daemon, there)["detail"] == "drained by root: fan"
+    # It is root's daemon here: not all who ask may.
+    mend = f"gpulease resume {there} (by an admin or root)"
+    assert mend in daemon.run("doctor", check=False).stdout
     assert daemon.run("resume", str(there)).stdout == f"GPU {there} takes leases again\n"
     assert daemon.wait_until(both, "ended")["exit_status"] == 0
     assert daemon.run("resume", str(there)).stdout == f"GPU {there} was not drained\n"

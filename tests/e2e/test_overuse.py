@@ -139,12 +139,15 @@ def test_warn_never_stops_and_users_may_have_their_own_policy(
     # Over for many graces, and then the same lease under the general policy is not let be.
     wait_for("it was over for three graces", lambda: over_for_s(daemon, job) > 3)
     assert daemon.job(job)["state"] == "active"
+    let_be = daemon.submit("--mem", "300M", "--", "true")
+    assert ended(daemon, let_be)["leases"][0]["enforced_by"] == [], "nor did anything hold it"
 
     assert daemon.process is not None
     config = daemon.folder / "config.toml"
     config.write_text(config.read_text().replace(tables, ""))
     daemon.process.send_signal(signal.SIGHUP)
-    assert ended(daemon, job)["outcome"] == "over_lease"
+    end = ended(daemon, job)
+    assert (end["outcome"], end["leases"][0]["enforced_by"]) == ("over_lease", ["watch"])
 
 
 def test_elastic_lets_a_job_be_until_somebody_waits(
@@ -204,6 +207,8 @@ def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
             wait_for("graces pass", lambda: over_for_s(daemon, 1) > 3)
             assert daemon.job(1)["state"] == "active"
             assert shell.poll() is None
+            daemon.run("cancel", "1")
+            assert ended(daemon, 1)["leases"][0]["enforced_by"] == []
         finally:
             shell.kill()
 

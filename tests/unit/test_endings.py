@@ -8,6 +8,7 @@ import pytest
 
 from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
 from gpulease.domain.account import Account, Shape
+from gpulease.domain.enforcement import stands_on
 from gpulease.domain.job import Exit, Job, Outcome, asked_to_go, grant, worker_started
 from gpulease.domain.lease import Trigger
 from gpulease.domain.memory import GpuUuid, JobId
@@ -22,6 +23,7 @@ from gpulease.service.ports import Event, WorkerExited
 
 GPU = GpuUuid("GPU-a")
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
+WATCHED = ("framework", "watch")
 FAILED = WorkerExited(Outcome.EXITED, Exit(1), NOON)
 
 
@@ -37,7 +39,10 @@ class World:
         self.keeper.seen = a_look()
         self.tail = FULL
         self.idle = 0
-        self.endings = Endings(self.keeper, self.read, lambda job, gpu: self.idle)
+        self.stops = True
+        self.endings = Endings(
+            self.keeper, self.read, lambda job, gpu: self.idle, lambda job: self.stops
+        )
         account = Account(retry=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
             job = tx.add(replace(order(memory), account=account), NOON)
@@ -70,6 +75,20 @@ def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() ->
 
     assert [lease.used for lease in ended.leases] == [G]
     assert not ended.account.out_of_memory
+
+
+@pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])
+def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: object) -> None:
+    world = World()
+    job = world.store.job(JobId(1))
+    assert job is not None
+    with world.store.write() as tx:
+        tx.save(stands_on(job, WATCHED), Event(NOON, "enclosed"))
+    world.stops = stops
+
+    ended = world.end()
+
+    assert [lease.enforced_by for lease in ended.leases] == [held]
 
 
 def test_a_job_that_nobody_saw_on_a_gpu_has_no_known_use() -> None:
