@@ -50,7 +50,7 @@ def test_run_stays_with_the_job_that_tries_again(daemon: Daemon) -> None:
 
     assert done.stdout == "enough\n"
     chain = successors(daemon, 1)
-    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2560]
+    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2304]
     assert [job["retry_of"] for job in chain] == [None, 1, 2]
     assert [job["exit_status"] for job in chain] == [1, 1, 0]
     assert "job 2 tries again with 1.5G" in done.stderr

@@ -83,6 +83,7 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
     assert told.startswith("gpulease: ")
     assert "and its lease is 1G; unless that ends within 8s, the job is stopped; next" in told
     assert f"gpulease: job {job} is stopped: it held" in err.decode()
+    assert err.decode().count("gpulease: ") == 2, "told once, and once of the end"
     assert out.decode().splitlines() == ["holds 10", "holds 2048"], "its own output stays its own"
     kinds = [each["kind"] for each in end["events"]]
     assert kinds.index("notice") < kinds.index("revoke") < kinds.index("worker_exited")
@@ -122,6 +123,12 @@ def test_a_job_that_does_not_hear_is_killed_after_its_grace(
     assert (end["outcome"], end["exit_status"]) == ("over_lease", 124)
     assert "no\n" in log(daemon, job, "stdout"), "it was asked before it was made to"
     assert not alive([end["pid"]])
+    # The next without a size gets no less than it was told to ask for.
+    assert end["hint"] == "ask for --mem 512M"
+    appetite.set(10)
+    again = daemon.run("run", "-d", *appetite.command("deaf"))
+    assert "512M, since hungry.py was stopped for holding 4" in again.stderr
+    assert daemon.job(job + 1)["claim"]["memory"] == 512 << 20
 
 
 def test_warn_never_stops_and_users_may_have_their_own_policy(

@@ -9,7 +9,7 @@ import pytest
 from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
 from gpulease.domain.account import Account, Shape
 from gpulease.domain.enforcement import stands_on
-from gpulease.domain.job import Exit, Job, Outcome, asked_to_go, grant, worker_started
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, asked_to_go, grant, worker_started
 from gpulease.domain.lease import Trigger
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.placement import Placement
@@ -19,9 +19,10 @@ from gpulease.service.bounds import Bounds
 from gpulease.service.ending import MOST_RETRIES, Endings
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, Policy
-from gpulease.service.ports import Event, WorkerExited
+from gpulease.service.ports import Event, Order, WorkerExited
 
 GPU = GpuUuid("GPU-a")
+M = G // 1024
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
 WATCHED = ("framework", "watch")
 FAILED = WorkerExited(Outcome.EXITED, Exit(1), NOON)
@@ -191,9 +192,7 @@ def test_a_failure_of_another_kind_stays_as_it_is() -> None:
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world = World()
     world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
-    unsized = replace(
-        order(4 * G), sizes_itself=True, account=Account(shape=a_shape()), name="train.py"
-    )
+    unsized = an_unsized_order()
 
     job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
 
@@ -201,8 +200,55 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     assert job.account.sized == "3.5G, since train.py used up to 3G in 2 runs"
 
 
-def a_shape() -> Shape:
-    return Shape("a", "b")
+def an_unsized_order() -> Order:
+    """Return one that runs train.py under another name."""
+    invocation = Invocation(("python3", "/home/a/train.py"), "/", {})
+    account = Account(shape=Shape("a", "b"))
+    return replace(
+        order(4 * G), sizes_itself=True, account=account, name="x", invocation=invocation
+    )
+
+
+def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for() -> None:
+    world = World()
+    world.store.known_runs = [Run(200 * M, 300 * M, over_lease=True)]
+
+    job = leases.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
+
+    assert job.claim.memory == 512 * M
+    because = "512M, since train.py was stopped for holding 300M in a lease of 200M"
+    assert job.account.sized == because
+
+
+def test_of_a_job_that_was_stopped_over_its_lease_all_that_it_held_counts() -> None:
+    world = World()
+    world.used(3 * G)
+    world.idle = 2 * G
+
+    ended = world.end(WorkerExited(Outcome.OVER_LEASE, Exit(143), NOON))
+
+    assert [lease.used for lease in ended.leases] == [3 * G]
+
+
+def test_what_no_gpu_has_in_one_piece_is_neither_advised_nor_tried() -> None:
+    world = World(retry=2)
+    world.tail = "CUDA out of memory. Tried to allocate 16.00 GiB"
+
+    ended = world.end()
+
+    assert ended.account.out_of_memory
+    hint = "hint: it wanted 16G at once, and no GPU here has that much"
+    assert (ended.detail or "").endswith(hint)
+    assert world.store.live() == ()
+
+
+@pytest.mark.parametrize(("had", "factor", "gets"), [(100, 1.5, 150), (300, 4, 1200), (1, 1.1, 2)])
+def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: int) -> None:
+    world = World(retry=factor, memory=had * M)
+
+    world.end()
+
+    assert [job.claim.memory for job in world.store.live()] == [gets * M]
 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
