@@ -111,6 +111,9 @@ class LeaseViews:
         policy = self._rests.policy(job)
         if seen is None or rest.idle_for is None or policy.release is Release.OFF:
             return None, None
+        if job.kept_until_at is not None and seen.at < job.kept_until_at:
+            # Kept since the last look: its time counts anew afterwards.
+            return None, None
         left = rest.left(policy)
         ends_at = None if left is None else seen.at + left
         return instant(seen.at - rest.idle_for), instant(ends_at)

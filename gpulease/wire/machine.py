@@ -24,6 +24,7 @@ class MemoryView:
     committed: int
     unmanaged: int | None
     headroom: int | None
+    """What can be leased now; 0 of a drained one."""
 
 
 @dataclass(slots=True)

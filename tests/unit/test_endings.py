@@ -6,7 +6,17 @@ from fractions import Fraction
 
 import pytest
 
-from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
+from fakes import (
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    FakeLauncher,
+    G,
+    MemoryStore,
+    hold_order,
+    order,
+)
 from gpulease.domain.account import Account, Shape
 from gpulease.domain.enforcement import stands_on
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, asked_to_go, grant, worker_started
@@ -90,6 +100,21 @@ def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: objec
     ended = world.end()
 
     assert [lease.enforced_by for lease in ended.leases] == [held]
+
+
+def test_a_hold_that_is_taken_back_ends_for_that_reason_in_its_history_too() -> None:
+    store = MemoryStore()
+    with store.write() as tx:
+        job = grant(tx.add(hold_order(), NOON), Placement(((GPU, G),)), NOON)
+        held = worker_started(job, None, None, NOON)
+        assert held is not None
+        tx.save(held, Event(NOON, "worker_started"))
+    leases.revoke(store, JobId(1), Outcome.IDLE, "it did nothing", FakeClock())
+
+    news = WorkerExited(Outcome.RELEASED, None, NOON, "released")
+    assert leases.note_exited(store, JobId(1), news).outcome is Outcome.IDLE
+
+    assert store.events(JobId(1))[-1].detail == Outcome.IDLE
 
 
 def test_a_job_that_nobody_saw_on_a_gpu_has_no_known_use() -> None:
