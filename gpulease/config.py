@@ -4,7 +4,7 @@ The only reader of the process environment in the whole package: everything belo
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -21,12 +21,13 @@ from gpulease.readers import (
     read_count,
     read_grace,
     read_path,
+    read_size,
     read_switch,
     read_toml,
     read_value,
     refuse_unknown,
 )
-from gpulease.units import GIB, MIB, Share, parse_memory, parse_size, parse_span
+from gpulease.units import GIB, MIB, Share, parse_memory, parse_span
 
 SYSTEM_SOCKET = Path("/run/gpulease/gpuleased.sock")
 SYSTEM_STATE = Path("/var/lib/gpulease")
@@ -144,15 +145,15 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "simulate": str,
     "margin": read_amount,
     "default_memory": parse_memory,
-    "smallest_lease": parse_size,
+    "smallest_lease": read_size,
     "grace": parse_span,
-    "log_limit": parse_size,
+    "log_limit": read_size,
     "keep_output_for": parse_span,
     "most_output": parse_memory,
     "keep_jobs_for": parse_span,
     "most_ended": read_count,
     "most_waiting": read_count,
-    "most_waiting_bytes": parse_size,
+    "most_waiting_bytes": read_size,
     "most_holds": read_count,
     "most_streams": read_count,
     "longest_grace": read_grace,
@@ -180,23 +181,32 @@ def environment() -> Mapping[str, str]:
 
 
 def read_settings(
-    path: Path | None, base: Settings, environment: Mapping[str, str] = os.environ
+    path: Path | None,
+    base: Settings,
+    environment: Mapping[str, str] = os.environ,
+    unnamed: Collection[str] = (),
 ) -> Settings:
     """Return `base` changed by the TOML file at `path` and by GPULEASE_* of the environment.
+
+    Who wrote an unknown key is not told of the `unnamed` ones.
 
     Raises:
         BadConfiguration: the file cannot be read, or a key or a value of it is not understood.
     """
     written = read_toml(path) if path is not None else {}
-    given = every(path, {key: partial(_value, path, key, text) for key, text in written.items()})
+    given = every(
+        path, {key: partial(_value, path, unnamed, key, text) for key, text in written.items()}
+    )
     for key, variable in (("socket", "GPULEASE_SOCKET"), ("simulate", "GPULEASE_SIMULATE")):
         if environment.get(variable):
             given[key] = _READERS[key](environment[variable])
     return replace(base, **given)
 
 
-def _value(path: Path | None, key: str, value: object) -> Any:
-    refuse_unknown(path, "it has", key, [field.name for field in fields(Settings)])
+def _value(path: Path | None, unnamed: Collection[str], key: str, value: object) -> Any:
+    known = [field.name for field in fields(Settings)]
+    if key not in known:
+        refuse_unknown(path, "it has", key, [each for each in known if each not in unnamed])
     if key in _TABLES:
         return _exceptions(path, key, value)
     return read_value(path, key, value, _READERS[key])

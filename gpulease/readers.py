@@ -3,6 +3,7 @@
 All raise `BadValue` for what they cannot read, and `BadConfiguration` for what can be no path.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ def read_switch(text: str) -> bool:
     try:
         return {"true": True, "false": False}[text.lower()]
     except KeyError:
-        raise BadValue(f"{text!r} is neither true nor false", None) from None
+        raise BadValue(f"{text[:40]!r} is neither true nor false", "true, or false") from None
 
 
 def read_count(text: str) -> int:
@@ -41,9 +42,19 @@ def read_grace(text: str) -> timedelta:
     return span
 
 
+def read_size(text: str) -> int:
+    """Read a size; bytes. Those of the settings are small ones as often as large ones."""
+    if text.isascii() and text.isdecimal() and text.strip("0"):
+        raise BadValue(
+            f"cannot read the size {text[:40]!r}: it has no unit",
+            f"did you mean {text[:40]}M, or {text[:40]}G?",
+        )
+    return parse_size(text)
+
+
 def read_amount(text: str) -> int:
     """Read a size, or 0 for nothing at all; bytes."""
-    return 0 if text == "0" else parse_size(text)
+    return 0 if text == "0" else read_size(text)
 
 
 def read_path(text: str) -> Path:
@@ -81,15 +92,43 @@ def read_toml(path: Path) -> dict[str, Any]:
     # Only the daemon reads a file; the command, which starts often, does without.
     import tomllib
 
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise BadConfiguration(
             f"cannot read the configuration {path}: there is no such file",
             "leave out --config to run with the defaults",
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadConfiguration(f"cannot read the configuration {path}: {error}") from error
+        twice = _given_twice(text) if isinstance(error, tomllib.TOMLDecodeError) else None
+        why = str(error) if twice is None else f"{twice[0]} is given twice"
+        hint = None if twice is None else f"leave one of them out: lines {twice[1]} and {twice[2]}"
+        raise BadConfiguration(f"cannot read the configuration {path}: {why}", hint) from error
+
+
+_SET, _TABLE = re.compile(r"\s*([\w-]+|\"[^\"]*\")\s*="), re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#|$)")
+
+
+def _given_twice(text: str) -> tuple[str, int, int] | None:
+    """Return the first key, or table, that is given twice, and in which lines.
+
+    The reader of TOML says neither.
+    """
+    seen: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _TABLE.match(line):
+            table = name = found.group(1)
+        elif found := _SET.match(line):
+            name = f"{table} {found.group(1)}".lstrip()
+        else:
+            continue
+        if name in seen:
+            return name, seen[name], number
+        seen[name] = number
+    return None
 
 
 def read_value(path: Path | None, where: str, value: object, reader: Callable[[str], Any]) -> Any:
@@ -111,6 +150,8 @@ def read_value(path: Path | None, where: str, value: object, reader: Callable[[s
 def every(path: Path | None, reading: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Return what each reading returns, by key; those that fail are told of together.
 
+    Each mistake has its hint below it.
+
     Raises:
         BadConfiguration: some of them failed.
     """
@@ -125,9 +166,12 @@ def every(path: Path | None, reading: Mapping[str, Callable[[], Any]]) -> dict[s
         raise failed[0]
     if failed:
         prefix = f"cannot use the configuration {path}: "
-        told = "".join(f"\n  {each.message.removeprefix(prefix)}" for each in failed)
-        hints = dict.fromkeys(each.hint for each in failed if each.hint)
-        raise BadConfiguration(f"{prefix}{len(failed)} mistakes{told}", "\n  ".join(hints) or None)
+        told = "".join(
+            f"\n  {each.message.removeprefix(prefix)}"
+            + (f"\n    hint: {each.hint}" if each.hint else "")
+            for each in failed
+        )
+        raise BadConfiguration(f"{prefix}{len(failed)} mistakes{told}")
     return read
 
 
@@ -138,7 +182,11 @@ def refuse_unknown(path: Path | None, what: str, key: str, known: Collection[str
         BadConfiguration: it is not.
     """
     if key not in known:
+        # Only here: a command starts often.
+        from difflib import get_close_matches
+
+        near = get_close_matches(key, known, n=1)
         raise BadConfiguration(
             f"cannot use the configuration {path}: {what} an unknown key {key!r}",
-            f"known keys: {', '.join(known)}",
+            f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}",
         )

@@ -89,7 +89,7 @@ def parse_memory(text: str) -> int | Share:
     if not 0 < percent <= 100:
         raise BadValue(
             f"cannot lease {_shown(text)}: a share is above 0% and at most 100%",
-            "for more than one GPU add --gpus 2",
+            "for more than one GPU add --gpus 2" if percent else _MEMORY_HINT,
         )
     return Share(percent)
 

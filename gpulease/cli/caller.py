@@ -1,6 +1,7 @@
 """The process that the command is: what a job takes after, and what its terminal is like."""
 
 import os
+import pwd
 import resource
 import termios
 from collections.abc import Mapping
@@ -101,3 +102,12 @@ def _streams() -> Streams:
         size=next((size for handle in terminals if (size := size_of(handle))), None),
         attributes=attributes,
     )
+
+
+def is_user(name: str) -> bool:
+    """Tell whether this machine has a user of that name."""
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return False
+    return True

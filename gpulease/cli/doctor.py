@@ -19,7 +19,7 @@ from gpulease.cli.text import clean
 from gpulease.client import encode, has_daemon, indent
 from gpulease.config import candidate_sockets
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire import CheckState, CheckView, DoctorView
+from gpulease.wire import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -51,9 +51,10 @@ def doctor(
       gpulease doctor --json | jq '.checks[] | select(.state != "ok")'
     """
     own = Python.of_the_caller()
-    view = DoctorView(checks=[*_daemon_checks(ctx, socket), _hooks(), *own.checks])
+    view = _of_the_daemon(ctx, socket)
+    view.checks += [_hooks(), *own.checks]
     if prove:
-        view.checks += _proofs(ctx, socket, own)
+        view.checks += _proofs(ctx, socket, own, view.overuse)
     if json:
         show(indent(encode(view)))
     else:
@@ -74,27 +75,28 @@ def _check(check: CheckView) -> Iterator[Block]:
         yield Hanging((Span(" " * _INDENT), Span(clean(check.mend), "dim")), _INDENT)
 
 
-def _daemon_checks(ctx: typer.Context, socket: Path | None) -> Iterator[CheckView]:
+def _of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
+    """Return what the daemon says, after that there is one, or what is known without it."""
     try:
         client = connect(ctx, socket)
-        found = client.doctor().checks
+        found = client.doctor()
     except NoDaemon as error:
         named = len(candidate_sockets(named_socket(ctx, socket))) == 1
         state: CheckState = "failure" if named or has_daemon() else "warning"
-        yield CheckView("daemon", state, error.message, error.hint)
-        yield from () if named else [_driver()]
-        return
+        daemon = CheckView("daemon", state, error.message, error.hint)
+        return DoctorView([daemon] if named else [daemon, _driver()])
     except GpuleaseError as error:
-        yield CheckView("daemon", "failure", error.message, error.hint)
-        return
-    yield CheckView("daemon", "ok", f"it answers on {client.path}")
-    yield from found
+        return DoctorView([CheckView("daemon", "failure", error.message, error.hint)])
+    found.checks.insert(0, CheckView("daemon", "ok", f"it answers on {client.path}"))
+    return found
 
 
 def _driver() -> CheckView:
     """Look for ourselves, where there is no daemon to ask."""
     if _DRIVER.exists():
         return CheckView("driver", "ok", "the NVIDIA driver is loaded")
+    if wanted := environment().get("GPULEASE_SIMULATE"):
+        return CheckView("driver", "ok", f"none is needed to simulate {wanted}")
     return CheckView(
         "driver",
         "failure",
@@ -114,10 +116,12 @@ def _hooks() -> CheckView:
     )
 
 
-def _proofs(ctx: typer.Context, socket: Path | None, own: Python) -> Iterator[CheckView]:
+def _proofs(
+    ctx: typer.Context, socket: Path | None, own: Python, rule: OveruseView | None
+) -> Iterator[CheckView]:
     # Seconds at the least, and minutes where the watch has to be waited for.
     say("gpulease: trying to leave a lease; this may take some minutes")
     try:
-        yield from prove_rungs(connect(ctx, socket), own.frameworks)
+        yield from prove_rungs(connect(ctx, socket), own.frameworks, rule)
     except GpuleaseError as error:
         yield CheckView("proof", "warning", f"not tried: {error.message}", error.hint)

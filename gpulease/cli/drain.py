@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.each import for_each
+from gpulease.cli.each import for_each, strange_first
+from gpulease.cli.render import show
 from gpulease.cli.text import clean
 from gpulease.wire import StandingView
 
@@ -33,7 +34,10 @@ def drain(
       gpulease resume 1
     """
     client = connect(ctx, socket)
-    return for_each(gpus, lambda gpu: drained(client.drain(gpu, why=why), why))
+    strange, known = strange_first(client, gpus)
+    for name in strange:
+        show(drained(client.drain(name, why=why), why))
+    return for_each(known, lambda gpu: drained(client.drain(gpu, why=why), why))
 
 
 def drained(view: StandingView, why: str | None = None) -> str:

@@ -28,6 +28,10 @@ class Command(QuickCommand):
         taken = [*rest, "--", *less, *after] if less or mark else rest
         return list(super().parse_args(ctx, taken))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what stands in the line of usage, where all words would be one argument."""
+        return ["[OPTIONS]", "{JOB}...", "{+SPAN}"]
+
 
 def _split(args: list[str]) -> tuple[list[str], list[str], list[str]]:
     place = args.index("--") if "--" in args else len(args)

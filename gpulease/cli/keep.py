@@ -14,7 +14,7 @@ from gpulease.wire import JobView
 
 def keep(
     ctx: typer.Context,
-    jobs: Annotated[list[int], typer.Argument(metavar="JOB...", help="Ids of jobs or holds.")],
+    jobs: Annotated[list[int], typer.Argument(metavar="JOB", help="Ids of jobs or holds.")],
     span: Annotated[
         str, typer.Option("--for", metavar="SPAN", help="For how long; at most a day.")
     ] = "1h",

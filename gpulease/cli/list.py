@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from gpulease.cli.caller import environment
+from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.cli.text import UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.client import decode, indent
+from gpulease.errors import BadValue
 from gpulease.wire import JobList, JobState, JobView, spoken
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
@@ -79,6 +80,11 @@ def list(
     if json:
         show(indent(reply))
         return
+    if user is not None and not decode(JobList, reply).jobs and not is_user(user):
+        raise BadValue(
+            f"cannot list jobs of {user[:80]!r}: this machine has no such user",
+            "gpulease list --all shows whose jobs are on record",
+        )
     now = datetime.now(UTC).astimezone()
     show_page(page(decode(JobList, reply), now), screen_of(sys.stdout, environment()))
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from gpulease.cli.text import size
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError
 from gpulease.frames import FrameKind
-from gpulease.units import GIB, MIB
-from gpulease.wire import CheckState, CheckView, JobView, StatusView
+from gpulease.units import GIB, MIB, format_span
+from gpulease.wire import CheckState, CheckView, JobView, OveruseView, StatusView
 
 _PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
 _LEASE = 512 * MIB
@@ -28,8 +29,10 @@ _EXCESS = 512 * MIB
 """So much beyond the lease is tried: more than any tolerance that lets leases mean something."""
 _FRAMEWORK_LEASE = 2 * GIB
 _WAITS = "30s"
+_LONGEST_GRACE_S = 120.0
+"""Of a longer one the end is not waited for."""
 _STAYS_S = 150.0
-"""How long what went too far waits to be stopped: two minutes of grace and something."""
+"""How long what went too far waits to be stopped: such a grace and something."""
 _LONGEST = "6m"
 _NODES = "/dev/nvidia[0-9]*"
 _NOT_REAL = "not tried: on simulated GPUs no framework is limited, and there are no devices"
@@ -62,13 +65,16 @@ class _Trial:
         return any(event.kind == "notice" for event in self.job.events)
 
 
-def prove(client: Client, frameworks: Sequence[tuple[str, str]]) -> Iterator[CheckView]:
+def prove(
+    client: Client, frameworks: Sequence[tuple[str, str]], rule: OveruseView | None = None
+) -> Iterator[CheckView]:
     """Yield what each rung did about a job that tried to leave its lease.
 
-    `frameworks` are those to be tried, each with the Python that has it.
+    `frameworks` are those to be tried, each with the Python that has it. `rule` says what the
+    admin lets jobs of the caller do; None: the daemon does not say.
     """
     status = client.status()
-    yield _from_outside(client, status)
+    yield _from_outside(client, status, rule)
     if status.simulated:
         yield CheckView("proof: framework, devices", "warning", _NOT_REAL)
         return
@@ -77,7 +83,7 @@ def prove(client: Client, frameworks: Sequence[tuple[str, str]]) -> Iterator[Che
     yield _devices(client)
 
 
-def _from_outside(client: Client, status: StatusView) -> CheckView:
+def _from_outside(client: Client, status: StatusView, rule: OveruseView | None) -> CheckView:
     """Take more than was leased without any framework: the driver's rung, or else the watch's."""
     name = "proof: watch"
     offered = max((gpu.memory.headroom or 0 for gpu in status.gpus), default=0)
@@ -88,31 +94,56 @@ def _from_outside(client: Client, status: StatusView) -> CheckView:
             "try again when less is leased",
         )  # fmt: skip
     way = "host" if status.simulated else "device"
-    arguments = [way, str(_LEASE + _EXCESS), str(_STAYS_S)]
+    let_be = _why_it_is_let_be(rule)
+    stays_s = _STAYS_S if let_be is None else 0.0
+    arguments = [way, str(_LEASE + _EXCESS), str(stays_s)]
+    late = rule is not None and rule.grace > _LONGEST_GRACE_S
     try:
-        trial = _try(client, [sys.executable, str(_PROVER), *arguments], _LEASE)
+        trial = _try(client, [sys.executable, str(_PROVER), *arguments], _LEASE, told_is_all=late)
     except GpuleaseError as error:
         return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
     if trial.obstacle is not None:
         return CheckView(name, "warning", f"could not try: {trial.obstacle}")
     if trial.refusal is not None:
         return _refused("proof: driver", trial, _LEASE)
-    return _watched(name, trial)
+    return _watched(name, trial, let_be, rule)
 
 
-def _watched(name: str, trial: _Trial) -> CheckView:
+def _why_it_is_let_be(rule: OveruseView | None) -> tuple[str, str] | None:
+    """Return why so much beyond a lease has no consequence, and what would change that."""
+    if rule is None:
+        return None
+    if rule.tolerance >= _EXCESS:
+        return (
+            f"up to {size(rule.tolerance)} beyond a lease are let be",
+            "that is the admin's wish: overuse_tolerance in the settings",
+        )
+    if rule.elastic:
+        return (
+            "nobody waits for that memory",
+            "that is the admin's wish: elastic in the settings; who waits for it gets it",
+        )
+    return None
+
+
+def _watched(
+    name: str, trial: _Trial, let_be: tuple[str, str] | None, rule: OveruseView | None
+) -> CheckView:
     far = f"{size(trial.held)} in a lease of {size(_LEASE)}"
     show = f"gpulease show {trial.job.id} tells what happened"
     if trial.job.outcome == "over_lease":
         return CheckView(
             name, "ok", f"{far} was noticed and ended, {trial.took_s:.0f} s after its start", show
         )
+    if trial.was_told and rule is not None and rule.stops and rule.grace > _LONGEST_GRACE_S:
+        long = format_span(timedelta(seconds=rule.grace))
+        said = f"{far} was told to its owner; its end after {long} (overuse_grace) was not awaited"
+        return CheckView(name, "warning", said, show)
     if trial.was_told:
         return CheckView(name, "warning", f"{far} was told to its owner and not ended", show)
-    return CheckView(
-        name, "failure", f"{far} was minded by nobody",
-        "with elastic = true that is as the admin wants it, while nobody waits for the memory",
-    )  # fmt: skip
+    if let_be is not None:
+        return CheckView(name, "warning", f"{far} is not stopped: {let_be[0]}", let_be[1])
+    return CheckView(name, "failure", f"{far} was minded by nobody", show)
 
 
 def _refused(name: str, trial: _Trial, lease: int) -> CheckView:
@@ -160,8 +191,10 @@ def _devices(client: Client) -> CheckView:
     return CheckView(name, "ok", f"a job could open {', '.join(opened)}, not {', '.join(closed)}")
 
 
-def _try(client: Client, argv: Sequence[str], memory: int) -> _Trial:
+def _try(client: Client, argv: Sequence[str], memory: int, *, told_is_all: bool = False) -> _Trial:
     """Run one job to its end and read what it said; interrupted, it is cancelled.
+
+    With `told_is_all` it goes as soon as its owner was told that it is over its lease.
 
     Raises:
         GpuleaseError: it could not be run now.
@@ -176,7 +209,7 @@ def _try(client: Client, argv: Sequence[str], memory: int) -> _Trial:
             job = view
             if began is None and view.state == "active":
                 began = time.monotonic()
-            if _is_only_told(view):
+            if _is_told(view, told_is_all=told_is_all):
                 client.cancel(job.id, grace=1.0)
     except BaseException:
         client.cancel(job.id, grace=1.0)
@@ -188,10 +221,11 @@ def _try(client: Client, argv: Sequence[str], memory: int) -> _Trial:
     return trial
 
 
-def _is_only_told(job: JobView) -> bool:
-    """Tell whether a job is over its lease and is not going to be stopped for it."""
+def _is_told(job: JobView, *, told_is_all: bool) -> bool:
+    """Tell whether a job is over its lease, and there is no stop of it to be waited for."""
     return job.state == "active" and any(
-        lease.over_since_at is not None and lease.stops_at is None for lease in job.leases
+        lease.over_since_at is not None and (told_is_all or lease.stops_at is None)
+        for lease in job.leases
     )
 
 

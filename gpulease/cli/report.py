@@ -1,13 +1,12 @@
 """`gpulease report`: what jobs asked for and what they used, by user."""
 
 import getpass
-import pwd
 import sys
 from typing import Annotated
 
 import typer
 
-from gpulease.cli.caller import environment
+from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
@@ -55,7 +54,7 @@ def report(
     if json:
         show(indent(reply))
         return
-    if user is not None and not decode(ReportView, reply).users and not _is_known(user):
+    if user is not None and not decode(ReportView, reply).users and not is_user(user):
         raise BadValue(
             f"cannot report on {user[:80]!r}: this machine has no such user",
             "gpulease report --all shows whose jobs have ended",
@@ -63,14 +62,6 @@ def report(
     within = "" if span is None else f" in the last {format_span(span)}"
     shown = page(decode(ReportView, reply), within)
     show_page(shown, screen_of(sys.stdout, environment()))
-
-
-def _is_known(user: str) -> bool:
-    try:
-        pwd.getpwnam(user)
-    except (KeyError, ValueError):
-        return False
-    return True
 
 
 def page(told: ReportView, within: str = "") -> Page:

@@ -4,7 +4,8 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.drain import GpusArgument
-from gpulease.cli.each import for_each
+from gpulease.cli.each import for_each, strange_first
+from gpulease.cli.render import show
 from gpulease.wire import StandingView
 
 
@@ -20,7 +21,10 @@ def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) 
       gpulease resume 0 1
     """
     client = connect(ctx, socket)
-    return for_each(gpus, lambda gpu: resumed(client.resume(gpu)))
+    strange, known = strange_first(client, gpus)
+    for name in strange:
+        show(resumed(client.resume(name)))
+    return for_each(known, lambda gpu: resumed(client.resume(gpu)))
 
 
 def resumed(view: StandingView) -> str:

@@ -31,8 +31,13 @@ class Accounting:
         return self.usage.of(job.id)
 
     def attach(
-        self, keeper: Keeper, directory_of: Callable[[JobId], Path], writing: InThread
+        self,
+        keeper: Keeper,
+        directory_of: Callable[[JobId], Path],
+        stops: Callable[[Job], bool],
+        writing: InThread,
     ) -> Observer:
         """Have `keeper` settle the accounts of jobs that end; what is returned wants the looks."""
-        keeper.followers.examine = Endings(keeper, Tails(directory_of).of, self.usage.idle).examine
+        endings = Endings(keeper, Tails(directory_of).of, self.usage.idle, stops)
+        keeper.followers.examine = endings.examine
         return PoolWatch(self.usage, self.pools, self._store, writing).observe

@@ -192,13 +192,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         writing=lanes[0],
         looking=lanes[1],
     )
-    watch_pools = accounting.attach(keeper, state.job, lanes[0])
     askers = Askers(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
     holding.ladder.watch = lambda: rules.stops_overuse
     holding.ladder.watch_varies = lambda: rules.differ_on_overuse
     overuse = OveruseWatch(rules.overuse)
+    watch_pools = accounting.attach(keeper, state.job, overuse.stops, lanes[0])
     rests = RestWatch(rules.idleness)
     overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
     unhooked = Unhooked(

@@ -13,7 +13,7 @@ from gpulease.daemon.workers import Workers
 from gpulease.server.board import Board
 from gpulease.server.desk import Desk
 from gpulease.server.fields import Defaults
-from gpulease.server.leased import Machine, Watches
+from gpulease.server.leased import Machine, Watches, overuse_view
 from gpulease.server.rights import Rights
 from gpulease.server.views import Views
 from gpulease.service.drains import Drains
@@ -75,6 +75,7 @@ def build_desk(settings: Settings, room: Room) -> Desk:
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=examination.results,
+        overuse_of=lambda owner: overuse_view(room.watches.overuse.policy_of(owner)),
         processes=room.processes,
         drains=Drains(room.keeper.store, room.clock, room.writing, room.keeper.wake),
         environment=room.workers.environment,

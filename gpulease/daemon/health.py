@@ -1,7 +1,9 @@
 """The watch over the GPUs' health, as the settings want it, and what `doctor` says of it."""
 
 import logging
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.config import Settings
@@ -65,10 +67,10 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
     for reading in keeper.seen.readings if keeper.seen is not None else ():
         standing = standings.get(reading.uuid, Standing())
         if standing.drain is not None:
-            yield CheckView(
+            yield _saying_who(reading.label, CheckView(
                 f"GPU {reading.label}", "warning", str(standing.drain),
                 f"gpulease resume {reading.label}",
-            )  # fmt: skip
+            ))  # fmt: skip
         if reading.fault is not None and standing.ailment is None:
             # That it cannot be read is said already, and nothing else is known of it now.
             continue
@@ -76,7 +78,15 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
             yield _modes(reading, health.modes[reading.uuid])
         if act is not Act.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
-            yield _health(reading, standing, health, of_it)
+            yield _saying_who(reading.label, _health(reading, standing, health, of_it))
+
+
+def _saying_who(label: str, check: CheckView) -> CheckView:
+    """Say who may resume a GPU, where that is not everyone who can ask."""
+    if check.mend is None or os.geteuid() != 0:
+        return check
+    resume = f"gpulease resume {label}"
+    return replace(check, mend=check.mend.replace(resume, f"{resume} (by an admin or root)"))
 
 
 def _modes(reading: GpuReading, modes: Modes) -> CheckView:

@@ -25,6 +25,7 @@ from gpulease.config import (
 )
 from gpulease.daemon.assembly import checked
 from gpulease.daemon.journal import goes_to_journal, levelled, set_up
+from gpulease.daemon.names import unknown_names
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         settings = settings_of(given)
         if given.check:
             checked(settings)
-            sys.stdout.write("the settings are in order\n")
+            warnings = [f"warning: {each}\n" for each in unknown_names(settings)]
+            sys.stdout.write("".join((*warnings, "the settings are in order\n")))
             sys.exit(0)
         if given.command == "recover":
             sys.stdout.write("\n".join(recover(settings)) + "\n")
@@ -133,7 +135,8 @@ def settings_of(given: argparse.Namespace) -> Settings:
     else:
         base, usual = Settings(), SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None
     file = given.config or usual
-    settings = read_settings(file, base)
+    unnamed = ("state",) if given.personal and given.config is None else ()
+    settings = read_settings(file, base, unnamed=unnamed)
     if given.personal and given.config is None and settings.state != base.state:
         raise BadConfiguration(
             f"cannot use the configuration {file}: state is not for a daemon of your own",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from gpulease.config import Settings, renew
 from gpulease.daemon.assembly import Parts
+from gpulease.daemon.names import warn_of_unknown_names
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.standing import standing
 from gpulease.errors import GpuleaseError
@@ -44,5 +45,6 @@ class Reload:
         # What was refused for want of memory may fit now.
         self._parts.keeper.wake()
         _log.info("settings read again; changed: %s", ", ".join(taken) or "nothing")
+        warn_of_unknown_names(settings)
         if left:
             _log.warning("%s: a restart is needed for this to change", ", ".join(left))

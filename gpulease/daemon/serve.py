@@ -15,6 +15,7 @@ from gpulease.config import Settings
 from gpulease.daemon.assembly import Parts, build
 from gpulease.daemon.copies import Copies
 from gpulease.daemon.door import Door
+from gpulease.daemon.names import warn_of_unknown_names
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.reload import Reload
 from gpulease.daemon.sampling import IdleWatch
@@ -117,6 +118,7 @@ async def _run(
     read_again: Callable[[], Settings],
 ) -> None:
     settings = parts.settings
+    warn_of_unknown_names(settings)
     recovered = await _recover(parts)
     server = _Server(_uvicorn(parts), leave)
     door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)

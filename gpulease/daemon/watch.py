@@ -24,6 +24,7 @@ from gpulease.service.notices import (
 )
 from gpulease.service.overuse import Finding, OveruseWatch, record, wanted_gpus
 from gpulease.service.ports import Clock, InThread
+from gpulease.service.sizes import most_of
 
 _log = logging.getLogger(__name__)
 
@@ -89,13 +90,15 @@ class Overseer:
         job = found.job
         peak = self._keeper.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
         peak = max(peak, found.used)
+        keeper = self._keeper
+        most = most_of(keeper.seen, keeper.policy, len(job.leases), self._clock.now())
         if found.step is Step.WARN:
-            await self._keeper.tell_owner(job.id, overuse_warning(found, peak))
+            await self._keeper.tell_owner(job.id, overuse_warning(found, peak, most))
             return
         if found.step is Step.CLEAR:
             await self._keeper.tell_owner(job.id, overuse_clear(found))
             return
-        detail, notice = overuse_stop(found, peak)
+        detail, notice = overuse_stop(found, peak, most)
         await self._keeper.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
         _log.warning("%s (of %s)", notice, job.owner.user)
 

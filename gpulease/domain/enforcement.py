@@ -47,6 +47,15 @@ def ladder(rungs: Iterable[str]) -> tuple[str, ...]:
     return (*known, *(name for name in given if name not in known))
 
 
+def as_watched(rungs: Iterable[str], *, stops: bool) -> tuple[str, ...]:
+    """Return `rungs` with the watch among them if it `stops` jobs, and without it if not.
+
+    What was noted at the launch holds for all users, and the settings may have changed since.
+    """
+    others = (rung for rung in rungs if rung != Rung.WATCH)
+    return ladder((*others, Rung.WATCH.value) if stops else others)
+
+
 def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHING) -> Job:
     """Return `job` with what holds each of its leases noted.
 

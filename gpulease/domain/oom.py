@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from gpulease.domain.job import Exit
+from gpulease.domain.traceback import deciding
 
 _SAID = re.compile(
     r"failed to allocate [^\n]{0,200}out of memory"
@@ -63,12 +64,16 @@ NO_COMPLAINT = Complaint()
 def complaint_in(tail: str) -> Complaint:
     """Return what the end of an output, both streams, says of memory.
 
+    What was said before the exception that ended a program counts if that may come of it.
+
     The output is a user's, so each pattern looks a bounded way ahead: whatever was written, this
     takes time by its length alone.
     """
-    of_a_gpu = any(_is_said_of_a_gpu(line) for line in tail.split("\n"))
-    is_sure = of_a_gpu or _SAID.search(tail) is not None
-    return Complaint(is_sure, _HINTED.search(tail) is not None, _lacking(tail))
+    end = deciding(tail)
+    of_a_gpu = any(_is_said_of_a_gpu(line) for line in end.split("\n"))
+    is_sure = of_a_gpu or _SAID.search(end) is not None
+    # How much was lacking may stand in a log line above.
+    return Complaint(is_sure, _HINTED.search(end) is not None, _lacking(end) or _lacking(tail))
 
 
 def _is_said_of_a_gpu(line: str) -> bool:

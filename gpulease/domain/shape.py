@@ -19,6 +19,7 @@ _TAKES_A_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _STARTERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "nice", "time"})
 """Programs that run the script that one of their words names."""
 _SCRIPT = (".py", ".sh")
+_LONGEST_NAME = 128
 _WORD = re.compile(r"[A-Za-z][A-Za-z_-]*")
 
 
@@ -35,6 +36,16 @@ def shape_of(argv: Sequence[str], cwd: str) -> Shape | None:
     names = sorted(set(_names(rest)))
     same = [script, *rest]
     return Shape(_digest([script, *names]), _digest(same))
+
+
+def script_name(argv: Sequence[str], cwd: str) -> str | None:
+    """Return what the script or the module of a command is called, to be shown."""
+    found = _script(argv, cwd)
+    if found is None:
+        return None
+    name = basename(found[0]) or found[0]
+    name = found[0].partition(" in ")[0] if found[0].startswith("-m ") else name
+    return "".join(char if char.isprintable() else "?" for char in name)[:_LONGEST_NAME]
 
 
 def _script(argv: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | None:

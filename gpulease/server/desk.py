@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpulease.domain.account import Use
-from gpulease.domain.job import Invocation, Job
+from gpulease.domain.job import Invocation, Job, Owner
 from gpulease.domain.memory import JobId
 from gpulease.server.board import Board
 from gpulease.server.fields import Defaults
@@ -16,7 +16,7 @@ from gpulease.service.drains import Drains
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, ProcessFinder
 from gpulease.service.usage import PoolSeen, Usage
-from gpulease.wire import DoctorView
+from gpulease.wire import DoctorView, OveruseView
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Desk:
     most_streams: int
     """Of one user at once; root has no such bound."""
     doctor: Callable[[], DoctorView]
+    overuse_of: Callable[[Owner], OveruseView]
+    """What becomes of a user's jobs that hold more than their lease."""
     processes: ProcessFinder
     drains: Drains
     environment: Callable[[Job, Invocation], Mapping[str, str]]

@@ -18,7 +18,7 @@ from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.desk import Desk
-from gpulease.server.fields import user_of
+from gpulease.server.fields import owner_of, user_of
 from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import (
     environment_view,
@@ -68,9 +68,10 @@ class Handlers:
             drawn = await board.changed(drawn, conceal_status, user_of(caller))
         return encoded_response(drawn)
 
-    async def doctor(self) -> Response:
-        """Tell what this machine can do and what is wrong with it."""
-        return json_response(self._desk.doctor())
+    async def doctor(self, request: Request) -> Response:
+        """Tell what this machine can do and what is wrong with it, and what holds for who asks."""
+        overuse = self._desk.overuse_of(owner_of(_caller(request)))
+        return json_response(replace(self._desk.doctor(), overuse=overuse))
 
     async def submit(self, request: Request) -> Response:
         """Queue a job; the answer means that it is on disk."""

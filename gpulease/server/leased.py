@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpulease.domain.enforcement import Rung, ladder
+from gpulease.domain.enforcement import as_watched
 from gpulease.domain.idleness import Release
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.domain.overuse import Consequence
+from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.reach import Unheld
 from gpulease.server.instants import instant
 from gpulease.server.usage import pool_view
@@ -19,7 +19,7 @@ from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.usage import PoolSeen
-from gpulease.wire import LeaseView, RungView
+from gpulease.wire import LeaseView, OveruseView, RungView
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,16 @@ class Watches:
 
     overuse: OveruseWatch
     rests: RestWatch
+
+
+def overuse_view(policy: OverusePolicy) -> OveruseView:
+    """Return what becomes of jobs that are over their lease as a wire object."""
+    return OveruseView(
+        policy.consequence is Consequence.STOP,
+        policy.tolerance,
+        policy.grace.total_seconds(),
+        policy.elastic,
+    )
 
 
 class LeaseViews:
@@ -101,19 +111,19 @@ class LeaseViews:
         policy = self._rests.policy(job)
         if seen is None or rest.idle_for is None or policy.release is Release.OFF:
             return None, None
+        if job.kept_until_at is not None and seen.at < job.kept_until_at:
+            # Kept since the last look: its time counts anew afterwards.
+            return None, None
         left = rest.left(policy)
         ends_at = None if left is None else seen.at + left
         return instant(seen.at - rest.idle_for), instant(ends_at)
 
     def _rungs(self, job: Job, lease: Lease) -> list[str]:
-        """Return what holds the lease, or held it; watching may begin and end meanwhile."""
-        holds = self._machine.holds
-        rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
-        if job.holds_memory:
-            rungs -= {Rung.WATCH}
-            stops = self._overuse.policy(job).consequence is Consequence.STOP
-            rungs |= {Rung.WATCH.value} if stops else set()
-        return list(ladder(rungs))
+        """Return what holds the lease, or held it at its end."""
+        if not job.holds_memory:
+            return list(lease.enforced_by or ())
+        rungs = self._machine.holds.everywhere if lease.enforced_by is None else lease.enforced_by
+        return list(as_watched(rungs, stops=self._overuse.stops(job)))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""

@@ -79,7 +79,7 @@ class MachineViews:
                 leased=gpu.leased,
                 committed=gpu.committed,
                 unmanaged=gpu.unmanaged,
-                headroom=gpu.headroom,
+                headroom=_to_lease(gpu),
             ),
             utilization=reading.utilization,
             temperature=reading.temperature,
@@ -110,6 +110,11 @@ class MachineViews:
                 )
             )
         return views
+
+
+def _to_lease(gpu: GpuMemory) -> int | None:
+    """Return what can be leased now: of a GPU that grants nothing, nothing."""
+    return gpu.headroom if gpu.drained is None or gpu.headroom is None else 0
 
 
 def _state(gpu: GpuMemory) -> GpuState:

@@ -8,18 +8,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
+from gpulease.domain.enforcement import as_watched
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
-from gpulease.domain.plan import ledgers
-from gpulease.domain.sizing import next_size, rounded
+from gpulease.domain.sizing import more_by, next_size
 from gpulease.errors import TooMany
 from gpulease.service.bounds import refuse_one_more
 from gpulease.service.keeper import Keeper
 from gpulease.service.leases import Settle
-from gpulease.service.look import snapshot
 from gpulease.service.ports import Order, Transaction, WorkerExited
-from gpulease.service.sizes import largest
+from gpulease.service.sizes import most_of
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
@@ -34,7 +33,11 @@ Idle = Callable[[JobId, GpuUuid], int]
 class Endings:
     """Looks at the ends of jobs, and settles their accounts."""
 
-    def __init__(self, keeper: Keeper, tail: Tail, idle: Idle) -> None:
+    def __init__(
+        self, keeper: Keeper, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
+    ) -> None:
+        """`stops` tells whether the watch stops a job that stays over its lease."""
+        self._stops = stops
         self._keeper = keeper
         self._tail = tail
         self._idle = idle
@@ -49,7 +52,13 @@ class Endings:
             said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
         # Asked here, on the loop, where reports come in: what settles runs in another thread.
         idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
-        return lambda tx, before, ended: self._settle(tx, before, self._with_use(ended, idle), said)
+        stops = job is not None and self._stops(job)
+
+        def settle(tx: Transaction, before: Job, ended: Job) -> Job:
+            ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            return self._settle(tx, before, ended, said)
+
+        return settle
 
     def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
         # One that was asked to go may have ended by itself a moment before it heard.
@@ -64,6 +73,8 @@ class Endings:
         return self._tried_again(tx, job, found, leased, max(peaks, default=None))
 
     def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
+        # Of one that was stopped over its lease all that it held counts, filled or not.
+        idle = {} if job.outcome is Outcome.OVER_LEASE else idle
         leases = tuple(
             replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
             if (peak := self._peak(job, lease.gpu)) is not None
@@ -85,6 +96,9 @@ class Endings:
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
         size = min(next_size(leased, found.lacking), most) if most else leased
+        if most and found.lacking is not None and found.lacking > most:
+            lacking = format_size(found.lacking)
+            return _told(job, what, f"it wanted {lacking} at once, and no GPU here has that much")
         if size <= leased:
             return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
         wanted = job.account.retry
@@ -93,7 +107,7 @@ class Endings:
             hint = f"{tried}ask for --mem {format_size(size)}"
             more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
             return _told(job, what, hint + more)
-        again = min(max(rounded(int(leased * wanted)), leased + 1), most)
+        again = min(more_by(leased, wanted), most)
         return self._queued_again(tx, job, what, again)
 
     def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
@@ -123,12 +137,17 @@ class Endings:
         return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
 
     def _largest(self, job: Job) -> int:
-        seen = self._keeper.seen
-        if seen is None:
-            return 0
         at = job.ended_at or job.submitted_at
-        empty = ledgers(snapshot((), seen, self._keeper.policy, {}, at))
-        return largest(empty, len(job.leases))
+        return most_of(self._keeper.seen, self._keeper.policy, len(job.leases), at)
+
+
+def _as_watched(job: Job, *, stops: bool) -> Job:
+    """Return `job` with what held its leases when it ended, of which the watch may change."""
+    leases = (
+        replace(lease, enforced_by=as_watched(lease.enforced_by or (), stops=stops))
+        for lease in job.leases
+    )
+    return replace(job, leases=tuple(leases))
 
 
 def _ended(job: Job) -> str:

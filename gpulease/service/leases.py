@@ -210,7 +210,8 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
             return job
         if any(lease.enforced_by is None for lease in job.leases):
             changed = stands_on(changed, news.rungs)
-        tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, f"pid {news.pid}"))
+        held_by = None if news.pid is None else f"pid {news.pid}"
+        tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, held_by))
     return changed
 
 
@@ -259,7 +260,8 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
-        tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, news.outcome))
+        how = news.outcome if job.holder is None else outcome
+        tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed
 
 

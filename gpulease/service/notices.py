@@ -4,35 +4,42 @@ from datetime import timedelta
 
 from gpulease.domain.idleness import Release
 from gpulease.domain.overuse import Consequence
+from gpulease.domain.sizing import enough_for
 from gpulease.service.idleness import AtRest
 from gpulease.service.overuse import Finding
 from gpulease.units import GIB, MIB, format_size, format_span
 
-_ROUND_TO = 256 * MIB
+_NO_MORE = "no GPU here offers more"
 _A_SECOND = timedelta(seconds=1)
 
 
-def size_to_ask_for(peak: int) -> str:
-    """Return the size of a lease that would have held `peak` bytes, with a little to spare."""
-    needed = peak + peak // 20
-    return _shown(-(-needed // _ROUND_TO) * _ROUND_TO)
+def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
+    """Return the size of a lease that would have held `peak` bytes, as far as a GPU here has it.
+
+    None: a lease cannot be larger than this one. `most` are the bytes of the largest; 0: unknown.
+    """
+    size = enough_for(peak)
+    size = min(size, most) if most else size
+    lease = found.lease.memory
+    return None if size <= lease or _shown(size) == _shown(lease) else _shown(size)
 
 
-def overuse_warning(found: Finding, peak: int) -> str:
+def overuse_warning(found: Finding, peak: int, most: int) -> str:
     """Say that a job holds more than its lease, and what comes of that."""
     why = ", and others wait for that memory" if found.policy.elastic and found.wanted else ""
-    return f"{_holds(found)}{why}; {_what_comes(found, peak)}"
+    return f"{_holds(found)}{why}; {_what_comes(found, peak, most)}"
 
 
-def _what_comes(found: Finding, peak: int) -> str:
+def _what_comes(found: Finding, peak: int, most: int) -> str:
+    ask = size_to_ask_for(found, peak, most)
     if found.job.holder is not None:
-        return f"the rest is not yours: hold {size_to_ask_for(peak)}, or use less"
+        return f"the rest is not yours: {f'hold {ask}, or ' if ask else ''}use less"
+    next_time = f"next time {f'ask for --mem {ask}' if ask else f'let it use less: {_NO_MORE}'}"
     if found.policy.consequence is Consequence.WARN:
-        return f"next time ask for --mem {size_to_ask_for(peak)}"
+        return next_time
     left = found.standing.left(found.policy) or timedelta(0)
     within = "now" if left < _A_SECOND else f"within {format_span(left)}"
-    ask = size_to_ask_for(peak)
-    return f"unless that ends {within}, the job is stopped; next time ask for --mem {ask}"
+    return f"unless that ends {within}, the job is stopped; {next_time}"
 
 
 def overuse_clear(found: Finding) -> str:
@@ -45,15 +52,16 @@ def overuse_clear(found: Finding) -> str:
     return f"{job} is not stopped: nobody waits for what it holds of {gpu} beyond its lease"
 
 
-def overuse_stop(found: Finding, peak: int) -> tuple[str, str]:
+def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     """Say why a job is stopped: for the record, with a hint, and for its output."""
     after = format_span(found.policy.grace)
-    most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
+    at_most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
     why = (
-        f"it held {_shown(found.used)} of GPU {found.index}{most} under a lease of "
+        f"it held {_shown(found.used)} of GPU {found.index}{at_most} under a lease of "
         f"{format_size(found.lease.memory)} for longer than {after}"
     )
-    hint = f"ask for --mem {size_to_ask_for(peak)}"
+    ask = size_to_ask_for(found, peak, most)
+    hint = f"ask for --mem {ask}" if ask else f"{_NO_MORE}: let it use less, or more GPUs"
     return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
 
 

@@ -59,6 +59,10 @@ class OveruseWatch:
         self._policy_of = policy_of
         self._standings: dict[Key, Standing] = {}
 
+    def policy_of(self, owner: Owner) -> OverusePolicy:
+        """Return what holds for the usual job of a user."""
+        return self._policy_of(owner)
+
     def policy(self, job: Job) -> OverusePolicy:
         """Return what holds for a job: not all that are over are stopped.
 
@@ -69,6 +73,10 @@ class OveruseWatch:
         if job.holder is not None or job.claim.exclusive:
             return replace(policy, consequence=Consequence.WARN)
         return policy
+
+    def stops(self, job: Job) -> bool:
+        """Tell whether a job is stopped that stays over its lease."""
+        return self.policy(job).consequence is Consequence.STOP
 
     def standing(self, job: JobId, gpu: GpuUuid) -> Standing:
         """Return how a lease stands since the last look."""

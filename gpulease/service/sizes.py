@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from gpulease.domain.memory import GpuMemory
+from gpulease.domain.plan import ledgers
+from gpulease.domain.shape import script_name
 from gpulease.domain.sizing import MOST_RUNS, Run, size_for
-from gpulease.service.look import Policy
+from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import Order, Transaction
 from gpulease.units import format_size
 
@@ -36,10 +39,22 @@ def largest(gpus: Sequence[GpuMemory], count: int) -> int:
     return offered[count - 1] if count <= len(offered) else 0
 
 
+def most_of(seen: Look | None, policy: Policy, count: int, at: datetime) -> int:
+    """Return the bytes that a job of `count` GPUs could have on each if nothing else ran."""
+    if seen is None:
+        return 0
+    return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
+
+
 def _because(order: Order, runs: Sequence[Run], memory: int) -> str:
     size, count = format_size(memory), "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    if any(run.out_of_memory for run in runs):
-        last = max(run.leased for run in runs if run.out_of_memory)
-        return f"{size}, since {order.name} ran out of memory in {format_size(last)}"
+    script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
+    short = max((run for run in runs if run.fell_short), key=lambda run: run.leased, default=None)
     used = format_size(max(run.used for run in runs))
-    return f"{size}, since {order.name} used up to {used} in {count}"
+    if short is None:
+        return f"{size}, since {script} used up to {used} in {count}"
+    lease = format_size(short.leased)
+    if short.out_of_memory:
+        return f"{size}, since {script} ran out of memory in {lease}"
+    held = format_size(short.used)
+    return f"{size}, since {script} was stopped for holding {held} in a lease of {lease}"

@@ -12,7 +12,7 @@ from gpulease.store.tables import JobRow, LeaseRow
 
 _TELLS = JobRow.out_of_memory | or_(
     (JobRow.outcome == Outcome.EXITED) & (JobRow.exit_code == 0),
-    JobRow.outcome.in_((Outcome.CANCELLED, Outcome.TIME_LIMIT)),
+    JobRow.outcome.in_((Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.OVER_LEASE)),
 )
 """Ends after which the use says something: a script that failed may have failed at its first
 line."""
@@ -26,7 +26,9 @@ def runs_like(
     Those that are the same in every word, or if there are none those that are alike.
     """
     like = (
-        select(func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory)
+        select(
+            func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory, JobRow.outcome
+        )
         .join(LeaseRow, LeaseRow.job == JobRow.id)
         .where(JobRow.uid == uid, JobRow.alike == shape.alike, JobRow.gpus == gpus)
         .where(JobRow.state == State.ENDED, _TELLS)
@@ -39,4 +41,7 @@ def runs_like(
     found = connection.execute(like.where(JobRow.same == shape.same)).all()
     if not found:
         found = connection.execute(like).all()
-    return [Run(leased, used or 0, bool(ran_out)) for leased, used, ran_out in found]
+    return [
+        Run(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
+        for leased, used, ran_out, outcome in found
+    ]

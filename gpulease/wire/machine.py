@@ -24,6 +24,7 @@ class MemoryView:
     committed: int
     unmanaged: int | None
     headroom: int | None
+    """What can be leased now; 0 of a drained one."""
 
 
 @dataclass(slots=True)
@@ -129,7 +130,22 @@ class CheckView:
 
 
 @dataclass(slots=True)
+class OveruseView:
+    """What becomes of the caller's own jobs that hold more than their lease."""
+
+    stops: bool
+    """Whether they are stopped, or told only."""
+    tolerance: int
+    """Bytes over the lease, on each GPU, that are let be."""
+    grace: float
+    """Seconds for which a job may be over by more than that."""
+    elastic: bool
+    """Whether a job may be over while nobody waits for the memory."""
+
+
+@dataclass(slots=True)
 class DoctorView:
     """What the daemon found out about this machine and itself."""
 
     checks: list[CheckView]
+    overuse: OveruseView | None = None

@@ -27,6 +27,7 @@ def test_a_drained_gpu_takes_no_lease_over_restarts_until_it_is_resumed(
         f"to give another, gpulease resume {there}, and drain it anew\n"
     )
     assert gpu(daemon, there)["state"] == "drained"
+    assert daemon.status()["gpus"][there]["memory"]["headroom"] == 0, "nothing is free to lease"
     assert "drained by root: fan" in daemon.run("status").stdout
 
     elsewhere = daemon.submit("--mem", "1G", "--", "sleep", "600")
@@ -41,6 +42,9 @@ def test_a_drained_gpu_takes_no_lease_over_restarts_until_it_is_resumed(
     daemon.start()
     assert daemon.job(first)["state"] == "active"
     assert gpu(daemon, there)["detail"] == "drained by root: fan"
+    # It is root's daemon here: not all who ask may.
+    mend = f"gpulease resume {there} (by an admin or root)"
+    assert mend in daemon.run("doctor", check=False).stdout
     assert daemon.run("resume", str(there)).stdout == f"GPU {there} takes leases again\n"
     assert daemon.wait_until(both, "ended")["exit_status"] == 0
     assert daemon.run("resume", str(there)).stdout == f"GPU {there} was not drained\n"
@@ -55,7 +59,10 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_names_of_those_that_are(
     assert refused.returncode == 125
     assert "cannot find a GPU '7'" in refused.stderr
     assert "hint: name it by its index (0, 1) or by its UUID" in refused.stderr
-    assert refused.stdout == "GPU 1 is drained by root; nothing runs there\n"
+    assert refused.stdout == "", "nothing is done before all names are known"
+    assert gpu(daemon, 1)["state"] == "available"
+    drained = daemon.run("drain", daemon.status()["gpus"][1]["uuid"].upper()[:12])
+    assert drained.stdout == "GPU 1 is drained by root; nothing runs there\n"
     unclear = daemon.run("resume", "GPU-", check=False)
     assert unclear.returncode == 125
     assert "cannot tell which GPU 'GPU-' is" in unclear.stderr

@@ -413,3 +413,7 @@ def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:
     assert refused.returncode == 125
     assert "this machine has no such user" in refused.stderr
     assert run(daemon, f"{GPULEASE} report --user root").returncode == 0
+    refused = run(daemon, f"{GPULEASE} list --all --user nobody-of-this-name")
+    assert refused.returncode == 125
+    assert "this machine has no such user" in refused.stderr
+    assert run(daemon, f"{GPULEASE} list --user root").returncode == 0

@@ -96,6 +96,9 @@ def test_it_ends_with_its_time(daemon: Daemon, holder: subprocess.Popen[bytes]) 
     for pid in (holder.pid, None):
         ended = when_in(daemon, hold(daemon, pid, time_limit=1), "ended")
         assert (ended.outcome, ended.reason) == ("time_limit", "its time limit is over")
+        said = {each.kind: each.detail for each in client(daemon).job(ended.id).events}
+        assert said["worker_started"] == (None if pid is None else f"pid {pid}")
+        assert said["worker_exited"] == "time_limit"
         assert leased(daemon) == 0
     assert holder.poll() is None
 

@@ -38,6 +38,13 @@ def test_the_owner_is_told_what_to_ask_for(daemon: Daemon) -> None:
     assert job["retried_as"] is None
 
 
+def test_what_is_said_on_standard_output_counts_too(daemon: Daemon) -> None:
+    said = f"echo {shlex.quote(SAYS_SO)}; exit 1"
+    done = daemon.run("run", "--mem", "2G", "sh", "-c", said, check=False)
+
+    assert "it ran out of GPU memory in a lease of 2G" in done.stderr
+
+
 def test_a_failure_of_another_kind_is_no_lack_of_memory(daemon: Daemon) -> None:
     done = daemon.run("run", "--mem", "2G", "sh", "-c", "echo KeyError >&2; exit 3", check=False)
 
@@ -50,7 +57,7 @@ def test_run_stays_with_the_job_that_tries_again(daemon: Daemon) -> None:
 
     assert done.stdout == "enough\n"
     chain = successors(daemon, 1)
-    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2560]
+    assert [job["claim"]["memory"] >> 20 for job in chain] == [1024, 1536, 2304]
     assert [job["retry_of"] for job in chain] == [None, 1, 2]
     assert [job["exit_status"] for job in chain] == [1, 1, 0]
     assert "job 2 tries again with 1.5G" in done.stderr

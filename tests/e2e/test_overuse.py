@@ -83,6 +83,7 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
     assert told.startswith("gpulease: ")
     assert "and its lease is 1G; unless that ends within 8s, the job is stopped; next" in told
     assert f"gpulease: job {job} is stopped: it held" in err.decode()
+    assert err.decode().count("gpulease: ") == 2, "told once, and once of the end"
     assert out.decode().splitlines() == ["holds 10", "holds 2048"], "its own output stays its own"
     kinds = [each["kind"] for each in end["events"]]
     assert kinds.index("notice") < kinds.index("revoke") < kinds.index("worker_exited")
@@ -122,6 +123,12 @@ def test_a_job_that_does_not_hear_is_killed_after_its_grace(
     assert (end["outcome"], end["exit_status"]) == ("over_lease", 124)
     assert "no\n" in log(daemon, job, "stdout"), "it was asked before it was made to"
     assert not alive([end["pid"]])
+    # The next without a size gets no less than it was told to ask for.
+    assert end["hint"] == "ask for --mem 512M"
+    appetite.set(10)
+    again = daemon.run("run", "-d", *appetite.command("deaf"))
+    assert "512M, since hungry.py was stopped for holding 4" in again.stderr
+    assert daemon.job(job + 1)["claim"]["memory"] == 512 << 20
 
 
 def test_warn_never_stops_and_users_may_have_their_own_policy(
@@ -139,12 +146,15 @@ def test_warn_never_stops_and_users_may_have_their_own_policy(
     # Over for many graces, and then the same lease under the general policy is not let be.
     wait_for("it was over for three graces", lambda: over_for_s(daemon, job) > 3)
     assert daemon.job(job)["state"] == "active"
+    let_be = daemon.submit("--mem", "300M", "--", "true")
+    assert ended(daemon, let_be)["leases"][0]["enforced_by"] == [], "nor did anything hold it"
 
     assert daemon.process is not None
     config = daemon.folder / "config.toml"
     config.write_text(config.read_text().replace(tables, ""))
     daemon.process.send_signal(signal.SIGHUP)
-    assert ended(daemon, job)["outcome"] == "over_lease"
+    end = ended(daemon, job)
+    assert (end["outcome"], end["leases"][0]["enforced_by"]) == ("over_lease", ["watch"])
 
 
 def test_elastic_lets_a_job_be_until_somebody_waits(
@@ -204,6 +214,8 @@ def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
             wait_for("graces pass", lambda: over_for_s(daemon, 1) > 3)
             assert daemon.job(1)["state"] == "active"
             assert shell.poll() is None
+            daemon.run("cancel", "1")
+            assert ended(daemon, 1)["leases"][0]["enforced_by"] == []
         finally:
             shell.kill()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,23 @@ def proofs(daemon: Daemon) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("overuse", "state", "said", "outcome"),
+    ("rules", "state", "said", "outcome"),
     [
-        ("stop", "ok", "was noticed and ended", "over_lease"),
-        ("warn", "warning", "was told to its owner and not ended", "cancelled"),
+        ({}, "ok", "was noticed and ended", "over_lease"),
+        ({"overuse": "warn"}, "warning", "was told to its owner and not ended", "cancelled"),
+        ({"elastic": "true"}, "warning", "is not stopped: nobody waits", "exited"),
+        ({"overuse_tolerance": "2G"}, "warning", "is not stopped: up to 2G beyond", "exited"),
+        ({"overuse_grace": "1h"}, "warning", "its end after 1h (overuse_grace)", "cancelled"),
     ],
 )
 def test_what_the_watch_does_is_seen_and_told(
-    make_daemon: Callable[..., Daemon], overuse: str, state: str, said: str, outcome: str
+    make_daemon: Callable[..., Daemon],
+    rules: dict[str, str],
+    state: str,
+    said: str,
+    outcome: str,
 ) -> None:
-    settings = {"grace": "2s", "overuse": overuse, "overuse_grace": "1s"}
+    settings = {"grace": "2s", "overuse_grace": "1s"} | rules
     daemon = make_daemon(simulate="1x4G", settings=settings).start()
     found = proofs(daemon)
     assert found["proof: watch"]["state"] == state, found
@@ -35,6 +43,15 @@ def test_what_the_watch_does_is_seen_and_told(
     assert json.loads(daemon.run("report", "--json").stdout)["users"] == []
     # What cannot be tried here is not said to hold.
     assert found["proof: framework, devices"]["state"] == "warning"
+
+
+def test_a_user_with_a_table_of_their_own_is_told_by_it(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    tables = f'[users.{tmp_path.owner()}]\noveruse_tolerance = "2G"\n'
+    daemon = make_daemon(settings={"grace": "2s"}, tables=tables).start()
+    told = json.loads(daemon.run("doctor", "--json", check=False).stdout)["overuse"]
+    assert told == {"stops": True, "tolerance": 2 << 30, "grace": 30.0, "elastic": False}
 
 
 def test_nobody_runs_out_of_memory_for_a_proof(make_daemon: Callable[..., Daemon]) -> None:

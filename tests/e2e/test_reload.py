@@ -40,12 +40,28 @@ def test_a_bad_file_changes_nothing_and_is_told(make_daemon: Callable[..., Daemo
     assert daemon.run("status").returncode == 0
 
 
+def test_a_table_for_a_user_that_nobody_knows_is_told_of(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    tables = '[users.nobodyhere]\noveruse = "warn"\n'
+    daemon = make_daemon(settings={"margin": "1G"}, tables=tables).start()
+    wait_for("it is told at the start", lambda: "[users.nobodyhere] counts for" in daemon.log)
+    reload(daemon, '[groups.nogroup123]\noveruse = "warn"\n', "[groups.nogroup123] counts for")
+
+
 def test_settings_can_be_checked_without_a_daemon(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     command = [sys.executable, "-m", "gpulease.daemon", "--check", "--config", str(config)]
     config.write_text('margin = "1G"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "the settings are in order\n")
+    config.write_text(f"[users.nobodyhere]\n[users.{tmp_path.owner()}]\n[groups.nogroup123]\n")
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "warning: [users.nobodyhere] counts for nobody now: there is no such user",
+        "warning: [groups.nogroup123] counts for nobody now: there is no such group",
+        "the settings are in order",
+    ]
     config.write_text('simulate = "2x"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, "simulate" in done.stderr) == (78, True)

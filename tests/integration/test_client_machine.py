@@ -66,6 +66,17 @@ def test_doctor_counts_it_as_a_failure(away: Path, capsys: pytest.CaptureFixture
     )
 
 
+def test_doctor_misses_no_driver_where_gpus_are_simulated(
+    away: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away.parent.rmdir()
+    monkeypatch.setenv("GPULEASE_SIMULATE", "2x8G")
+    call(["doctor"])
+    said = capsys.readouterr().out
+    assert "ok      driver: none is needed to simulate 2x8G" in said
+    assert "no NVIDIA driver" not in said
+
+
 @pytest.mark.parametrize("ask", [Client, lambda: gpulease.lease("1G")])
 def test_so_does_python(ask: object, own: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NoDaemon, match="there is no socket") as raised:

@@ -30,6 +30,7 @@ def test_the_help_of_every_verb_fits_a_terminal(
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
     assert "list[" not in said
+    assert "...}" not in said, "how often a word may stand is said behind it"
     # Every option says what it is for.
     for line in said.partition("Options:")[2].splitlines():
         assert not re.fullmatch(r" {2}-\S+( [A-Z@]+)?", line), line

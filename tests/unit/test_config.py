@@ -54,7 +54,18 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     ("text", "says", "hint"),
     [
         ('overuse = "kill"', "overuse: 'kill' is none of warn, stop", '"stop"'),
-        ("elastic = 3", "elastic: '3' is neither true nor false", None),
+        ("elastic = 3", "elastic: '3' is neither true nor false", "true, or false"),
+        ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M, or 300G?"),
+        ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M, or 300G?"),
+        ('overuse_tolerence = "1G"', "an unknown key", "did you mean overuse_tolerance?"),
+        ('[users.bob]\nelstic = "x"', "an unknown key", "did you mean elastic?"),
+        ("elastic = true\nidle = 1\nelastic = false", "elastic is given twice", "lines 1 and 3"),
+        (
+            "elastic = 1\n[users.a]\nelastic=1\n\n  elastic = 2 # x",
+            "[users.a] elastic is given twice",
+            "lines 3 and 5",
+        ),
+        ("[users.a]\n[users.b]\n[users.a]", "[users.a] is given twice", "lines 1 and 3"),
         (
             '[users.alice]\ncolour = "red"',
             "[users.alice] has an unknown key 'colour'",
@@ -95,9 +106,21 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         read(tmp_path, 'elastic = 3\nmargin = "10%"\ngrace = "1m"\ncolour = "red"')
     first, *told = refused.value.message.splitlines()
     assert first.endswith("3 mistakes")
-    assert [each.split()[0] for each in told] == ["elastic:", "margin:", "it"]
-    assert refused.value.hint
-    assert "known keys" in refused.value.hint and "share" not in refused.value.hint
+    begins = [each.split()[0] for each in told]
+    assert begins == ["elastic:", "hint:", "margin:", "hint:", "it", "hint:"]
+    assert told[1] == "    hint: true, or false"
+    assert told[5].startswith("    hint: known keys: socket, state, ")
+    assert refused.value.hint is None
+
+
+def test_a_key_that_a_file_may_not_have_is_not_named_to_who_mistyped_another(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('colour = "red"')
+    with pytest.raises(BadConfiguration) as refused:
+        read_settings(path, Settings(), {}, unnamed=("state",))
+    assert "known keys: socket, simulate, " in (refused.value.hint or "")
 
 
 def test_a_default_below_the_smallest_lease_is_refused(tmp_path: Path) -> None:

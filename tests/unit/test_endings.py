@@ -6,9 +6,20 @@ from fractions import Fraction
 
 import pytest
 
-from fakes import NOON, FakeClock, FakeFinder, FakeGpus, FakeLauncher, G, MemoryStore, order
+from fakes import (
+    NOON,
+    FakeClock,
+    FakeFinder,
+    FakeGpus,
+    FakeLauncher,
+    G,
+    MemoryStore,
+    hold_order,
+    order,
+)
 from gpulease.domain.account import Account, Shape
-from gpulease.domain.job import Exit, Job, Outcome, asked_to_go, grant, worker_started
+from gpulease.domain.enforcement import stands_on
+from gpulease.domain.job import Exit, Invocation, Job, Outcome, asked_to_go, grant, worker_started
 from gpulease.domain.lease import Trigger
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.placement import Placement
@@ -18,10 +29,12 @@ from gpulease.service.bounds import Bounds
 from gpulease.service.ending import MOST_RETRIES, Endings
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, Policy
-from gpulease.service.ports import Event, WorkerExited
+from gpulease.service.ports import Event, Order, WorkerExited
 
 GPU = GpuUuid("GPU-a")
+M = G // 1024
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
+WATCHED = ("framework", "watch")
 FAILED = WorkerExited(Outcome.EXITED, Exit(1), NOON)
 
 
@@ -37,7 +50,10 @@ class World:
         self.keeper.seen = a_look()
         self.tail = FULL
         self.idle = 0
-        self.endings = Endings(self.keeper, self.read, lambda job, gpu: self.idle)
+        self.stops = True
+        self.endings = Endings(
+            self.keeper, self.read, lambda job, gpu: self.idle, lambda job: self.stops
+        )
         account = Account(retry=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
             job = tx.add(replace(order(memory), account=account), NOON)
@@ -70,6 +86,35 @@ def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() ->
 
     assert [lease.used for lease in ended.leases] == [G]
     assert not ended.account.out_of_memory
+
+
+@pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])
+def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: object) -> None:
+    world = World()
+    job = world.store.job(JobId(1))
+    assert job is not None
+    with world.store.write() as tx:
+        tx.save(stands_on(job, WATCHED), Event(NOON, "enclosed"))
+    world.stops = stops
+
+    ended = world.end()
+
+    assert [lease.enforced_by for lease in ended.leases] == [held]
+
+
+def test_a_hold_that_is_taken_back_ends_for_that_reason_in_its_history_too() -> None:
+    store = MemoryStore()
+    with store.write() as tx:
+        job = grant(tx.add(hold_order(), NOON), Placement(((GPU, G),)), NOON)
+        held = worker_started(job, None, None, NOON)
+        assert held is not None
+        tx.save(held, Event(NOON, "worker_started"))
+    leases.revoke(store, JobId(1), Outcome.IDLE, "it did nothing", FakeClock())
+
+    news = WorkerExited(Outcome.RELEASED, None, NOON, "released")
+    assert leases.note_exited(store, JobId(1), news).outcome is Outcome.IDLE
+
+    assert store.events(JobId(1))[-1].detail == Outcome.IDLE
 
 
 def test_a_job_that_nobody_saw_on_a_gpu_has_no_known_use() -> None:
@@ -172,9 +217,7 @@ def test_a_failure_of_another_kind_stays_as_it_is() -> None:
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world = World()
     world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
-    unsized = replace(
-        order(4 * G), sizes_itself=True, account=Account(shape=a_shape()), name="train.py"
-    )
+    unsized = an_unsized_order()
 
     job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
 
@@ -182,8 +225,55 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     assert job.account.sized == "3.5G, since train.py used up to 3G in 2 runs"
 
 
-def a_shape() -> Shape:
-    return Shape("a", "b")
+def an_unsized_order() -> Order:
+    """Return one that runs train.py under another name."""
+    invocation = Invocation(("python3", "/home/a/train.py"), "/", {})
+    account = Account(shape=Shape("a", "b"))
+    return replace(
+        order(4 * G), sizes_itself=True, account=account, name="x", invocation=invocation
+    )
+
+
+def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for() -> None:
+    world = World()
+    world.store.known_runs = [Run(200 * M, 300 * M, over_lease=True)]
+
+    job = leases.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
+
+    assert job.claim.memory == 512 * M
+    because = "512M, since train.py was stopped for holding 300M in a lease of 200M"
+    assert job.account.sized == because
+
+
+def test_of_a_job_that_was_stopped_over_its_lease_all_that_it_held_counts() -> None:
+    world = World()
+    world.used(3 * G)
+    world.idle = 2 * G
+
+    ended = world.end(WorkerExited(Outcome.OVER_LEASE, Exit(143), NOON))
+
+    assert [lease.used for lease in ended.leases] == [3 * G]
+
+
+def test_what_no_gpu_has_in_one_piece_is_neither_advised_nor_tried() -> None:
+    world = World(retry=2)
+    world.tail = "CUDA out of memory. Tried to allocate 16.00 GiB"
+
+    ended = world.end()
+
+    assert ended.account.out_of_memory
+    hint = "hint: it wanted 16G at once, and no GPU here has that much"
+    assert (ended.detail or "").endswith(hint)
+    assert world.store.live() == ()
+
+
+@pytest.mark.parametrize(("had", "factor", "gets"), [(100, 1.5, 150), (300, 4, 1200), (1, 1.1, 2)])
+def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: int) -> None:
+    world = World(retry=factor, memory=had * M)
+
+    world.end()
+
+    assert [job.claim.memory for job in world.store.live()] == [gets * M]
 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:

@@ -78,6 +78,49 @@ def test_each_framework_is_understood(tail: str, lacking: int | None) -> None:
     assert recognised(ABORTED, tail, None, 4 * GIB) == found
 
 
+CAUGHT = "caught: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
+FRAMES = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    go()\n'
+BY_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        f"{CAUGHT}falling back\n{FRAMES}",
+        f"{TORCH}falling back\n{FRAMES}",
+        f"{TENSORFLOW}{FRAMES}ValueError: a\n{DURING}{FRAMES}",
+    ],
+)
+@pytest.mark.parametrize(
+    "last", ["KeyError: 'typo in config'", "lab.ConfigError: no", "RuntimeError: no such layer"]
+)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_an_exception_that_came_later_and_of_something_else_decides(
+    before: str, last: str, ends: str
+) -> None:
+    tail = f"{before}{last}\n".replace("\n", ends)
+    assert recognised(FAILED, tail, 4 * GIB, 4 * GIB) is None
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        f"{TORCH}{BY_CAUSE}{FRAMES}lab.TrainingFailed: epoch 1",
+        f"{TORCH}{DURING}{FRAMES}KeyError: 'x'\n{DURING}{FRAMES}ValueError: y\nbye",
+        f"{TORCH}{FRAMES}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+        f"{TORCH}{FRAMES}subprocess.CalledProcessError: Command 'x' returned 1",
+        f"Process Process-1:\n{TORCH}Process Process-2:\n{FRAMES}KeyError: 0",
+        f"{CAUGHT}{FRAMES}RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        f"{FRAMES}KeyError: 'caught'\n{TORCH}",
+        f"{FRAMES}KeyError: 'caught'\n{CAUGHT}",
+        f"{CAUGHT}Traceback (most recent call last):\n  cut off",
+    ],
+)
+def test_an_exception_that_may_come_of_a_full_gpu_hides_it_not(tail: str) -> None:
+    assert recognised(FAILED, tail, None, 4 * GIB) is not None
+
+
 @pytest.mark.parametrize("end", [Exit(0), Exit(), None])
 def test_a_job_that_ended_well_had_memory_enough(end: Exit | None) -> None:
     assert recognised(end, TORCH, 4 * GIB, 4 * GIB) is None

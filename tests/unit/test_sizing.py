@@ -8,7 +8,7 @@ from gpulease.domain.sizing import Run, next_size, rounded, size_for
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)
-runs = st.builds(Run, sizes, sizes, st.booleans())
+runs = st.builds(Run, sizes, sizes, st.booleans(), st.booleans())
 
 
 def test_without_a_run_there_is_no_size() -> None:
@@ -43,7 +43,7 @@ def test_a_size_is_never_one_that_did_not_do(known: list[Run]) -> None:
     found = size_for(known)
 
     assert found is not None
-    assert all(found > run.leased for run in known[:10] if run.out_of_memory)
+    assert all(found > run.leased for run in known[:10] if run.fell_short)
 
 
 @given(sizes)

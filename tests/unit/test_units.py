@@ -44,8 +44,9 @@ def test_a_share_is_proposed_only_where_one_will_do() -> None:
 
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%"])
 def test_a_share_is_above_nothing_and_at_most_all(text: str) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(BadValue) as refused:
         parse_memory(text)
+    assert ("--gpus 2" in (refused.value.hint or "")) is (text == "101%")
 
 
 def test_a_share_of_a_gpu_is_rounded_down_to_whole_mebibytes() -> None:

@@ -102,6 +102,26 @@ def test_the_first_look_after_the_crossing_tells_the_owner() -> None:
     play(scenario)
 
 
+def test_nobody_is_told_to_ask_for_more_than_a_gpu_has() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world, 7 * G)
+        world.hold(job, 8 * G)
+        await world.look()
+        assert world.told(job)[0].endswith("next time ask for --mem 8G")
+
+    async def with_all_of_it(world: Watched) -> None:
+        job = await running(world, 8 * G)
+        world.hold(job, 9 * G)
+        await world.look(50)
+        assert world.told(job)[0].endswith("next time let it use less: no GPU here offers more")
+        assert world.told(job)[1].endswith(
+            "; no GPU here offers more: let it use less, or more GPUs"
+        )
+
+    play(scenario)
+    play(with_all_of_it)
+
+
 def test_an_owner_who_was_told_of_a_stop_is_told_that_it_does_not_come() -> None:
     async def scenario(world: Watched) -> None:
         job = await running(world)

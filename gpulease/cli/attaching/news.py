@@ -54,7 +54,8 @@ class News:
                     self._insist_that_nobody_reads()
             case FrameKind.STOPPING:
                 reason = str(read_json(payload).get("reason", ""))
-                self._console.say(sentences.stopping(number, reason))
+                if said := sentences.stopping(number, reason):
+                    self._console.say(said)
             case FrameKind.EXITED:
                 self._note_end(read_json(payload))
             case FrameKind.REFUSED:

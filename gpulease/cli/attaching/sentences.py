@@ -5,15 +5,13 @@ from gpulease.cli.attaching.manner import Manner
 from gpulease.cli.text import clean, size
 
 
-def stopping(number: int, reason: str) -> str:
-    """Say that a job was asked to go, and why."""
+def stopping(number: int, reason: str) -> str | None:
+    """Say that a job was asked to go, and why; None where its own output says so."""
     match reason:
         case "time_limit":
             return f"gpulease: job {number} has reached its time limit, and is asked to end"
-        case "over_lease":
-            return f"gpulease: job {number} holds more than its lease, and is asked to end"
-        case "idle":
-            return f"gpulease: job {number} does nothing while others wait, and is asked to end"
+        case "over_lease" | "idle":
+            return None
         case "cancelled" | "":
             return f"gpulease: job {number} is asked to end"
         case _:
