@@ -1,7 +1,7 @@
 """Fakes made of plain values, which a test may change; they mirror the ports name for name."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -109,6 +109,11 @@ class FakeFinder:
     processes: dict[int, LivingProcess] = field(default_factory=dict)
 
     servers: frozenset[int] = frozenset()
+
+    foreign: bool = False
+
+    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
+        return not self.foreign
 
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
         return self.servers & set(pids)

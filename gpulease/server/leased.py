@@ -111,7 +111,9 @@ class LeaseViews:
         rungs = set(holds.everywhere if lease.enforced_by is None else lease.enforced_by)
         if job.holds_memory:
             rungs -= {Rung.WATCH}
-            stops = self._overuse.policy(job).consequence is Consequence.STOP
+            stops = self._overuse.policy(job).consequence is Consequence.STOP and not (
+                self._keeper.seen is not None and self._keeper.seen.is_blind
+            )
             rungs |= {Rung.WATCH.value} if stops else set()
         return list(ladder(rungs))
 
