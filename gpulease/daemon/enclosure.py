@@ -49,8 +49,10 @@ class Enclosure:
         self._note = note
         self._make_scope = make_scope
 
-    async def __call__(self, pid: int, launch: Launch) -> None:
+    async def __call__(self, pid: int, launch: Launch) -> bool:
         """Put the shim of `launch`, whose pid this is, into all that there is, and note it.
+
+        Return whether device rules are in force, so that no GPUs but its own are there for it.
 
         Raises:
             RecordUnwritable: it cannot be noted at this moment; nothing was launched.
@@ -62,6 +64,7 @@ class Enclosure:
             # The shim is about to leave, and its cgroup with it.
             await self._lift(launch.job, enclosed)
             raise
+        return enclosed.devices
 
     async def _lift(self, job: int, enclosed: Enclosed) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)

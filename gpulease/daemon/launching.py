@@ -47,12 +47,13 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
     """
     owner = job.owner
     identity = Identity(owner.uid, owner.gid, owner.user, invocation.groups)
+    environment = environment_of(job, invocation, around)
     return Launch(
         job=job.id,
         directory=directory,
         argv=invocation.argv,
         cwd=invocation.cwd,
-        environment=environment_of(job, invocation, around),
+        environment=environment,
         identity=identity if around.as_other_users else None,
         umask=invocation.umask,
         soft_limits=invocation.soft_limits,
@@ -67,6 +68,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
         # A user may ask for an hour; whoever shuts the machine down did not agree to that.
         grace_at_shutdown=min(grace_of(job, around), around.grace),
         gpus=_nodes(job, around),
+        renumbered=_changed(environment, environment_of(job, invocation, around, alone=True)),
         memory={lease.gpu: lease.memory for lease in job.leases},
     )
 
@@ -80,8 +82,13 @@ def _nodes(job: Job, around: Surroundings) -> tuple[str, ...] | None:
     return tuple(known) if known and all(each is not None for each in nodes) else None
 
 
-def environment_of(job: Job, invocation: Invocation, around: Surroundings) -> dict[str, str]:
-    """Return the variables of `invocation` as they are under the leases of `job`."""
+def environment_of(
+    job: Job, invocation: Invocation, around: Surroundings, *, alone: bool = False
+) -> dict[str, str]:
+    """Return the variables of `invocation` as they are under the leases of `job`.
+
+    `alone`: as they are where no other GPU can be opened.
+    """
     readings = around.readings()
     return worker_environment(
         invocation.environment,
@@ -94,7 +101,12 @@ def environment_of(job: Job, invocation: Invocation, around: Surroundings) -> di
         options=_options(invocation.options),
         beside=_beside(job, around),
         daemon=around.socket,
+        alone=alone,
     )
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in after.items() if before.get(name) != value}
 
 
 def _beside(job: Job, around: Surroundings) -> Beside:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
 from pathlib import Path
@@ -64,7 +64,7 @@ class Launch:
     argv: tuple[str, ...]
     cwd: str
     environment: Mapping[str, str]
-    """All of the worker's environment; nothing is added."""
+    """All of the worker's environment; nothing is added but what is `renumbered`."""
     identity: Identity | None
     """None: stay who the daemon is."""
     umask: int
@@ -84,6 +84,8 @@ class Launch:
     """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
     gpus: tuple[str, ...] | None = None
     """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
+    renumbered: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are others where only the GPUs in `gpus` can be opened."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Leased bytes by the UUID of the GPU."""
     terminal: TerminalOrder | None = None
@@ -92,8 +94,10 @@ class Launch:
     """Has a meaning with a time limit alone."""
 
 
-Enclose = Callable[[int, Launch], Awaitable[None]]
+Enclose = Callable[[int, Launch], Awaitable[bool | None]]
 """Puts the process with this pid where the processes of the launch belong.
+
+Returns whether it can open no GPUs there but those of the launch.
 
 May raise RecordUnwritable: nothing was launched then, and it can be tried again.
 """
@@ -157,7 +161,7 @@ class Launcher:
                 reader = await read_answers(answer)
                 ours.callback(reader.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
-                passed.callback(os.close, memory)
+                ours.callback(os.close, memory)
                 _write_all(memory, request)
                 descriptors = [memory, theirs]
                 if self._enclose is not None:
@@ -169,7 +173,12 @@ class Launcher:
             first = await reader.line()
             if go is None or self._enclose is None or (pid := _waiting(first)) is None:
                 return first + await reader.rest()
-            await self._enclose(pid, launch)
+            if await self._enclose(pid, launch) and launch.renumbered:
+                # It has not been read: whoever reads it waits for our word.
+                within = {**launch.environment, **launch.renumbered}
+                os.ftruncate(memory, 0)
+                os.lseek(memory, 0, os.SEEK_SET)
+                _write_all(memory, _request(replace(launch, environment=within)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
             return await reader.rest()

@@ -101,3 +101,16 @@ def test_a_process_that_dropped_all_that_marked_it_is_its_jobs_and_goes_with_it(
 def _pid(machine: Machine, command: str) -> int | None:
     found = machine.run("pgrep", "-x", "-f", command, check=False).stdout.split()
     return int(found[0]) if found else None
+
+
+def test_with_numbers_a_job_counts_the_gpus_that_it_can_open(
+    gpulease: Gpulease, stand_in: StandIn
+) -> None:
+    first = gpulease.submit("--mem", "1G", "--exclusive", "--", "sleep", "600")
+    gpulease.wait_until(first, "active")
+    show = "echo $CUDA_VISIBLE_DEVICES"
+    job = gpulease.submit("--mem", "1G", "--visible", "index", "--", "sh", "-c", show)
+    (lease,) = gpulease.wait_until(job, "ended")["leases"]
+    assert lease["gpu"] == StandIn.uuid(1)
+    assert "devices" in lease["enforced_by"]
+    assert gpulease.run("logs", str(job)) == "0\n"
