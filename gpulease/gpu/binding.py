@@ -25,6 +25,8 @@ NO_LIMIT = 2**64 - 1
 TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
 
 XID_EVENT = int(pynvml.nvmlEventTypeXidCriticalError)
+RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older releases of the binding do not name."""
 UNCORRECTED_SINCE_LOADED = (
     int(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     int(pynvml.NVML_VOLATILE_ECC),
@@ -114,6 +116,18 @@ def ask(name: str, *arguments: object) -> Any:
         raise
     except NvmlFailure:
         return None
+
+
+def field(handle: Handle, number: int) -> int | None:
+    """Return a whole number that the driver tells by the number of its field, or None.
+
+    Raises:
+        GpuLost, DriverGone: the calls after this one would fail as well.
+    """
+    answer = ask("nvmlDeviceGetFieldValues", handle, [number])
+    if answer is None or answer[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(answer[0].value.uiVal)
 
 
 def memory_limits(handle: Handle, cgroup: Path) -> tuple[int, int]:
