@@ -60,6 +60,14 @@ class NvmlFailure(Exception):
         return self.code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
+class OldBinding(NvmlFailure):
+    """This release of nvidia-ml-py does not know the function, whatever the driver can do."""
+
+    def __init__(self, name: str) -> None:
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        super().__init__(code, f"this release of nvidia-ml-py has no {name}")
+
+
 class GpuLost(NvmlFailure):
     """This GPU has fallen off the bus or waits for a reset."""
 
@@ -94,8 +102,7 @@ def call(name: str, *arguments: object) -> Any:
     """
     function = getattr(pynvml, name, None)
     if function is None:
-        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {name}")
+        raise OldBinding(name)
     try:
         answer = function(*arguments)
         # Old releases (11.450 for one) leave text as bytes.
@@ -156,8 +163,7 @@ def _record(kind: str, cgroup: Path) -> Any:
     """Return a record about the cgroup whose directory this is."""
     made = getattr(pynvml, kind, None)
     if made is None:
-        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {kind}")
+        raise OldBinding(kind)
     record = made()
     record.nameSpace = os.fsencode(cgroup)
     return record

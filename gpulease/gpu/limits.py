@@ -11,13 +11,14 @@ from pathlib import Path
 
 from gpulease.domain.memory import GpuUuid
 from gpulease.gpu import binding
-from gpulease.gpu.binding import Handle, NvmlFailure
+from gpulease.gpu.binding import Handle, NvmlFailure, OldBinding
 from gpulease.gpu.nvml import NoAnswer, NvmlProbe
 from gpulease.service.limiting import NotLimited
 from gpulease.units import MIB, format_size
 
 _STEP = 256 * MIB
 """What NVIDIA's guide saw limits rounded to: 3000 MiB became 2560."""
+_BINDING = "13.615"
 _NONE_HERE = "this driver has no memory limits; they come with r615"
 
 
@@ -106,6 +107,8 @@ def _is_final(failure: NvmlFailure) -> bool:
 
 
 def _why(failure: NvmlFailure) -> str:
+    if isinstance(failure, OldBinding):
+        return f"{failure}; memory limits need {_BINDING} or later"
     if failure.is_no_such_figure:
         return _NONE_HERE
     if failure.code == binding.NO_PERMISSION:
