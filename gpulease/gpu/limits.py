@@ -57,6 +57,15 @@ class DriverLimits:
         """
         return self._on(gpu, partial(_limit, cgroup=cgroup, memory=memory))
 
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
+
+        Raises:
+            NotLimited: there is no telling.
+        """
+        held = self._on(gpu, partial(_kept, cgroup=cgroup))
+        return None if held == binding.NO_LIMIT else held
+
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away, as has to be before it is removed.
 
@@ -91,6 +100,10 @@ def _limit(handle: Handle, cgroup: Path, memory: int) -> int:
     if held == binding.NO_LIMIT:
         raise NotLimited("the driver took the limit and does not keep it")
     raise NotLimited(f"asked for {format_size(memory)}, the driver keeps to {format_size(held)}")
+
+
+def _kept(handle: Handle, cgroup: Path) -> int:
+    return binding.memory_limits(handle, cgroup)[1]
 
 
 def _lift(handle: Handle, cgroup: Path) -> int:

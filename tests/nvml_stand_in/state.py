@@ -236,6 +236,10 @@ class StandIn:
         lines = [line.split(" ", 3) for line in self._limits.read_text().splitlines()]
         return {(uuid, path): (int(soft), int(hard)) for uuid, soft, hard, path in lines}
 
+    def forget_limits(self) -> None:
+        """Keep no cgroup to a limit any more."""
+        self._limits.unlink(missing_ok=True)
+
     @staticmethod
     def uuid(index: int) -> str:
         """Return the UUID of the card that stood at `index` when it was first given."""

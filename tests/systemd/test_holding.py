@@ -63,6 +63,14 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
     gpulease.wait_until_back(before)
     assert gpulease.job(job)["leases"] == [lease]
 
+    # As if the driver had dropped it meanwhile.
+    gpulease.machine.run("systemctl", "stop", SERVICE)
+    stand_in.forget_limits()
+    gpulease.machine.run("systemctl", "start", SERVICE)
+    assert stand_in.limits() == {(lease["gpu"], scope): (0, 2816 * M)}
+    assert gpulease.job(job)["leases"] == [lease]
+    assert "set again" in gpulease.job(job)["events"][-1]["detail"]
+
 
 def test_where_the_driver_does_not_keep_its_limit_the_other_rungs_stay_and_the_job_says_so(
     gpulease: Gpulease, stand_in: StandIn
