@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-systemd fuzz unit lint types contracts fmt docs docs-check torture bench check wheel clean
+.PHONY: help demo test test-systemd test-gpu fuzz unit lint types contracts fmt docs docs-check torture bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ docs-check: $(VENV)/.dev
 
 test-systemd: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
 	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/systemd --quiet --numprocesses 0
+
+test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the frameworks that are there
+	$(BIN)/python -m pytest tests/gpu -rs --capture no --numprocesses 0
 
 torture: $(VENV)/.dev  ## kill -9 the daemon 200 times and count what was promised (KILLS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m torture --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))

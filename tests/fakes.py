@@ -109,6 +109,10 @@ class FakeFinder:
     processes: dict[int, LivingProcess] = field(default_factory=dict)
 
     servers: frozenset[int] = frozenset()
+    reused: frozenset[int] = frozenset()
+
+    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
+        return self.reused & set(pids)
 
     foreign: bool = False
 

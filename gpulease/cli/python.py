@@ -66,6 +66,8 @@ class Python:
                 check=True,
                 timeout=_ANSWERS_WITHIN,
                 stdin=subprocess.DEVNULL,
+                # Python imports from where a -c was started, which may be anybody's directory.
+                cwd="/",
             )
             version, installed = json.loads(asked.stdout.splitlines()[-1])
         except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:

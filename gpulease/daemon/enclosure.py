@@ -7,7 +7,7 @@ without, and the record says so.
 import asyncio
 import logging
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -49,10 +49,12 @@ class Enclosure:
         self._note = note
         self._make_scope = make_scope
 
-    async def __call__(self, pid: int, launch: Launch) -> bool:
+    async def __call__(self, pid: int, launch: Launch) -> Mapping[str, str] | None:
         """Put the shim of `launch`, whose pid this is, into all that there is, and note it.
 
-        Return whether device rules are in force, so that no GPUs but its own are there for it.
+        Return the job's environment where the driver limits it, since CUDA shows it the limit as
+        all that a GPU has (NVIDIA, "MPS: memory partitioning"), and where device rules are in
+        force, since CUDA counts the GPUs that it can open; None where it stays as it is.
 
         Raises:
             RecordUnwritable: it cannot be noted at this moment; nothing was launched.
@@ -64,7 +66,10 @@ class Enclosure:
             # The shim is about to leave, and its cgroup with it.
             await self._lift(launch.job, enclosed)
             raise
-        return enclosed.devices
+        if launch.environment_within is None or not (enclosed.limits or enclosed.devices):
+            return None
+        limits = {str(gpu): kept for gpu, kept in enclosed.limits.items()}
+        return launch.environment_within(limits, enclosed.devices)
 
     async def _lift(self, job: int, enclosed: Enclosed) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)

@@ -11,6 +11,7 @@ from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.process import cgroups, tree
+from gpulease.process.listing import Listing
 from gpulease.process.mps import mps_servers
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import LivingProcess
@@ -57,6 +58,7 @@ class Finder:
         self._table = table
         self._has_shim = has_shim
         self._marker_prefix = f"{installation}/"
+        self._listing = Listing()
 
     def identify(self, pid: int) -> Identity | None:
         """Return who a process is, or None for one that is gone."""
@@ -75,6 +77,10 @@ class Finder:
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
         """Return those of `pids` that are servers of CUDA's MPS."""
         return mps_servers(pids)
+
+    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
+        """Take in what the driver lists; return the pids that others had when it began to."""
+        return self._listing.inherited(pids)
 
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""

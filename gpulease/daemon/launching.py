@@ -3,16 +3,21 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from gpulease.domain.job import Invocation, Job
+from gpulease.domain.lease import Lease
 from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.domain.overhead import Kind
 from gpulease.process.launcher import Identity, Launch
 from gpulease.process.orders import EarlySignalOrder, TerminalOrder
 from gpulease.worker.environment import Beside, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import outside_the_pool
+
+_NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,12 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
     """
     owner = job.owner
     identity = Identity(owner.uid, owner.gid, owner.user, invocation.groups)
-    environment = environment_of(job, invocation, around)
     return Launch(
         job=job.id,
         directory=directory,
         argv=invocation.argv,
         cwd=invocation.cwd,
-        environment=environment,
+        environment=environment_of(job, invocation, around),
         identity=identity if around.as_other_users else None,
         umask=invocation.umask,
         soft_limits=invocation.soft_limits,
@@ -68,8 +72,8 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
         # A user may ask for an hour; whoever shuts the machine down did not agree to that.
         grace_at_shutdown=min(grace_of(job, around), around.grace),
         gpus=_nodes(job, around),
-        renumbered=_changed(environment, environment_of(job, invocation, around, alone=True)),
         memory={lease.gpu: lease.memory for lease in job.leases},
+        environment_within=partial(environment_of, job, invocation, around),
     )
 
 
@@ -83,18 +87,22 @@ def _nodes(job: Job, around: Surroundings) -> tuple[str, ...] | None:
 
 
 def environment_of(
-    job: Job, invocation: Invocation, around: Surroundings, *, alone: bool = False
+    job: Job,
+    invocation: Invocation,
+    around: Surroundings,
+    limits: Mapping[str, int] = _NO_LIMITS,
+    alone: bool = False,
 ) -> dict[str, str]:
     """Return the variables of `invocation` as they are under the leases of `job`.
 
-    `alone`: as they are where no other GPU can be opened.
+    `limits` are the bytes to which the driver keeps it, by GPU; `alone`: it can open no other.
     """
     readings = around.readings()
     return worker_environment(
         invocation.environment,
         job=str(job.id),
         marker=marker_of(job.id, around),
-        gpus=[_leased(lease.gpu, lease.memory, readings.get(lease.gpu)) for lease in job.leases],
+        gpus=[_leased(lease, readings.get(lease.gpu), limits) for lease in job.leases],
         simulated=around.simulated,
         driver=around.driver(),
         hooks=around.hooks,
@@ -103,10 +111,6 @@ def environment_of(
         daemon=around.socket,
         alone=alone,
     )
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in after.items() if before.get(name) != value}
 
 
 def _beside(job: Job, around: Surroundings) -> Beside:
@@ -139,11 +143,17 @@ def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
     return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
 
 
-def _leased(uuid: GpuUuid, memory: int, reading: GpuReading | None) -> LeasedGpu:
-    """Return the lease as the worker's side wants it; a GPU just lost is as large as its lease."""
-    if reading is None:
-        return LeasedGpu(uuid, 0, "unknown", memory, memory)
-    return LeasedGpu(uuid, reading.index, reading.name, memory, reading.total or memory)
+def _leased(lease: Lease, reading: GpuReading | None, limits: Mapping[str, int]) -> LeasedGpu:
+    """Return the lease as the worker's side wants it; a GPU just lost is as large as its lease.
+
+    With a limit of the driver's, which may be a little below the lease, it is as large as that.
+    """
+    memory = min(lease.memory, limits.get(lease.gpu, lease.memory))
+    index, name, total = 0, "unknown", None
+    if reading is not None:
+        index, name, total = reading.index, reading.name, reading.total
+    total = memory if lease.gpu in limits else total or memory
+    return LeasedGpu(lease.gpu, index, name, memory, total)
 
 
 def _terminal(invocation: Invocation) -> TerminalOrder | None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -60,10 +61,10 @@ class Unhooked:
             jobs = set()
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
         found = await asyncio.to_thread(self._judge, pids) if pids else {}
-        self._of = {}
+        of: dict[JobId, list[Unheld]] = defaultdict(list)
         for pid, unheld in found.items():
-            job = seen.jobs_by_pid[pid]
-            self._of[job] = (*self.of(job), unheld)
+            of[seen.jobs_by_pid[pid]].append(unheld)
+        self._of = {job: tuple(processes) for job, processes in of.items()}
         self._told &= jobs
         for job in self._of.keys() - self._told:
             text = str(self._of[job][0])

@@ -43,6 +43,12 @@ class Owner:
     uid: int
     gid: int
     user: str
+    """The name; the uid in digits where the machine knows none."""
+
+    @property
+    def has_name(self) -> bool:
+        """Whether the machine knows this user: not so of uids that somebody has to give away."""
+        return self.user != str(self.uid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tell by the end of a job's output whether it ended because GPU memory did not do. Pure.
 
 The sentences are those of the frameworks: TensorFlow's BFC allocator and kernels, PyTorch's caching
-allocator, XLA, CuPy, and the CUDA runtime.
+allocator, XLA, CuPy, the CUDA runtime, and the libraries that allocate by themselves.
 """
 
 import re
@@ -12,10 +12,12 @@ from gpulease.domain.job import Exit
 _SAID = re.compile(
     r"failed to allocate [^\n]{0,200}out of memory"
     r"|torch\.(?:cuda\.)?OutOfMemoryError"
-    r"|CUDA out of memory\. Tried to allocate"
+    r"|CUDA out of memory\. Tried to allocate|CUDA error: out of memory"
+    r"|rejected because it would exceed per_process_memory_fraction limit"
     r"|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)"
     r"|cupy\.cuda\.memory\.OutOfMemoryError"
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
 )
 """What nothing but a GPU that is full says."""
 _SAID_OF_A_DEVICE = re.compile(r"OOM when allocating tensor|ResourceExhaustedError")
@@ -30,6 +32,7 @@ _TRIED = re.compile(
     rf"|trying to allocate {_NUMBER} ?(bytes|KiB|MiB|GiB)"
     rf"|Out of memory allocating {_NUMBER} (bytes)"
     rf"|failed to allocate {_NUMBER}(K|M|G|KiB|MiB|GiB) "
+    rf"|memory_fraction limit\. Requested size: {_NUMBER}(?: ?(bytes|KiB|MiB|GiB))?"
 )
 _UNITS = {"bytes": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 40
@@ -98,6 +101,7 @@ def _lacking(tail: str) -> int | None:
     found = _TRIED.findall(tail)
     if not found:
         return None
-    number, unit = (each for each in found[-1] if each)
-    size = int(float(number.replace(",", "")) * _UNITS[unit.removesuffix("iB")])
+    number, *unit = (each for each in found[-1] if each)
+    factor = _UNITS[unit[0].removesuffix("iB")] if unit else 1
+    size = int(float(number.replace(",", "")) * factor)
     return size if 0 < size <= _LARGEST else None

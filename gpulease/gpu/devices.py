@@ -43,11 +43,19 @@ def list_devices() -> tuple[Device, ...]:
     Raises:
         NvmlFailure: the driver does not even tell how many there are.
     """
-    return tuple(_identify(index) for index in range(int(binding.call("nvmlDeviceGetCount"))))
+    found: dict[GpuUuid, Device] = {}
+    for index in range(int(binding.call("nvmlDeviceGetCount"))):
+        device = _identify(index)
+        if (other := found.get(device.uuid)) is not None:
+            # Two of one name cannot be leased apart.
+            detail = f"the driver says that it has the UUID of GPU {other.index}"
+            device = replace(_nameless(index), fault=Fault.UNREADABLE, detail=detail)
+        found[device.uuid] = device
+    return tuple(found.values())
 
 
 def _identify(index: int) -> Device:
-    nameless = Device(GpuUuid(f"{_UNKNOWN}{index}"), index, "unknown GPU")
+    nameless = _nameless(index)
     try:
         handle = binding.call("nvmlDeviceGetHandleByIndex", index)
         uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", handle)))
@@ -61,6 +69,10 @@ def _identify(index: int) -> Device:
         return replace(nameless, fault=Fault.UNREADABLE, detail=str(failure))
     minor = None if told is None else int(told)
     return Device(uuid, index, str(name or "unnamed GPU"), handle, minor=minor)
+
+
+def _nameless(index: int) -> Device:
+    return Device(GpuUuid(f"{_UNKNOWN}{index}"), index, "unknown GPU")
 
 
 def match(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:

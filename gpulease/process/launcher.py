@@ -64,7 +64,7 @@ class Launch:
     argv: tuple[str, ...]
     cwd: str
     environment: Mapping[str, str]
-    """All of the worker's environment; nothing is added but what is `renumbered`."""
+    """All of the worker's environment; nothing is added."""
     identity: Identity | None
     """None: stay who the daemon is."""
     umask: int
@@ -84,22 +84,22 @@ class Launch:
     """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
     gpus: tuple[str, ...] | None = None
     """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
-    renumbered: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are others where only the GPUs in `gpus` can be opened."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Leased bytes by the UUID of the GPU."""
     terminal: TerminalOrder | None = None
     """The pseudo-terminal to run on; None: three streams of their own."""
     early_signal: EarlySignalOrder | None = None
     """Has a meaning with a time limit alone."""
+    environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
+    """Returns the environment where the driver keeps the job to so many bytes, by the UUID of the
+    GPU, and where it can open no other GPU, or can; None: it is the same."""
 
 
-Enclose = Callable[[int, Launch], Awaitable[bool | None]]
+Enclose = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
 """Puts the process with this pid where the processes of the launch belong.
 
-Returns whether it can open no GPUs there but those of the launch.
-
-May raise RecordUnwritable: nothing was launched then, and it can be tried again.
+Returns the worker's environment if that is another one there. May raise RecordUnwritable: nothing
+was launched then, and it can be tried again.
 """
 
 
@@ -173,12 +173,11 @@ class Launcher:
             first = await reader.line()
             if go is None or self._enclose is None or (pid := _waiting(first)) is None:
                 return first + await reader.rest()
-            if await self._enclose(pid, launch) and launch.renumbered:
-                # It has not been read: whoever reads it waits for our word.
-                within = {**launch.environment, **launch.renumbered}
+            environment = await self._enclose(pid, launch)
+            if environment is not None:
+                # The shim has the same file, and reads nothing of it before our word.
                 os.ftruncate(memory, 0)
-                os.lseek(memory, 0, os.SEEK_SET)
-                _write_all(memory, _request(replace(launch, environment=within)))
+                _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
             return await reader.rest()
@@ -264,9 +263,9 @@ def _error(failed: Failure) -> GpuleaseError:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], written)
 
 
 def _waiting(answer: bytes) -> int | None:

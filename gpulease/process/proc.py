@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -14,6 +15,7 @@ class Entry(NamedTuple):
     group: int
     started: int
     zombie: bool
+    """It has ended and waits to be seen to. One whose main thread alone has ended lives on."""
     session: int
 
 
@@ -26,7 +28,8 @@ def entry(pid: int) -> Entry | None:
     if (fields := _fields(pid)) is None:
         return None
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
-    zombie = state in (b"Z", b"X")
+    # The state is that of the main thread, which may end before the others do (pthread_exit(3)).
+    zombie = state in (b"Z", b"X") and int(fields[17]) <= 1
     return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
 
 
@@ -42,6 +45,18 @@ def processes() -> Iterator[Entry]:
         for name in names:
             if name.name.isdigit() and (found := entry(int(name.name))) is not None:
                 yield found
+
+
+def other_thread(pid: int) -> int | None:
+    """Return a thread of a process whose main thread has ended, None for any other process."""
+    fields = _fields(pid)
+    if fields is None or fields[0] not in (b"Z", b"X"):
+        return None
+    try:
+        threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return None
+    return next((each for each in threads if each != pid), None)
 
 
 def deliver(target: Entry, *numbers: int) -> bool:

@@ -18,7 +18,7 @@ import psutil
 from gpulease.domain.memory import JobId
 from gpulease.process import cgroups
 from gpulease.process.patience import command_of, name_of, read, real_uid
-from gpulease.process.proc import Entry, deliver, entry, processes
+from gpulease.process.proc import Entry, deliver, entry, other_thread, processes
 
 MARKER = "GPULEASE_WORKER"
 _MARKER_START = MARKER.encode() + b"="
@@ -206,10 +206,19 @@ def _by_ancestry(
 
 
 def _read_marker(pid: int) -> str | None:
-    for variable in (read(pid, "environ", _LARGEST_ENVIRONMENT) or b"").split(b"\0"):
+    for variable in _environment(pid).split(b"\0"):
         if variable.startswith(_MARKER_START):
             return variable.removeprefix(_MARKER_START).decode("ascii", "replace")
     return None
+
+
+def _environment(pid: int) -> bytes:
+    found = read(pid, "environ", _LARGEST_ENVIRONMENT) or b""
+    if found:
+        return found
+    # Where the main thread has ended the others still show what they all have.
+    other = other_thread(pid)
+    return b"" if other is None else read(pid, f"task/{other}/environ", _LARGEST_ENVIRONMENT) or b""
 
 
 def _user_name(uid: int) -> str:

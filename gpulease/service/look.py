@@ -99,10 +99,12 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     readings += _leased_and_not_there(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
-    found = processes.jobs_of(pids, holders)
-    if not processes.knows_pids(pids, found):
+    # What the driver still lists for the dead is nobody's of those who have their pids now.
+    known = pids - processes.inherited(pids)
+    found = processes.jobs_of(known, holders)
+    if not processes.knows_pids(known, found):
         return _of_foreign_pids(readings, holders, at)
-    return Look(readings, found, at, processes.mps_servers(pids))
+    return Look(readings, found, at, processes.mps_servers(known))
 
 
 def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime) -> Look:

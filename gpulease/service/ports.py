@@ -219,6 +219,9 @@ class ProcessFinder(Protocol):
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
 
+    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
+        """Take in what the driver lists; return the pids that others had when it began to."""
+
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
         """Return those of `pids` that are servers of CUDA's MPS."""
 

@@ -109,7 +109,9 @@ class Usage:
         last = known.heard.pop(key, None)
         idle = max(0, pool.pool - pool.peak) if pool.pool is not None and pool.peak else 0
         known.heard[key] = _Heard(pool, at, idle=idle)
-        beside = None if last is None else _difference(last, pool)
+        # Whoever has subordinate uids would be as many users as others listen to, alone.
+        known_user = job.owner.has_name
+        beside = _difference(last, pool) if last is not None and known_user else None
         place = report.framework, pool.gpu
         kind = Kind(
             report.framework,

@@ -28,6 +28,7 @@ _LEAVES_THE_LEASE: Final[Mapping[str, frozenset[str]]] = {
     "TF_FORCE_UNIFIED_MEMORY": frozenset({"", "0", "false"}),
     "TF_GPU_ALLOCATOR": frozenset({""}),
     "XLA_PYTHON_CLIENT_ALLOCATOR": frozenset({"", "default", "bfc"}),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": frozenset(),  # whatever it holds (forceUncachedAllocator)
 }
 
 
@@ -41,7 +42,7 @@ class LeasedGpu:
     memory: int
     """What the job may hold on it."""
     total: int
-    """Its capacity."""
+    """All that CUDA shows a program of it: its capacity, or what the driver limits the job to."""
 
 
 Beside = Callable[[str, LeasedGpu], int]

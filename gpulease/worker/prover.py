@@ -59,12 +59,13 @@ def device_memory():
     except OSError as error:
         raise CannotTry("there is no libcuda.so.1: %s" % error)
     context, device = ctypes.c_void_p(), ctypes.c_int()
-    for code in (
-        cuda.cuInit(0),
-        cuda.cuDeviceGet(ctypes.byref(device), 0),
-        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
-        cuda.cuCtxSetCurrent(context),
+    for call in (
+        lambda: cuda.cuInit(0),
+        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
+        lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        lambda: cuda.cuCtxSetCurrent(context),
     ):
+        code = call()
         if code == CUDA_OUT_OF_MEMORY:
             raise Refused("driver", "CUDA_ERROR_OUT_OF_MEMORY")
         if code != CUDA_SUCCESS:

@@ -19,9 +19,9 @@ PATIENCE_S = 60.0
 """How long a condition may take to come true on a machine under load."""
 
 
-def wait_for(what: str, condition: Callable[[], T]) -> T:
+def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
     """Return the first true value of `condition`; fail loudly if none comes."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := condition():
             return value

@@ -3,23 +3,26 @@
 Real cgroups, made by hand in the place of systemd; the real launcher; the driver's ABI.
 """
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cgroup_by_hand as by_hand
-from fakes import ALICE, NOON
+from fakes import ALICE, NOON, reading
 from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.launching import Surroundings, launch_of
 from gpulease.daemon.lifting import Lifting
 from gpulease.daemon.renewing import Renewing
 from gpulease.daemon.shims import has_scope
 from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, limited_anew
-from gpulease.domain.job import Job
+from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.errors import RecordUnwritable
@@ -27,6 +30,8 @@ from gpulease.process import cgroups, device_rules, scopes
 from gpulease.process.launcher import Launcher
 from gpulease.process.record import read_record
 from gpulease.service.limiting import NotLimited
+from gpulease.worker.environment import HOOKS
+from gpulease.worker.overhead import outside_the_pool
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 from process_rig import end, job_directory, output, run, shell, wait_until
 
@@ -82,6 +87,34 @@ class Rig:
     async def note(self, job: JobId, enclosed: Enclosed) -> None:
         self.noted.append(enclosed)
 
+    def lease(self, directory: Path, memory: dict[GpuUuid, int], **variables: str) -> Any:
+        """Launch a job with leases as the daemon does; return what it found in its environment."""
+        cards = {uuid: reading(uuid, total=80 * G) for uuid in (FIRST, SECOND)}
+        around = Surroundings(
+            installation="x",
+            as_other_users=False,
+            simulated=False,
+            driver=lambda: "615.10",
+            readings=lambda: cards,
+            hooks=HOOKS,
+            grace=timedelta(seconds=30),
+            log_limit=1 << 20,
+        )
+        leases = tuple(Lease(uuid, size, NOON) for uuid, size in memory.items())
+        claim = Claim(memory=max(memory.values()), gpus=len(memory))
+        job = Job(JobId(self.job), ALICE, "", "env", claim, NOON, leases=leases)
+        invocation = Invocation(argv=("/usr/bin/env",), cwd="/", environment=variables)
+        made = launch_of(job, invocation, directory, around)
+
+        async def scenario() -> None:
+            launcher = Launcher(enclose=Enclosure(lambda: self.limiter, self.note, self.make))
+            await launcher.launch(made)
+            await launcher.close()
+
+        run(scenario())
+        assert end(directory).exit_code == 0
+        return dict(line.split("=", 1) for line in output(directory).splitlines())
+
     def launch(self, directory: Path, script: str, memory: dict[GpuUuid, int]) -> Enclosed:
         launch = shell(directory, script, job=self.job, memory=memory)
 
@@ -134,6 +167,41 @@ def test_the_limits_are_there_before_the_first_process_and_are_noted_as_the_driv
     for uuid, limit in kept.items():
         assert f"{uuid} 0 {limit} {rig.scope}" in seen.splitlines()
     assert f"0::/gpulease.slice/{rig.scope.name}" in seen.splitlines()
+
+
+def test_where_the_driver_limits_a_job_its_shares_are_of_the_limit(
+    rig: Rig, directory: Path
+) -> None:
+    """CUDA shows it the limit as all that the GPU has: 0.02 of 4 GiB would be no pool at all."""
+    found = rig.lease(directory, {FIRST: 4 * G})
+
+    pool = 4 * G - outside_the_pool("jax", 1, driver="615.10")
+    assert rig.limits() == {FIRST: 4 * G}
+    assert float(found["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == pytest.approx(pool / (4 * G), abs=1e-5)
+    assert found["GPULEASE_MEMORY_FRACTION"] == "1.000000"
+    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
+    assert (gpu["memory"], gpu["total"], gpu["pools"]["jax"]) == (4 * G, 4 * G, pool)
+
+
+def test_a_limit_below_the_lease_is_what_the_pools_are_made_for(rig: Rig, directory: Path) -> None:
+    kept = 3 * G - 256 * 1024**2
+    found = rig.lease(directory, {FIRST: 3 * G - 1})
+
+    assert found["GPULEASE_MEMORY"] == str(kept)
+    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
+    assert gpu["pools"]["torch"] == kept - outside_the_pool("torch", 1, driver="615.10")
+
+
+def test_on_a_gpu_that_the_driver_does_not_limit_shares_are_of_all_of_it(
+    rig: Rig, directory: Path
+) -> None:
+    rig.stand_in.change(0, faults={"nvmlDeviceSetMemoryLimits_v1": Code.NO_PERMISSION})
+    found = rig.lease(directory, {FIRST: 4 * G, SECOND: 4 * G}, KEPT="as it was")
+
+    totals = [gpu["total"] for gpu in json.loads(found["GPULEASE_HOOK"])["gpus"]]
+    assert totals == [80 * G, 4 * G]
+    assert found["GPULEASE_MEMORY_FRACTION"] == "0.050000"
+    assert found["KEPT"] == "as it was"
 
 
 def test_one_gpu_that_refuses_leaves_the_other_its_limit_and_the_job_runs(

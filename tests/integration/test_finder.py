@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from process_rig import wait_until
 
 ME = Owner(os.getuid(), os.getgid(), "me")
 PREFIX = "here"
+MPS = "nvidia-cuda-mps-server"
 # Tells the pids of two children: one with the marker that it is given, one without.
 _TWO = f"{MARKER}=$1 sleep 1000 & echo $!; unset {MARKER}; sleep 1000 & echo $!; wait"
 
@@ -138,30 +140,77 @@ def test_a_mere_thread_and_what_is_not_there_are_no_processes() -> None:
     assert (seen.uid, seen.process.pid) == (os.getuid(), os.getpid())
 
 
-def test_an_mps_server_is_known_by_its_name_and_by_whose_file_it_is(
-    finder: Finder, tmp_path: Path
+@pytest.fixture
+def mps_folder() -> Iterator[Path]:
+    """Return a folder of ours that others may look into, as programs are installed."""
+    with tempfile.TemporaryDirectory(prefix="gpulease-mps-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        shutil.copy("/bin/sleep", Path(name) / MPS)
+        yield Path(name)
+
+
+def test_an_mps_server_is_known_by_its_name_and_by_where_its_file_is(
+    finder: Finder, mps_folder: Path
 ) -> None:
-    server = tmp_path / "nvidia-cuda-mps-server"
-    shutil.copy("/bin/sleep", server)
-    real = subprocess.Popen([server, "600"])
+    # Users' programs are served by a server of theirs.
+    user = {"user": 65534, "group": 65534} if os.geteuid() == 0 else {}
+    server = mps_folder / MPS
+    real = subprocess.Popen([server, "600"], **user)
     plain = subprocess.Popen(["sleep", "600"])
     try:
         wait_until(lambda: Path(f"/proc/{real.pid}/exe").readlink() == server)
         pids = [real.pid, plain.pid, os.getpid(), 2**22 - 1]
         assert finder.mps_servers(pids) == {real.pid}
+        mps_folder.chmod(0o1777)
+        assert finder.mps_servers(pids) == frozenset(), "anybody could have put it there"
+        mps_folder.chmod(0o755)
         if os.geteuid() == 0:
             os.chown(server, 65534, 65534)
             assert finder.mps_servers(pids) == frozenset(), "a user's own program is none"
+            os.chown(server, 0, 0)
+        assert finder.mps_servers(pids) == {real.pid}
+        server.rename(mps_folder / "gone")
+        shutil.copy("/bin/sleep", server)
+        assert finder.mps_servers(pids) == frozenset(), "another file is there now"
     finally:
         for process in (real, plain):
             process.kill()
             process.wait()
 
 
+def test_a_program_that_was_mounted_under_that_name_elsewhere_is_no_mps_server(
+    finder: Finder, mps_folder: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run something as somebody else")
+    folder = Path(tempfile.mkdtemp(prefix="gpulease-mps-", dir="/tmp"))
+    os.chown(folder, 65534, 65534)
+    script = f'touch "$0/{MPS}" && mount --bind /bin/sleep "$0/{MPS}" && exec sleep 600'
+    somebody = {"user": 65534, "group": 65534}
+    inside = subprocess.Popen(["unshare", "-Urm", "sh", "-c", script, folder], **somebody)
+    fake = None
+    try:
+        try:
+            wait_until(lambda: str(folder) in Path(f"/proc/{inside.pid}/mounts").read_text())
+        except AssertionError:
+            pytest.skip("this machine lets nobody have a user namespace")
+        # From outside, in the namespace where users are who they are.
+        program = f"/proc/{inside.pid}/root{folder}/{MPS}"
+        fake = subprocess.Popen(["sh", "-c", 'exec "$0" 600', program], **somebody)
+        wait_until(lambda: Path(f"/proc/{fake.pid}/exe").readlink().name == MPS)
+        assert finder.mps_servers([fake.pid]) == frozenset()
+    finally:
+        for process in (fake, inside):
+            if process is not None:
+                process.kill()
+                process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_program_that_is_called_so_in_a_namespace_of_its_users_is_no_mps_server(
     finder: Finder, tmp_path: Path
 ) -> None:
-    server = tmp_path / "nvidia-cuda-mps-server"
+    server = tmp_path / MPS
     server.touch()
     # The file is root's, and of that name, as long as one looks from in there.
     script = 'mount --bind /bin/sleep "$0" && exec "$0" 600'

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +32,8 @@ print(json.dumps([found.get("memory_fraction"), found["allocator"]]))
 """
 
 
-def options_after(change: str, lease: int = LEASE) -> Any:
-    assert PYTHON is not None
-    environment = worker_environment(
+def environment(lease: int) -> dict[str, str]:
+    return worker_environment(
         {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         job="j1",
         marker="m",
@@ -43,9 +43,13 @@ def options_after(change: str, lease: int = LEASE) -> Any:
         hooks=HOOKS,
         options=WorkerOptions(),
     )
+
+
+def options_after(change: str) -> Any:
+    assert PYTHON is not None
     child = subprocess.run(
         [PYTHON, "-c", OPTIONS.format(change)],
-        env=environment, capture_output=True, text=True, timeout=180, check=False,
+        env=environment(LEASE), capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     return json.loads(child.stdout) if child.returncode == 0 else child.stderr
 
@@ -72,5 +76,53 @@ def test_a_smaller_share_that_a_script_asks_for_is_kept() -> None:
     assert options_after("os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.02'")[0] == 0.02
 
 
-def test_a_lease_too_small_for_jax_says_what_would_do() -> None:
-    assert "cannot run JAX in a lease of 512M" in options_after("", lease=512 * MIB)
+PLUGIN = """
+import jax._src.xla_bridge as xb
+from functools import partial
+from jax._src import hardware_utils
+from jaxlib import xla_client
+
+def initialize():
+    # As jax_plugins.xla_cuda12 does by xb.register_plugin, but for the library.
+    hardware_utils.has_visible_nvidia_gpu = lambda: True
+    xla_client.pjrt_plugin_initialized = lambda name: True
+    options = xla_client.generate_pjrt_gpu_plugin_options()
+    make = partial(xb.make_pjrt_c_api_client, "cuda", options=options)
+    xb.register_backend_factory("cuda", make, priority=500, fail_quietly=False)
+"""
+
+
+def with_a_gpu(folder: Path, lease: int, source: str, **more: str) -> Any:
+    """Run `source` in a lease with real JAX, which finds a plugin for GPUs beside it."""
+    (folder / "jax_plugins" / "xla_cuda12").mkdir(parents=True)
+    (folder / "jax_plugins" / "xla_cuda12" / "__init__.py").write_text(PLUGIN)
+    assert PYTHON is not None
+    variables = environment(lease) | more
+    variables["PYTHONPATH"] += f":{folder}"
+    return subprocess.run(
+        [PYTHON, "-c", source], env=variables, capture_output=True, text=True, timeout=180,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_lease_too_small_for_jax_ends_the_script_with_what_would_do(tmp_path: Path) -> None:
+    """JAX swallows what is raised while its plugins begin, and would compute on the CPU."""
+    child = with_a_gpu(tmp_path, 512 * MIB, "import jax; print(jax.devices())")
+
+    assert (child.returncode, child.stdout) == (1, "")
+    assert "cannot run JAX in a lease of 512M" in child.stderr
+    assert "hint: ask for at least 856M with --mem" in child.stderr
+
+
+def test_a_lease_too_small_for_jax_is_none_of_the_cpus_business(tmp_path: Path) -> None:
+    source = "import jax; print(jax.devices()[0].platform)"
+    child = with_a_gpu(tmp_path, 512 * MIB, source, JAX_PLATFORMS="cpu")
+
+    assert (child.returncode, child.stdout) == (0, "cpu\n")
+
+
+def test_a_lease_that_is_large_enough_gets_as_far_as_the_driver(tmp_path: Path) -> None:
+    child = with_a_gpu(tmp_path, LEASE, "import jax; jax.devices()")
+
+    assert "Unable to initialize backend 'cuda'" in child.stderr, "there is no library"
+    assert "in a lease of" not in child.stderr

@@ -63,6 +63,14 @@ def test_gpus_come_in_the_order_of_their_index(tmp_path: Path) -> None:
     assert [(each.index, each.total) for each in readings] == [(0, 8 * G), (1, 16 * G), (2, 24 * G)]
 
 
+def test_a_second_gpu_of_the_same_name_cannot_be_read(tmp_path: Path) -> None:
+    first, second, third = read(tmp_path, Card(uuid="GPU-a"), Card(uuid="GPU-a"), Card())
+
+    assert (first.uuid, first.fault, third.fault) == ("GPU-a", None, None)
+    assert (second.uuid, second.fault) == ("unknown-1", Fault.UNREADABLE)
+    assert second.detail == "the driver says that it has the UUID of GPU 0"
+
+
 def test_the_drivers_version_is_told(tmp_path: Path) -> None:
     with ProbeProcess(StandIn(tmp_path).environment()) as probe:
         assert probe.driver == DRIVER

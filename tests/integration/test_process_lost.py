@@ -5,13 +5,14 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gpulease.process.control import Lost, follow, stop
-from gpulease.process.record import read_record
+from gpulease.process.record import Started, read_record
 from gpulease.process.table import MARKER, ProcessTable
 from process_rig import (
     PATH,
@@ -156,3 +157,58 @@ def test_a_shim_that_is_asked_to_go_stays_with_its_worker(directory: Path) -> No
 
     assert run(stop(directory, "cancelled", timedelta(minutes=1)))
     assert is_running(started.shim_pid) or read_record(directory).exited  # type: ignore[union-attr]
+
+
+HEADLESS = """
+import ctypes, os, platform, signal, threading, time
+def go():
+    os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=go).start()
+    # The main thread ends, and no other: see exit(2), which is no exit_group(2).
+    ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)
+time.sleep(1000)
+"""
+
+
+def threads_of(pid: int) -> dict[int, str]:
+    """Return the state of each thread of a process that has not ended."""
+    found = {}
+    for each in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            found[int(each.parent.name)] = each.read_text().rpartition(")")[2].split()[0]
+    return {} if set(found.values()) <= {"Z", "X"} else found
+
+
+@pytest.fixture
+def headless(directory: Path, marker: str) -> tuple[Started, int]:
+    """Return a job, and the pid of a process of it whose main thread has ended."""
+    started = start(python(directory, HEADLESS, environment={**PATH, MARKER: marker}))
+    pid = int(wait_until(lambda: output(directory)))
+    wait_until(lambda: threads_of(pid).get(pid) == "Z", "the end of its main thread")
+    return started, pid
+
+
+def test_who_has_lost_but_the_main_thread_is_killed_with_the_job(
+    directory: Path, headless: tuple[Started, int]
+) -> None:
+    run(stop(directory, "cancelled", timedelta(0)))
+
+    wait_until(lambda: not threads_of(headless[1]), "its end")
+
+
+def test_who_has_lost_but_the_main_thread_is_found_behind_a_lost_shim(
+    directory: Path, marker: str, headless: tuple[Started, int]
+) -> None:
+    started, pid = headless
+    kill(started.shim_pid)
+    wait_until(lambda: not is_running(started.pid), "the end of the main process")
+    table = ProcessTable()
+    assert table.survivors(marker) == [pid]
+
+    run(table.end_survivors(marker, timedelta(0)))
+
+    assert not threads_of(pid)

@@ -1,11 +1,10 @@
 """What `doctor --prove` runs in a job: it says how far it came, and who kept the rest back.
 
-CUDA is a library made here, whose device has room for so much and no more.
+CUDA is a stand-in whose device has room for so much and no more.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,28 +13,12 @@ from typing import Any
 import pytest
 
 import gpulease
+from nvml_stand_in import Card, StandIn
 
 PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
 MIB = 1 << 20
-CUDA = """
-#include <stddef.h>
-#include <stdlib.h>
-static size_t held;
-int cuInit(unsigned flags) { (void)flags; return getenv("NO_DEVICE") ? 100 : 0; }
-int cuDeviceGet(int *device, int number) { *device = number; return 0; }
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    (void)device;
-    *context = &held;
-    return 0;
-}
-int cuCtxSetCurrent(void *context) { return context == &held ? 0 : 201; }
-int cuMemAlloc_v2(unsigned long long *pointer, size_t size) {
-    if (held + size > strtoull(getenv("ROOM"), NULL, 10)) return 2;
-    held += size;
-    *pointer = held;
-    return 0;
-}
-"""
+CONTEXT = 300 * MIB
+"""What the stand-in counts for a process before it has allocated."""
 
 
 def prove(*arguments: str, **environment: str) -> list[dict[str, Any]]:
@@ -47,33 +30,25 @@ def prove(*arguments: str, **environment: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def cuda(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder with the library."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc or gcc) to build the stand-in for CUDA with")
-    folder = tmp_path_factory.mktemp("cuda")
-    (folder / "cuda.c").write_text(CUDA)
-    library = folder / "libcuda.so.1"
-    build = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "cuda.c")]
-    subprocess.run(build, check=True)
-    return str(folder)
+@pytest.fixture
+def cuda(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a GPU with 100 MiB of room beside a context."""
+    return StandIn(tmp_path, [Card(total=CONTEXT + 100 * MIB)]).with_cuda().environment()
 
 
-def test_a_driver_that_refuses_is_told_with_what_was_held_by_then(cuda: str) -> None:
-    said = prove("device", str(256 * MIB), "0", LD_LIBRARY_PATH=cuda, ROOM=str(100 * MIB))
+def test_a_driver_that_refuses_is_told_with_what_was_held_by_then(cuda: dict[str, str]) -> None:
+    said = prove("device", str(256 * MIB), "0", **cuda)
     assert said[-1] == {"refused": 96 * MIB, "by": "driver", "why": "CUDA_ERROR_OUT_OF_MEMORY"}
     assert [line["held"] for line in said[:-1]] == [32 * MIB, 64 * MIB, 96 * MIB]
 
 
-def test_what_nobody_keeps_back_is_told_step_by_step(cuda: str) -> None:
-    said = prove("device", str(64 * MIB), "0", LD_LIBRARY_PATH=cuda, ROOM=str(100 * MIB))
+def test_what_nobody_keeps_back_is_told_step_by_step(cuda: dict[str, str]) -> None:
+    said = prove("device", str(64 * MIB), "0", **cuda)
     assert said == [{"held": 32 * MIB}, {"held": 64 * MIB}]
 
 
-def test_what_could_not_be_tried_says_why(cuda: str) -> None:
-    no_device = {"LD_LIBRARY_PATH": cuda, "ROOM": "0", "NO_DEVICE": "1"}
+def test_what_could_not_be_tried_says_why(cuda: dict[str, str]) -> None:
+    no_device = {"LD_LIBRARY_PATH": cuda["LD_LIBRARY_PATH"]}
     assert prove("device", str(64 * MIB), "0", **no_device) == [
         {"cannot": "CUDA answers with error 100"}
     ]

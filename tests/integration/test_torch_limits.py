@@ -68,19 +68,39 @@ import json
 from types import SimpleNamespace
 import torch
 
-handed = []
+handed, contexts, at = [], {{0}}, [0]
+
+def set_fraction(share, device):
+    handed.append([share, device])
+    if torch.__version__.startswith("2.9"):  # cudaSetDevice and cudaMemGetInfo, with no guard
+        at[0] = device
+        contexts.add(device)
+
+def set_device(device):
+    at[0] = device
+
+def memory(device):
+    contexts.add(device)
+    return 0, driver_shows[device]
+
 torch._C._cuda_getDeviceCount = lambda: 2
 torch._C._cuda_init = lambda: None
-torch._C._cuda_getDevice = lambda: 0
-torch._C._cuda_setMemoryFraction = lambda share, device: handed.append([share, device])
+torch._C._cuda_getDevice = lambda: at[0]
+torch._C._cuda_setDevice = set_device
+torch._C._cuda_hasPrimaryContext = lambda device: device in contexts
+torch._C._cuda_setMemoryFraction = set_fraction
 torch.cuda.device_count = lambda: 2
-torch.cuda._cudart = True
+torch.cuda._cudart = SimpleNamespace(cudaMemGetInfo=memory)
 torch.cuda._queued_calls[:] = [
     each for each in torch.cuda._queued_calls if "_check" not in each[0].__name__
 ]
 totals = {SEEN_TOTALS}
+driver_shows = list(totals)
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=totals[device])
 """
+OLD = TWO_GPUS + "torch.__version__ = '2.9.1'\n"
+"""Before 2.10, setting a share moves to its device, and opens a context there."""
+RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def most(gpu: int, beside: int | None = None) -> float:
@@ -112,6 +132,81 @@ def test_each_gpu_gets_the_pool_of_its_own_lease_when_cuda_starts() -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("script", [TWO_GPUS, OLD])
+def test_the_script_stays_on_the_gpu_that_it_is_on(script: str) -> None:
+    then = "torch.cuda.init()\nprint(json.dumps([handed, at[0]]))"
+    handed, at = said(script + then)
+
+    assert [device for _, device in handed] == [0, 1]
+    assert at == 0
+
+
+@needs_torch
+def test_a_rank_of_an_old_torch_opens_no_context_on_the_others_gpus() -> None:
+    source = """
+contexts.clear()
+torch.cuda.init()
+torch.cuda.set_device(1)
+print(json.dumps([handed, [*contexts], at]))
+"""
+    handed, contexts, at = said(OLD + source, **RANK)
+
+    assert [device for _, device in handed] == [1]
+    assert contexts == at == [1]
+
+
+@needs_torch
+def test_a_rank_that_uses_anothers_gpu_all_the_same_is_limited_there() -> None:
+    source = """
+import time
+contexts.clear()
+torch.cuda.init()
+contexts.add(0)  # as x.to("cuda:0") does, of which no hook hears
+deadline = time.monotonic() + 60
+while len(handed) < 2 and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(json.dumps(handed))
+"""
+    handed = said(OLD + source, **RANK)
+
+    assert [device for _, device in handed] == [1, 0]
+    assert handed[1][0] == pytest.approx(most(0), abs=1e-6)
+
+
+@needs_torch
+def test_a_smaller_share_that_a_rank_set_on_anothers_gpu_is_kept() -> None:
+    source = """
+import threading
+contexts.clear()
+torch.cuda.init()
+(watcher,) = [each for each in threading.enumerate() if each.name == "gpulease-limit"]
+torch.cuda.set_per_process_memory_fraction(0.01, 0)
+watcher.join(60)
+print(json.dumps(handed))
+"""
+    assert said(OLD + source, **RANK)[1:] == [[0.01, 0]]
+
+
+@needs_torch
+@pytest.mark.parametrize("ranks", [{}, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}])
+def test_one_process_of_an_old_torch_is_limited_on_all_gpus_at_once(ranks: dict[str, str]) -> None:
+    handed = said(OLD + "torch.cuda.init()\nprint(json.dumps(handed))", **ranks)
+
+    assert [device for _, device in handed] == [0, 1]
+
+
+@needs_torch
+def test_an_old_torch_is_limited_by_what_the_driver_shows_it_as_all() -> None:
+    """Where the driver limits a job, cudaMemGetInfo is said to show it the limit as the total."""
+    limit = LEASES[0]
+    then = f"driver_shows[0] = {limit}\ntorch.cuda.init()\nprint(json.dumps(handed))"
+    handed = said(OLD + then)
+
+    pool = LEASES[0] - outside_the_pool("torch", 2)
+    assert handed[0][0] * limit == pytest.approx(pool, abs=MIB)
+
+
+@needs_torch
 def test_a_script_may_lower_its_share_and_not_raise_it() -> None:
     source = """
 set_share = torch.cuda.set_per_process_memory_fraction
@@ -140,6 +235,17 @@ def test_a_smaller_share_in_pytorchs_own_variable_is_kept() -> None:
     )
 
     assert [share for share, _ in handed] == [0.03, 0.03]
+
+
+@needs_torch
+def test_a_script_that_turns_the_limited_allocator_off_keeps_it() -> None:
+    source = """
+import os
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+torch.cuda.init()
+print(json.dumps(os.getenv("PYTORCH_NO_CUDA_MEMORY_CACHING")))
+"""
+    assert said(TWO_GPUS + source) is None
 
 
 @needs_torch

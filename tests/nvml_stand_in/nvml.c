@@ -4,6 +4,8 @@
  * while a process is using it. Written by state.py, which documents its lines. Nothing is kept
  * between calls but what the real library keeps: whether it is initialised, and its handles.
  */
+#include <ctype.h>
+#include <dirent.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -68,7 +70,7 @@ struct gpu {
 enum { COMPUTE = 'c', GRAPHICS = 'g' };
 
 struct state {
-    char driver[TEXT], calls[512], limits[512];
+    char driver[TEXT], calls[512], limits[512], held[512];
     int count;
     struct gpu gpu[MOST_GPUS], shown;
     struct rules faults, delays;
@@ -148,8 +150,31 @@ static void read_line(struct state *state, char *line)
     else if (!strcmp(line, "delay")) add_rule(gpu ? &gpu->delays : &state->delays, rest);
     else if (gpu) read_gpu_line(gpu, line, rest);
     else if (!strcmp(line, "driver")) snprintf(state->driver, TEXT, "%s", rest);
+    else if (!strcmp(line, "held")) snprintf(state->held, sizeof state->held, "%s", rest);
     else if (!strcmp(line, "limits")) snprintf(state->limits, sizeof state->limits, "%s", rest);
     else if (!strcmp(line, "calls")) snprintf(state->calls, sizeof state->calls, "%s", rest);
+}
+
+/* What processes have allocated through the stand-in for CUDA, a file for each, is on the first GPU. */
+static void add_holders(struct gpu *gpu, const char *folder_name)
+{
+    DIR *folder = opendir(folder_name);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char path[800], text[TEXT];
+        unsigned long long memory;
+        snprintf(path, sizeof path, "/proc/%s", entry->d_name);
+        if (!isdigit((unsigned char)entry->d_name[0]) || access(path, F_OK)) continue;
+        snprintf(path, sizeof path, "%s/%s", folder_name, entry->d_name);
+        FILE *file = fopen(path, "re");
+        if (!file) continue;
+        if (fscanf(file, "%llu", &memory) == 1) {
+            snprintf(text, sizeof text, "%.20s %llu", entry->d_name, memory);
+            add_process(gpu, COMPUTE, text);
+            gpu->used += memory;
+        }
+        fclose(file);
+    }
+    if (folder) closedir(folder);
 }
 
 static void load(struct state *state)
@@ -161,6 +186,7 @@ static void load(struct state *state)
     if (!file) return;
     while (fgets(line, sizeof line, file)) read_line(state, line);
     fclose(file);
+    if (state->held[0] && state->count) add_holders(&state->gpu[0], state->held);
 }
 
 /* A name that ends in a star stands for all that begin so. */

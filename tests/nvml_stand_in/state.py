@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from nvml_stand_in.library import DRIVER, build
+from nvml_stand_in.library import DRIVER, build, build_cuda
 
 HANG = -1.0
 """A delay that lasts until the state is changed."""
@@ -170,6 +170,7 @@ class StandIn:
         self._state = self._folder / "state"
         self._calls = self._folder / "calls"
         self._limits = self._folder / "limits"
+        self._held = self._folder / "held"
         self._loaded = driver
         self._faults = dict(faults or {})
         self._delays = dict(delays or {})
@@ -183,7 +184,16 @@ class StandIn:
         return {
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
             "NVML_STAND_IN": str(self._seen / self._state.name),
+            "CUDA_STAND_IN": str(self._seen / self._held.name),
         }
+
+    def with_cuda(self) -> "StandIn":
+        """Have programs allocate on the first card through CUDA; what they hold is shown there."""
+        shutil.copy(build_cuda(), self._folder)
+        self._held.mkdir()
+        (self._held / "total").write_text(str(self.gpus[0].total))
+        self._write()
+        return self
 
     def update(
         self,
@@ -247,6 +257,7 @@ class StandIn:
 
     def _write(self) -> None:
         kept = {"calls": self._calls.name, "limits": self._limits.name}
+        kept |= {"held": self._held.name} if self._held.exists() else {}
         lines = [f"driver {self._loaded}"]
         lines += [f"{word} {self._seen / name}" for word, name in kept.items()]
         lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]

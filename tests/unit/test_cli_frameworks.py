@@ -64,6 +64,14 @@ def test_versions_are_read_from_metadata_by_the_python_that_runs_the_jobs(
     assert [name for name, _ in asked.frameworks] == ["tensorflow"]
 
 
+def test_what_lies_in_the_current_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('run by who looked')")
+    monkeypatch.chdir(tmp_path)
+    assert Python.of_the_caller().checks[0].state == "ok"
+
+
 def test_a_python_that_does_not_work_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

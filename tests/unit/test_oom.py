@@ -25,6 +25,12 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 ha
 of 79.11 GiB of which 12.06 MiB is free. Process 1 has 4.00 GiB memory in use. 3.39 GiB allowed
 """
 OLD_TORCH = "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.76 GiB total"
+NEW_TORCH = (
+    "torch.AcceleratorError: Allocation was preemptively rejected because it would exceed "
+    "per_process_memory_fraction limit. Requested size: "
+)
+ACCELERATOR = "torch.AcceleratorError: CUDA error: out of memory"
+CUBLAS = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
 TENSORFLOW = """tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node
 __wrapped__MatMul}} OOM when allocating tensor with shape[40000,40000] and type float on
 /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:MatMul]
@@ -49,6 +55,13 @@ NUMBA = "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc CUDA_ERR
     [
         (TORCH, int(2.5 * GIB)),
         (OLD_TORCH, 20 * MIB),
+        (NEW_TORCH + "2.50 GiB", int(2.5 * GIB)),
+        (NEW_TORCH + "2147483648 bytes", 2 * GIB),
+        (NEW_TORCH + "2147483648", 2 * GIB),
+        (ACCELERATOR, None),
+        (CUBLAS, None),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", None),
+        ("cupy.cuda.cufft.CuFFTError: CUFFT_ALLOC_FAILED", None),
         (TENSORFLOW, None),
         (DRIVER, int(3.25 * GIB)),
         (JAX, 6_400_000_000),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fakes import ALICE, NOON, G, order, reading
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
 from gpulease.domain.overhead import Kind
@@ -24,10 +24,11 @@ class World:
     def __init__(self) -> None:
         self.usage = Usage(lambda: "610.1", {})
         self.at = NOON
+        self.owner = ALICE
         self.look()
 
     def job(self, number: int = 1) -> Job:
-        job = order(4 * G).queued(JobId(number), NOON)
+        job = order(4 * G, owner=self.owner).queued(JobId(number), NOON)
         return replace(job, state=State.ACTIVE, leases=(Lease(GPU, 4 * G, NOON),))
 
     def tick(self) -> datetime:
@@ -60,6 +61,16 @@ def test_what_the_driver_shows_between_two_equal_reports_is_more_than_the_pool_b
 
     assert world.beside() == 500 * MIB
     assert world.usage.of(JobId(1))[0].kind == KIND
+
+
+def test_of_a_uid_without_a_name_nothing_is_learnt() -> None:
+    world = World()
+    world.owner = Owner(100001, 100001, "100001")
+    world.hear(2 * G)
+    world.look(memory=2 * G + 500 * MIB)
+    world.hear(2 * G)
+
+    assert world.beside() is None
 
 
 def test_a_pool_that_changed_meanwhile_says_nothing() -> None:

@@ -210,6 +210,21 @@ def test_a_look_that_cannot_tell_does_nothing() -> None:
     play(scenario)
 
 
+def test_what_is_listed_for_the_dead_is_no_job_s_of_who_has_the_pid_now() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world)
+        world.hold(job, 7 * G)
+        world.finder.reused = frozenset({100 + job})
+        await world.look(60)
+        assert world.told(job) == []
+        assert world.state(job) is State.ACTIVE
+        world.finder.reused = frozenset()
+        await world.look()
+        assert world.told(job)
+
+    play(scenario)
+
+
 def test_what_cannot_be_recorded_is_done_at_a_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: Watched) -> None:
         job = await running(world)

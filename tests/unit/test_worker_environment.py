@@ -122,9 +122,9 @@ def test_jax_is_given_one_name_and_the_smaller_share(base: dict[str, str]) -> No
     [
         ("1073741824", GIB),
         ("1%", 80 * GIB // 100),
-        ("0", 4 * GIB - 300 * MIB),
-        ("90%", 4 * GIB - 300 * MIB),
-        ("plenty", 4 * GIB - 300 * MIB),
+        ("0", 4 * GIB - 600 * MIB),
+        ("90%", 4 * GIB - 600 * MIB),
+        ("plenty", 4 * GIB - 600 * MIB),
     ],
 )
 def test_cupy_keeps_a_smaller_limit_of_the_callers(asked: str, given_limit: int) -> None:
@@ -147,6 +147,9 @@ def test_a_lease_below_the_overhead_never_reads_as_no_limit() -> None:
         ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
         ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
         ("XLA_PYTHON_CLIENT_ALLOCATOR", "CUDA_ASYNC"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", ""),
     ],
 )
 def test_a_variable_that_would_leave_the_lease_is_dropped(name: str, value: str) -> None:

@@ -18,6 +18,7 @@ HOOKS = {
     "tensorflow": "tensorflow_hook",
     "torch": "torch_hook",
     "jax": "jax_hook",
+    "cupy": "cupy_hook",
 }
 LEASE = "GPULEASE_HOOK"
 DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -20,6 +20,8 @@ Trouble = Callable[[str], None]
 Undo = Callable[[], None]
 
 ENTRANCE = "generate_pjrt_gpu_plugin_options"
+MAKER = "make_c_api_client"
+PLATFORM = "cuda"
 LIMITED = ("default", "bfc")
 
 
@@ -31,27 +33,66 @@ def install(jax: Any, raw: str, trouble: Trouble) -> Undo:
     if lease.simulated or plain is None:
         return lease.lift
 
+    undo_maker = _hook_maker(client, lease)
+
     @functools.wraps(plain)
     def generate_pjrt_gpu_plugin_options(*args: Any, **kwargs: Any) -> Any:
         options = plain(*args, **kwargs)
         if not lease.lifted:
-            lease.check("jax", "JAX")
-            try:
-                _clamp(options, lease)
-                version = getattr(jax, "__version__", "unknown")
-                report.begin(lease, "jax", version, lambda: _pools(lease))
-            except Exception as error:  # noqa: BLE001  (ours must not end the script)
-                trouble("JAX is not held to the lease: {}: {}".format(type(error).__name__, error))
+            if undo_maker is None:
+                lease.check("jax", "JAX")
+            _hold(jax, options, lease, trouble)
         return options
 
-    setattr(client, ENTRANCE, generate_pjrt_gpu_plugin_options)
+    undo = _replace(client, ENTRANCE, generate_pjrt_gpu_plugin_options)
 
     def lift() -> None:
         lease.lift()
-        if getattr(client, ENTRANCE) is generate_pjrt_gpu_plugin_options:
-            setattr(client, ENTRANCE, plain)
+        for each in (undo, undo_maker or undo):
+            each()
 
     return lift
+
+
+def _replace(owner: Any, name: str, new: Any) -> Undo:
+    """Put `new` in the place of an attribute; what is returned puts the old one back."""
+    plain = getattr(owner, name)
+    setattr(owner, name, new)
+
+    def undo() -> None:
+        if getattr(owner, name) is new:
+            setattr(owner, name, plain)
+
+    return undo
+
+
+def _hold(jax: Any, options: dict[str, Any], lease: Lease, trouble: Trouble) -> None:
+    try:
+        _clamp(options, lease)
+        version = getattr(jax, "__version__", "unknown")
+        report.begin(lease, "jax", version, lambda: _pools(lease))
+    except Exception as error:  # noqa: BLE001  (ours must not end the script)
+        trouble("JAX is not held to the lease: {}: {}".format(type(error).__name__, error))
+
+
+def _hook_maker(client: Any, lease: Lease) -> Undo | None:
+    """Refuse a lease too small for JAX where the client of the GPU is made; None: it is not there.
+
+    What is raised while options are made up, JAX logs, to go on without the GPU
+    (xla_bridge.discover_pjrt_plugins). Who asked for the CPU makes no such client.
+    """
+    plain = getattr(client, MAKER, None)
+    if plain is None:
+        return None
+
+    @functools.wraps(plain)
+    def make_c_api_client(*args: Any, **kwargs: Any) -> Any:
+        name = args[0] if args else kwargs.get("plugin_name")
+        if name == PLATFORM and not lease.lifted:
+            lease.check("jax", "JAX")
+        return plain(*args, **kwargs)
+
+    return _replace(client, MAKER, make_c_api_client)
 
 
 def _clamp(options: dict[str, Any], lease: Lease) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 from . import report
 from .lease import Lease, LeaseTooSmall
+from .torch_devices import Limits, total
 
 Trouble = Callable[[str], None]
 Undo = Callable[[], None]
@@ -22,6 +23,8 @@ SETTER = "set_per_process_memory_fraction"
 # In either of these a user may have asked for less (PyTorch 2.10 and later).
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 KEY = "per_process_memory_fraction:"
+WAY_OUT = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""With it, set to whatever, memory is taken outside the pool; read at the first allocation."""
 
 
 def install(torch: Any, raw: str, trouble: Trouble) -> Undo:
@@ -44,31 +47,31 @@ def install(torch: Any, raw: str, trouble: Trouble) -> Undo:
     if SETTER in missing:
         return lease.lift
     plain = getattr(cuda, SETTER)
-    undo = _hook_setter(cuda, plain, lease)
+    limits = Limits(torch, plain, lambda device: _allowed(torch, lease, device))
+    undo = _hook_setter(torch, plain, lease, limits)
     if not missing:
-        cuda._lazy_call(_limiter(torch, plain, lease, trouble))
+        cuda._lazy_call(_limiter(torch, limits, lease, trouble))
 
     def lift() -> None:
         lease.lift()
         undo()
         if cuda.is_initialized():
-            for device in range(cuda.device_count()):
-                plain(1.0, device)
+            limits.lift()
 
     return lift
 
 
-def _limiter(torch: Any, plain: Any, lease: Lease, trouble: Trouble) -> Callable[[], None]:
+def _limiter(torch: Any, limits: Limits, lease: Lease, trouble: Trouble) -> Callable[[], None]:
     """Return what PyTorch calls once CUDA is ready."""
 
     def limit() -> None:
         if lease.lifted:
             return
+        os.environ.pop(WAY_OUT, None)
         if torch.cuda.device_count():
             lease.check("torch", "PyTorch")
         try:
-            for device in range(torch.cuda.device_count()):
-                plain(_allowed(torch.cuda, lease, device), device)
+            limits.begin(trouble)
             report.begin(lease, "torch", torch.__version__, lambda: _pools(torch.cuda, lease))
         except Exception as error:  # noqa: BLE001  (a failure of ours must not end the script)
             trouble("PyTorch is not held to the lease: {}: {}".format(type(error).__name__, error))
@@ -76,13 +79,19 @@ def _limiter(torch: Any, plain: Any, lease: Lease, trouble: Trouble) -> Callable
     return limit
 
 
-def _hook_setter(cuda: Any, plain: Any, lease: Lease) -> Undo:
+def _hook_setter(torch: Any, plain: Any, lease: Lease, limits: Limits) -> Undo:
+    cuda = torch.cuda
+
     @functools.wraps(plain)
     def set_per_process_memory_fraction(fraction: Any, device: Any = None) -> Any:
         # What is no fraction at all, PyTorch refuses in its own words.
-        if isinstance(fraction, float) and not lease.lifted and 0 <= fraction <= 1:
-            fraction = min(fraction, _allowed_at(cuda, lease, device))
-        return plain(fraction, device)
+        if not isinstance(fraction, float) or lease.lifted or not 0 <= fraction <= 1:
+            return plain(fraction, device)
+        place = _place(cuda, device)
+        found = plain(min(fraction, _allowed_at(torch, lease, place)), device)
+        if place is not None:
+            limits.note(place)
+        return found
 
     places = [place for place in (cuda, getattr(cuda, "memory", None)) if hasattr(place, SETTER)]
     for place in places:
@@ -96,26 +105,35 @@ def _hook_setter(cuda: Any, plain: Any, lease: Lease) -> Undo:
     return undo
 
 
-def _allowed_at(cuda: Any, lease: Lease, device: Any) -> float:
-    """Return the share of the device that a caller of PyTorch named, in any of its ways."""
+def _place(cuda: Any, device: Any) -> int | None:
+    """Return the device that a caller of PyTorch named, in any of its ways."""
     try:
-        if device is None:
-            return _allowed(cuda, lease, cuda.current_device())
-        return _allowed(cuda, lease, cuda.memory._get_device_index(device))
+        return int(
+            cuda.current_device() if device is None else cuda.memory._get_device_index(device)
+        )
     except LeaseTooSmall:
         raise
     except Exception:  # noqa: BLE001  (no such device, no CUDA: PyTorch is about to say so itself)
-        return min(_share(gpu, gpu["total"]) for gpu in lease.gpus)
+        return None
 
 
-def _allowed(cuda: Any, lease: Lease, device: int) -> float:
+def _allowed_at(torch: Any, lease: Lease, place: int | None) -> float:
+    try:
+        if place is not None:
+            return _allowed(torch, lease, place)
+    except Exception:  # noqa: BLE001  (as above)
+        pass
+    return min(_share(gpu, gpu["total"]) for gpu in lease.gpus)
+
+
+def _allowed(torch: Any, lease: Lease, device: int) -> float:
     """Return the share that the pool may have of what PyTorch takes for all of a device."""
-    total = int(cuda.get_device_properties(device).total_memory)
+    whole = total(torch, device)
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if cuda.device_count() == len(gpus):
-        return _share(gpus[device], total)
+    if torch.cuda.device_count() == len(gpus):
+        return _share(gpus[device], whole)
     # The variable was changed after CUDA had read it: which is which is unknown.
-    return min(_share(gpu, total) for gpu in lease.gpus)
+    return min(_share(gpu, whole) for gpu in lease.gpus)
 
 
 def _share(gpu: dict[str, Any], total: int) -> float:

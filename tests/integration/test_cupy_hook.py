@@ -1,0 +1,172 @@
+"""What the hook in CuPy reports, and that a script notices nothing of it.
+
+CuPy is a stand-in here, a package of a few lines with the names that its hook uses; and the real
+one where GPULEASE_TEST_CUPY names a Python that has it, which needs no GPU.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpulease.worker.environment import HOOKS
+from gpulease.worker.overhead import MIB, outside_the_pool
+from process_rig import wait_until
+
+from .test_hook_reports import LEASE, Hearer, begun, hearer, lease
+
+__all__ = ["hearer"]
+
+PYTHON = os.environ.get("GPULEASE_TEST_CUPY")
+
+CUPY = """
+__version__ = "99.1"
+from cupy import cuda
+def get_default_memory_pool(): return cuda.pool
+"""
+CUDA = """
+from types import SimpleNamespace
+runtime = SimpleNamespace(getDeviceCount=lambda: devices)
+devices = 1
+class Pool:
+    held = 0
+    def malloc(self, size):
+        if size > 1 << 30:
+            raise MemoryError(size)
+        self.held += size
+        return size
+    def total_bytes(self): return self.held
+pool = Pool()
+_allocator = pool.malloc
+def get_allocator(): return _allocator
+def set_allocator(wanted):
+    global _allocator
+    _allocator = wanted
+def alloc(size): return _allocator(size)
+"""
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text(CUPY)
+    (tmp_path / "cupy" / "cuda.py").write_text(CUDA)
+    return lease(tmp_path, simulated=False) | {
+        "PYTHONPATH": f"{HOOKS}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"
+    }  # fmt: skip
+
+
+def test_the_default_pool_is_reported_and_its_allocator_stands_again(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    script = begun(
+        """
+        import cupy
+        print(cupy.cuda.alloc(300 << 20))
+        print(cupy.cuda.get_allocator() == cupy.cuda.pool.malloc)
+        input()
+        cupy.cuda.pool.held = 100 << 20
+        input()
+        """,
+        variables,
+    )
+    assert script.stdin is not None
+    hearer.wait(1)
+    script.stdin.write("\n")
+    script.stdin.flush()
+    told = {"framework": "cupy", "version": "99.1"}
+    gpu = {"gpu": "GPU-0", "peak": 300 * MIB, "limit": LEASE - outside_the_pool("cupy", 1)}
+    less = told | {"gpus": [gpu | {"pool": 100 * MIB}]}
+    wait_until(lambda: hearer.heard[-1][1] == less, "a report of a pool that holds less now")
+    out, err = script.communicate("\n", timeout=60)
+
+    assert (script.returncode, err) == (0, "")
+    assert out == f"{300 * MIB}\nTrue\n"
+    assert hearer.heard[0][1] == told | {"gpus": [gpu | {"pool": 300 * MIB}]}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import cupy",
+        "import cupy; cupy.cuda.set_allocator(lambda size: size); cupy.cuda.alloc(1)",
+    ],
+)
+def test_without_an_allocation_from_the_default_pool_there_is_no_thread_of_ours(
+    source: str, variables: dict[str, str]
+) -> None:
+    then = "; import threading; print(threading.active_count())"
+
+    assert begun(source + then, variables).communicate(timeout=60) == ("1\n", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "cupy.cuda.devices = 2",
+        "cupy.cuda.set_allocator(lambda size: size)",
+        "cupy.cuda.pool.held = (1 << 64) - 1",
+    ],
+)
+def test_a_pool_of_which_nothing_sure_is_known_is_not_reported(
+    change: str, variables: dict[str, str], hearer: Hearer
+) -> None:
+    source = f"""
+        import cupy, time
+        cupy.cuda.alloc(1)
+        {change}
+        time.sleep(2)
+        """
+    assert begun(source, variables).communicate(timeout=60) == ("", "")
+    assert hearer.heard == []
+
+
+def test_what_the_allocator_raises_is_the_scripts_own(
+    variables: dict[str, str], hearer: Hearer
+) -> None:
+    script = begun(
+        """
+        import cupy
+        try:
+            cupy.cuda.alloc(2 << 30)
+        except MemoryError as error:
+            print(error)
+        cupy.cuda.alloc(1)
+        input()
+        """,
+        variables,
+    )
+    hearer.wait(1)
+
+    assert script.communicate("\n", timeout=60) == (f"{2 << 30}\n", "")
+
+
+def test_a_cupy_that_has_other_names_is_left_alone(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "cupy" / "cuda.py").write_text("pool = None\n")
+
+    out, err = begun("import cupy; print(cupy.__version__)", variables).communicate(timeout=60)
+
+    assert (out, err) == ("99.1\n", "")
+
+
+@pytest.mark.skipif(PYTHON is None, reason="needs a Python with CuPy: GPULEASE_TEST_CUPY")
+def test_real_cupy_fails_without_a_gpu_as_it_does_outside_a_job(tmp_path: Path) -> None:
+    assert PYTHON is not None
+    source = """
+import cupy
+allocator = cupy.cuda.get_allocator()
+print(getattr(allocator, "__module__", None))
+try:
+    cupy.ndarray((10,))
+except cupy.cuda.runtime.CUDARuntimeError as error:
+    print(type(error).__name__)
+"""
+    child = subprocess.run(
+        [PYTHON, "-W", "ignore", "-c", source], env=lease(tmp_path, simulated=False),
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+    assert (child.stdout, child.stderr) == ("_gpulease_hooks.cupy_hook\nCUDARuntimeError\n", "")
