@@ -1,7 +1,7 @@
 """Fakes made of plain values, which a test may change; they mirror the ports name for name."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -113,6 +113,11 @@ class FakeFinder:
 
     def inherited(self, pids: Iterable[int]) -> frozenset[int]:
         return self.reused & set(pids)
+
+    foreign: bool = False
+
+    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
+        return not self.foreign
 
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
         return self.servers & set(pids)

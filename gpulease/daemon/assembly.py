@@ -30,6 +30,7 @@ from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateU
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
+from gpulease.process.namespaces import has_first_pids
 from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
 from gpulease.server.desk import Desk
@@ -178,6 +179,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         installation,
         lambda job: is_alive(state.job(job)),
         lambda job: has_scope(state.job(job)),
+        own_pids=settings.simulate is not None or has_first_pids(),
     )
     accounting = Accounting(store, probe.driver)
     around = _surroundings(settings, probe, lambda: keeper, installation, holding, accounting)
@@ -196,6 +198,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
     holding.ladder.watch = lambda: rules.stops_overuse
+    holding.ladder.watch_is_blind = lambda: keeper.seen is not None and keeper.seen.is_blind
     holding.ladder.watch_varies = lambda: rules.differ_on_overuse
     overuse = OveruseWatch(rules.overuse)
     watch_pools = accounting.attach(keeper, state.job, overuse.stops, lanes[0])

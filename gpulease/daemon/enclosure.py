@@ -53,7 +53,8 @@ class Enclosure:
         """Put the shim of `launch`, whose pid this is, into all that there is, and note it.
 
         Return the job's environment where the driver limits it, since CUDA shows it the limit as
-        all that a GPU has (NVIDIA, "MPS: memory partitioning"); None where it stays as it is.
+        all that a GPU has (NVIDIA, "MPS: memory partitioning"), and where device rules are in
+        force, since CUDA counts the GPUs that it can open; None where it stays as it is.
 
         Raises:
             RecordUnwritable: it cannot be noted at this moment; nothing was launched.
@@ -65,9 +66,10 @@ class Enclosure:
             # The shim is about to leave, and its cgroup with it.
             await self._lift(launch.job, enclosed)
             raise
-        if launch.environment_within is None or not enclosed.limits:
+        if launch.environment_within is None or not (enclosed.limits or enclosed.devices):
             return None
-        return launch.environment_within({str(gpu): kept for gpu, kept in enclosed.limits.items()})
+        limits = {str(gpu): kept for gpu, kept in enclosed.limits.items()}
+        return launch.environment_within(limits, enclosed.devices)
 
     async def _lift(self, job: int, enclosed: Enclosed) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)

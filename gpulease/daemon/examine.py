@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpulease.daemon.ladder import FOREIGN_PIDS
 from gpulease.daemon.places import closed_to_others
 from gpulease.domain.enforcement import Rung
 from gpulease.service.look import Look
@@ -43,6 +44,7 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self._pids(),
                 *self.health(),
                 self._identity(),
                 *self._python(),
@@ -78,6 +80,15 @@ class Examination:
                 yield CheckView(name, state, reading.detail or "its size is not known", None)
             else:
                 yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
+
+    def _pids(self) -> Iterator[CheckView]:
+        seen = self.seen()
+        if seen is not None and seen.is_blind:
+            yield CheckView(
+                "pids", "warning",
+                f"{FOREIGN_PIDS}: what each job uses is unknown, and counts as used by the leases",
+                "run the daemon in the pid namespace of the host: docker run --pid=host",
+            )  # fmt: skip
 
     def _identity(self) -> CheckView:
         if os.geteuid() == 0:

@@ -2,9 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from gpulease.daemon.living import has_ended, living
 from gpulease.domain.job import Job
@@ -43,12 +44,16 @@ class Finder:
         installation: str,
         has_shim: Callable[[JobId], bool] = lambda _: True,
         has_scope: Callable[[JobId], bool] = lambda _: False,
+        *,
+        own_pids: bool = True,
     ) -> None:
         """`has_shim` tells whether the shim of a job lives: else its pid may be anybody's.
 
         `has_scope` tells whether we have put the job into a scope: else one of that name is that
-        of another daemon on this machine.
+        of another daemon on this machine. `own_pids` says that drivers count processes as they are
+        counted here; else that has to show.
         """
+        self._own_pids = own_pids
         self._has_scope = has_scope
         self._table = table
         self._has_shim = has_shim
@@ -119,6 +124,18 @@ class Finder:
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
         return {**found, **self._table.in_scopes(pids, scopes)}
+
+    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
+        """Tell whether pids that a driver lists are those that processes have here.
+
+        In a pid namespace of its own a daemon may be told the pids of the host, or no process at
+        all (nvidia-container-toolkit#1013); newer kernel modules translate them. That shows when
+        one of `found`, those of jobs, is listed, and every other that is listed is here as well: a
+        number alone may be the same by chance.
+        """
+        if not self._own_pids and found:
+            self._own_pids = all(Path(f"/proc/{pid}").exists() for pid in pids)
+        return self._own_pids
 
     def _apart(
         self, holders: Mapping[int, JobId], shims: Mapping[int, JobId], scopes: set[JobId]

@@ -44,6 +44,10 @@ _COMPUTE_MODES = {
     0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process",
 }  # fmt: skip
 _CLOSED_MODES = frozenset(_COMPUTE_MODES) - {0}
+_RESET = (
+    "when nothing runs there, systemctl stop gpuleased (it holds the GPU open; jobs go on), "
+    "nvidia-smi --gpu-reset -i {}, systemctl start gpuleased"
+)
 _A_DAY = timedelta(days=1)
 _MOST_EVENTS = 1000
 
@@ -136,14 +140,13 @@ def _health(
     if standing.ailment is not None:
         return CheckView(
             name, "failure", str(standing.ailment),
-            "it is used again by itself when it is well; what waits for a reset takes "
-            f"nvidia-smi --gpu-reset -i {label} when nothing runs there; gpulease resume {label} "
-            "uses it at once",
+            "it is used again by itself when it is well; what waits for a reset takes, "
+            f"{_RESET.format(label)}; gpulease resume {label} uses it at once",
         )  # fmt: skip
     if (still := lasting(figures)) is not None:
         return CheckView(
             name, "warning", f"{still.what}; it is used all the same",
-            f"nvidia-smi --gpu-reset -i {label} when nothing runs there, or have it replaced",
+            f"{_RESET.format(label)}, or have it replaced",
         )  # fmt: skip
     if figures.uncorrectable:
         return CheckView(

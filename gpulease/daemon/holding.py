@@ -1,6 +1,7 @@
 """What holds jobs to their leases from outside, put together: ladder, enclosure, lifting."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -8,14 +9,15 @@ from gpulease.daemon.enclosure import Enclosure
 from gpulease.daemon.ladder import Circumstances, Ladder, why_no_scopes
 from gpulease.daemon.lifting import Lifting
 from gpulease.daemon.places import closed_to_others
+from gpulease.daemon.renewing import Renewing
 from gpulease.daemon.shims import has_scope
 from gpulease.daemon.state import StateDirectory
 from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.job import Job
-from gpulease.domain.memory import JobId
+from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.gpu.limits import DriverLimits
 from gpulease.gpu.nvml import NvmlProbe
-from gpulease.service.enforcement import note_enclosed
+from gpulease.service.enforcement import note_enclosed, note_limits
 from gpulease.service.keeper import Keeper
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store
 from gpulease.worker.environment import HOOKS
@@ -27,6 +29,7 @@ class Holding:
 
     ladder: Ladder
     lifting: Lifting
+    renewing: Renewing
     enclosure: Enclosure | None
     """None where there are no scopes, and so nothing can be put around a job."""
 
@@ -35,7 +38,12 @@ class Holding:
         await self.lifting.of(job.id, [lease.gpu for lease in job.leases])
 
     async def recover(self, keeper: Keeper) -> None:
-        """See to what jobs left behind that ended while no daemon was there."""
+        """See to what jobs left behind that ended while no daemon was there, and to those that run.
+
+        Raises:
+            RecordUnwritable: what became of their limits cannot be stored now.
+        """
+        await self.renewing.of(keeper.store.live(), keeper.tell_owner)
         seen = await keeper.recent_look()
         live = {job.id for job in keeper.store.live()}
         await self.lifting.of_all_but(live, [each.uuid for each in seen.readings])
@@ -62,8 +70,15 @@ def build_holding(
     async def note(job: JobId, enclosed: Enclosed) -> None:
         await writing(lambda: note_enclosed(store, job, ladder.everywhere, enclosed, clock))
 
+    async def note_anew(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
+        await writing(lambda: note_limits(store, job, limits, said, clock))
+
+    def in_scope(job: JobId) -> bool:
+        return has_scope(state.job(job))
+
     return Holding(
         ladder,
-        Lifting(limiter, lambda job: has_scope(state.job(job))),
+        Lifting(limiter, in_scope),
+        Renewing(limiter, in_scope, note_anew),
         Enclosure(ladder.limiter, note) if no_scopes is None else None,
     )

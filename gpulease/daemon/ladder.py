@@ -13,6 +13,11 @@ from gpulease.service.limiting import MemoryLimiter, NotLimited
 from gpulease.service.look import Look
 from gpulease.wire import RungView
 
+FOREIGN_PIDS = (
+    "this daemon has a pid namespace of its own, and no process of a job is among those that the "
+    "driver lists"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
@@ -42,6 +47,7 @@ class Ladder:
         self.driver_limits = driver_limits
         self.watch = watch
         self.watch_varies = watch_varies
+        self.watch_is_blind: Callable[[], bool] = lambda: False
         self._around = around
         self._limiter = limiter
         self._driver = driver
@@ -50,7 +56,10 @@ class Ladder:
     @property
     def everywhere(self) -> tuple[str, ...]:
         """The rungs on which all leases stand that are granted now."""
-        has = {Rung.FRAMEWORK: self._framework()[0], Rung.WATCH: self.watch()}
+        has = {
+            Rung.FRAMEWORK: self._framework()[0],
+            Rung.WATCH: self.watch() and not self.watch_is_blind(),
+        }
         return ladder(rung for rung, there in has.items() if there)
 
     def limiter(self) -> MemoryLimiter | None:
@@ -126,6 +135,8 @@ class Ladder:
 
     def _watch_rung(self) -> tuple[bool, str]:
         but = ", unless a table in the settings says otherwise" if self.watch_varies() else ""
+        if self.watch_is_blind():
+            return False, f"what a job uses is not known: {FOREIGN_PIDS}"
         if self.watch():
             return True, f"a job that stays over its lease is told so, and then stopped{but}"
         why = "a job that is over its lease is told so, and not stopped (overuse = warn)"

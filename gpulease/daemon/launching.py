@@ -87,11 +87,15 @@ def _nodes(job: Job, around: Surroundings) -> tuple[str, ...] | None:
 
 
 def environment_of(
-    job: Job, invocation: Invocation, around: Surroundings, limits: Mapping[str, int] = _NO_LIMITS
+    job: Job,
+    invocation: Invocation,
+    around: Surroundings,
+    limits: Mapping[str, int] = _NO_LIMITS,
+    alone: bool = False,
 ) -> dict[str, str]:
     """Return the variables of `invocation` as they are under the leases of `job`.
 
-    `limits` are the bytes to which the driver keeps it, by GPU.
+    `limits` are the bytes to which the driver keeps it, by GPU; `alone`: it can open no other.
     """
     readings = around.readings()
     return worker_environment(
@@ -105,6 +109,7 @@ def environment_of(
         options=_options(invocation.options),
         beside=_beside(job, around),
         daemon=around.socket,
+        alone=alone,
     )
 
 

@@ -71,3 +71,17 @@ def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHI
             rungs.add(Rung.DEVICES)
         leases.append(replace(lease, enforced_by=ladder(rungs), driver_limit=limit))
     return replace(job, leases=tuple(leases))
+
+
+def limited_anew(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
+    """Return `job` with the limits by the driver that some of its leases have now; None: none."""
+    leases = []
+    for lease in job.leases:
+        if lease.gpu not in limits:
+            leases.append(lease)
+            continue
+        rungs = set(lease.enforced_by or ()) - {Rung.DRIVER}
+        limit = limits[lease.gpu]
+        held = rungs | {Rung.DRIVER} if limit is not None else rungs
+        leases.append(replace(lease, enforced_by=ladder(held), driver_limit=limit))
+    return replace(job, leases=tuple(leases))

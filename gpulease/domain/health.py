@@ -23,6 +23,8 @@ class Blame(StrEnum):
     CONTAINED = "contained"
     """The hardware failed, and the driver has ended the programs that it touched."""
     HARDWARE = "hardware"
+    AVOIDED = "avoided"
+    """The hardware failed somewhere, and the driver keeps programs off it until a reset."""
     GONE = "gone"
     """The GPU does not answer any more, which keeps new leases off it without our doing."""
     UNKNOWN = "unknown"
@@ -47,17 +49,32 @@ XIDS: Mapping[int, tuple[Blame, str]] = MappingProxyType(
         109: (_APPLICATION, "a context switch took too long"),
         94: (Blame.CONTAINED, "a memory error, contained by the driver"),
         48: (_HARDWARE, "a memory error that could not be corrected"),
-        63: (_HARDWARE, "a bad page or row of memory was put on record"),
+        63: (Blame.AVOIDED, "a bad page or row of memory was put on record"),
         64: (_HARDWARE, "a bad page or row of memory could not be put on record"),
         74: (_HARDWARE, "an NVLink error"),
         79: (_HARDWARE, "the GPU has fallen off the bus"),
         92: (_HARDWARE, "many memory errors that were corrected"),
         95: (_HARDWARE, "a memory error that was not contained"),
         119: (_HARDWARE, "the GPU's system processor did not answer"),
+        140: (_HARDWARE, "a memory error that the driver could not deal with"),
+        154: (Blame.UNKNOWN, "what the driver asks for to have the GPU well again has changed"),
     }
 )
 """NVIDIA's "XID errors"; the application's as its own device plugin has them
-(k8s-device-plugin#1340), 94 as in gpu-operator#1065."""
+(k8s-device-plugin#1340), 94 as in gpu-operator#1065, 63 as in "Error Recovery and Response Flags",
+140 and 154 as in "Xid Catalog": what 154 tells of is among the figures."""
+
+_RECOVERY = MappingProxyType(
+    {
+        1: "a reset of the GPU",
+        2: "a reboot of the machine",
+        4: "a reset of the GPU, and of those that it talks to",
+        6: "a reset of its bus",
+        7: "a reboot of the machine",
+    }
+)
+"""What nvmlDeviceGpuRecoveryAction_t asks for before the GPU is used again. 3, to quiet what GPUs
+say to each other, and 5, about the machines beside this one, leave it usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,8 @@ class Figures:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
+    recovery: int | None = None
+    """What the driver asks for to have it well again, as NVML counts: 0 is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +144,21 @@ def xid(number: int, count: int = 1) -> Finding:
 
 
 def lasting(figures: Figures) -> Finding | None:
-    """Return the worst thing that is wrong with a GPU for as long as these figures hold."""
+    """Return the worst thing that is wrong with a GPU for as long as these figures hold.
+
+    A row that waits to be replaced keeps nobody from the GPU (nvml.h, nvmlDeviceGetRemappedRows).
+    """
+    recovery = _RECOVERY.get(figures.recovery or 0)
     for is_so, kind, what in (
         (figures.remap_failed, "remap_failed", "a bad row of its memory could not be replaced"),
-        (figures.remap_pending, "remap_pending", "a bad row of its memory is replaced at a reset"),
+        (recovery, "recovery", f"its driver asks for {recovery}"),
         (figures.pages_pending, "pages_pending", "a bad page of its memory is retired at a reset"),
     ):
         if is_so:
             return Finding(kind, what, Blame.HARDWARE, lasts=True)
+    if figures.remap_pending:
+        what = "a bad row of its memory is replaced at a reset"
+        return Finding("remap_pending", what, Blame.AVOIDED, lasts=True)
     return None
 
 
@@ -143,6 +169,7 @@ _TOLD = MappingProxyType(
         Blame.HARDWARE: (
             "GPU {gpu}: {what}: a fault of the hardware; this job may fail, or compute nonsense"
         ),
+        Blame.AVOIDED: "GPU {gpu}: {what}; its driver keeps programs off it until it is reset",
         Blame.GONE: "GPU {gpu} is lost ({what}): what this job does there will fail",
     }
 )
@@ -214,7 +241,7 @@ def is_over(
     if figures is None or well_for < quiet_for:
         return False
     still = lasting(figures)
-    return still is None or still.kind == standing.excused
+    return still is None or still.blame is Blame.AVOIDED or still.kind == standing.excused
 
 
 LONGEST_QUIET = timedelta(days=1)

@@ -25,6 +25,8 @@ NO_LIMIT = 2**64 - 1
 TEMPERATURE_OF_GPU = int(pynvml.NVML_TEMPERATURE_GPU)
 
 XID_EVENT = int(pynvml.nvmlEventTypeXidCriticalError)
+RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older releases of the binding do not name."""
 UNCORRECTED_SINCE_LOADED = (
     int(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     int(pynvml.NVML_VOLATILE_ECC),
@@ -56,6 +58,14 @@ class NvmlFailure(Exception):
     def is_no_such_figure(self) -> bool:
         """Say whether this GPU or driver has no such figure at all, rather than not just now."""
         return self.code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+class OldBinding(NvmlFailure):
+    """This release of nvidia-ml-py does not know the function, whatever the driver can do."""
+
+    def __init__(self, name: str) -> None:
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        super().__init__(code, f"this release of nvidia-ml-py has no {name}")
 
 
 class GpuLost(NvmlFailure):
@@ -92,8 +102,7 @@ def call(name: str, *arguments: object) -> Any:
     """
     function = getattr(pynvml, name, None)
     if function is None:
-        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {name}")
+        raise OldBinding(name)
     try:
         answer = function(*arguments)
         # Old releases (11.450 for one) leave text as bytes.
@@ -114,6 +123,18 @@ def ask(name: str, *arguments: object) -> Any:
         raise
     except NvmlFailure:
         return None
+
+
+def field(handle: Handle, number: int) -> int | None:
+    """Return a whole number that the driver tells by the number of its field, or None.
+
+    Raises:
+        GpuLost, DriverGone: the calls after this one would fail as well.
+    """
+    answer = ask("nvmlDeviceGetFieldValues", handle, [number])
+    if answer is None or answer[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(answer[0].value.uiVal)
 
 
 def memory_limits(handle: Handle, cgroup: Path) -> tuple[int, int]:
@@ -142,8 +163,7 @@ def _record(kind: str, cgroup: Path) -> Any:
     """Return a record about the cgroup whose directory this is."""
     made = getattr(pynvml, kind, None)
     if made is None:
-        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        raise NvmlFailure(code, f"this release of nvidia-ml-py has no {kind}")
+        raise OldBinding(kind)
     record = made()
     record.nameSpace = os.fsencode(cgroup)
     return record

@@ -154,6 +154,7 @@ def read_figures(handle: Handle) -> Figures:
         None if rows is None else bool(rows[2]),
         None if rows is None else bool(rows[3]),
         None if pages is None else bool(pages),
+        binding.field(handle, binding.RECOVERY_ACTION),
     )
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from gpulease.domain.memory import GpuUuid
 from gpulease.gpu import binding
-from gpulease.gpu.binding import Handle, NvmlFailure
+from gpulease.gpu.binding import Handle, NvmlFailure, OldBinding
 from gpulease.gpu.nvml import NoAnswer, NvmlProbe
 from gpulease.service.limiting import NotLimited
 from gpulease.units import MIB, format_size
 
 _STEP = 256 * MIB
 """What NVIDIA's guide saw limits rounded to: 3000 MiB became 2560."""
+_BINDING = "13.615"
 _NONE_HERE = "this driver has no memory limits; they come with r615"
 
 
@@ -56,6 +57,15 @@ class DriverLimits:
         """
         return self._on(gpu, partial(_limit, cgroup=cgroup, memory=memory))
 
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
+
+        Raises:
+            NotLimited: there is no telling.
+        """
+        held = self._on(gpu, partial(_kept, cgroup=cgroup))
+        return None if held == binding.NO_LIMIT else held
+
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away, as has to be before it is removed.
 
@@ -92,6 +102,10 @@ def _limit(handle: Handle, cgroup: Path, memory: int) -> int:
     raise NotLimited(f"asked for {format_size(memory)}, the driver keeps to {format_size(held)}")
 
 
+def _kept(handle: Handle, cgroup: Path) -> int:
+    return binding.memory_limits(handle, cgroup)[1]
+
+
 def _lift(handle: Handle, cgroup: Path) -> int:
     soft, hard = binding.memory_limits(handle, cgroup)
     if soft:
@@ -106,6 +120,8 @@ def _is_final(failure: NvmlFailure) -> bool:
 
 
 def _why(failure: NvmlFailure) -> str:
+    if isinstance(failure, OldBinding):
+        return f"{failure}; memory limits need {_BINDING} or later"
     if failure.is_no_such_figure:
         return _NONE_HERE
     if failure.code == binding.NO_PERMISSION:

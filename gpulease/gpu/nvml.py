@@ -30,7 +30,8 @@ _LONGEST_PAUSE_ALL = timedelta(minutes=1)
 """Between attempts while no GPU can be read: nothing is disturbed by them."""
 _LONGEST_PAUSE_SOME = timedelta(minutes=5)
 """Between attempts while some can: each takes NVML away from these for a moment."""
-
+START_WITHIN = timedelta(minutes=2)
+"""For all GPUs of a machine to wake up; the unit's TimeoutStartSec is longer."""
 
 T = TypeVar("T")
 _Readings = tuple[GpuReading, ...]
@@ -92,7 +93,7 @@ class NvmlProbe:
         cls,
         deadline: timedelta = timedelta(seconds=3),
         *,
-        start_within: timedelta = timedelta(seconds=30),
+        start_within: timedelta = START_WITHIN,
         first_retry: timedelta = timedelta(seconds=2),
         clock: Monotonic = time.monotonic,
     ) -> Self:

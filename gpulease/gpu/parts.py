@@ -56,7 +56,7 @@ def _parts(device: Device, handle: Handle, whole: GpuReading) -> Iterator[GpuRea
         name = binding.ask("nvmlDeviceGetName", part)
         known = Device(uuid, device.index, str(name or "MIG device"), part, minor=device.minor)
         yield replace(
-            read_gpu(known),
+            read_gpu(known, is_part=True),
             parent=device.uuid,
             place=place,
             temperature=whole.temperature,

@@ -28,8 +28,11 @@ class _Memory:
     reserved: int | None = None
 
 
-def read_gpu(device: Device) -> GpuReading:
+def read_gpu(device: Device, *, is_part: bool = False) -> GpuReading:
     """Read every figure of `device`; what the driver does not tell is None.
+
+    `is_part` says that it is a MIG device. Those are not divided, and what a driver says of the
+    mode of one may be that of its GPU.
 
     Raises:
         DriverGone: neither this GPU nor any other can be read.
@@ -37,7 +40,7 @@ def read_gpu(device: Device) -> GpuReading:
     if device.handle is None:
         return device.unread(device.fault or Fault.UNREADABLE, device.detail or "it has no handle")
     try:
-        return _read(device, device.handle)
+        return _read(device, device.handle, is_part)
     except GpuLost as failure:
         return device.unread(Fault.LOST, str(failure))
     except DriverGone:
@@ -46,9 +49,9 @@ def read_gpu(device: Device) -> GpuReading:
         return device.unread(Fault.UNREADABLE, str(failure))
 
 
-def _read(device: Device, handle: Handle) -> GpuReading:
+def _read(device: Device, handle: Handle, is_part: bool) -> GpuReading:
     memory = _read_memory(handle)
-    divided = _is_divided(handle)
+    divided = not is_part and _is_divided(handle)
     detail = _NO_TOTAL if memory.total is None and not divided else None
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
@@ -110,8 +113,12 @@ def _read_utilization(handle: Handle) -> int | None:
 
 
 def _read_temperature(handle: Handle) -> int | None:
-    answer = binding.ask("nvmlDeviceGetTemperature", handle, binding.TEMPERATURE_OF_GPU)
-    return int(answer) if answer is not None and answer < 1000 else None
+    # The first is to go with CUDA 14; bindings and drivers of today may not have the second.
+    for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
+        answer = binding.ask(name, handle, binding.TEMPERATURE_OF_GPU)
+        if answer is not None:
+            return int(answer) if answer < 1000 else None
+    return None
 
 
 def _read_processes(handle: Handle, total: int | None) -> tuple[ProcessReading, ...] | None:

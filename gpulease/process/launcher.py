@@ -90,9 +90,9 @@ class Launch:
     """The pseudo-terminal to run on; None: three streams of their own."""
     early_signal: EarlySignalOrder | None = None
     """Has a meaning with a time limit alone."""
-    environment_within: Callable[[Mapping[str, int]], Mapping[str, str]] | None = None
+    environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
     """Returns the environment where the driver keeps the job to so many bytes, by the UUID of the
-    GPU; None: it is the same."""
+    GPU, and where it can open no other GPU, or can; None: it is the same."""
 
 
 Enclose = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]

@@ -123,7 +123,9 @@ class LeaseViews:
         if not job.holds_memory:
             return list(lease.enforced_by or ())
         rungs = self._machine.holds.everywhere if lease.enforced_by is None else lease.enforced_by
-        return list(as_watched(rungs, stops=self._overuse.stops(job)))
+        seen = self._keeper.seen
+        stops = self._overuse.stops(job) and not (seen is not None and seen.is_blind)
+        return list(as_watched(rungs, stops=stops))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""

@@ -95,7 +95,9 @@ class MachineViews:
     ) -> list[ProcessView]:
         views, seen = [], self._keeper.seen
         for process in reading.processes or ():
-            who = self._processes.identify(process.pid)
+            # Another machine's, or the host's: whoever has that pid here is somebody else.
+            foreign = seen is not None and seen.foreign
+            who = None if foreign else self._processes.identify(process.pid)
             views.append(
                 ProcessView(
                     pid=process.pid,

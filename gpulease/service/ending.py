@@ -52,7 +52,9 @@ class Endings:
             said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
         # Asked here, on the loop, where reports come in: what settles runs in another thread.
         idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
-        stops = job is not None and self._stops(job)
+        seen = self._keeper.seen
+        is_blind = seen is not None and seen.is_blind
+        stops = job is not None and self._stops(job) and not is_blind
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)

@@ -27,6 +27,13 @@ class MemoryLimiter(Protocol):
             NotLimited: it is not in force.
         """
 
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
+
+        Raises:
+            NotLimited: there is no telling.
+        """
+
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away.
 

@@ -32,6 +32,15 @@ class Look:
     """When the looking began: whatever ended later may still be in it."""
     servers: frozenset[int] = frozenset()
     """The pids of MPS servers on the GPUs."""
+    foreign: bool = False
+    """The pids that the driver lists are not known to be those that this daemon knows."""
+    withheld: frozenset[GpuUuid] = frozenset()
+    """The GPUs on which jobs run and whose lists of processes were not believed for that."""
+
+    @property
+    def is_blind(self) -> bool:
+        """Say whether memory is used that may be a job's, and nobody can tell whose it is."""
+        return any(each.used for each in self.readings if each.uuid in self.withheld)
 
     def used_by_job(self) -> dict[tuple[JobId, GpuUuid], int]:
         """Sum the bytes that each job's processes use on each GPU, where the driver says."""
@@ -92,7 +101,22 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     holders = [job for job in store.live() if job.holds_memory]
     # What the driver still lists for the dead is nobody's of those who have their pids now.
     known = pids - processes.inherited(pids)
-    return Look(readings, processes.jobs_of(known, holders), at, processes.mps_servers(known))
+    found = processes.jobs_of(known, holders)
+    if not processes.knows_pids(known, found):
+        return _of_foreign_pids(readings, holders, at)
+    return Look(readings, found, at, processes.mps_servers(known))
+
+
+def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime) -> Look:
+    """Return a look at processes of which nobody knows whose they are.
+
+    Where jobs run it is as if the driver told no processes: one of theirs would pass for a
+    stranger's, and its memory would count beside the lease. Elsewhere none can be theirs.
+    """
+    held = {lease.gpu for job in holders for lease in job.leases if job.holding(lease).running}
+    withheld = frozenset(held & {each.uuid for each in readings})
+    shown = (replace(each, processes=None) if each.uuid in held else each for each in readings)
+    return Look(tuple(shown), {}, at, foreign=True, withheld=withheld)
 
 
 def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:

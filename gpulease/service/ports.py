@@ -1,6 +1,14 @@
 """What the use cases need from outside, as Protocols; adapters and fakes mirror their names."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -222,6 +230,12 @@ class ProcessFinder(Protocol):
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`."""
+
+    def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
+        """Tell whether the pids that a driver lists are those that processes have here.
+
+        `found` are those of them that belong to jobs.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,13 +78,14 @@ def worker_environment(  # noqa: PLR0913  a lease, and all that is known around 
     options: WorkerOptions,
     beside: Beside | None = None,
     daemon: str = "",
+    alone: bool = False,
 ) -> dict[str, str]:
     """Return the caller's variables `base` as the job shall find them.
 
     `marker` is what its processes are recognised by; `hooks` is the folder that goes first on
     PYTHONPATH; `driver` is the version of the GPUs' driver, None where it is unknown; `beside` is
     what was learnt here of frameworks, None: what the table says; `daemon` is the socket on which
-    the hooks may tell what they see.
+    the hooks may tell what they see; `alone` says that no other GPU can be opened.
 
     Raises:
         ValueError: if there is no GPU, or a size or a number of devices makes no sense.
@@ -95,7 +96,7 @@ def worker_environment(  # noqa: PLR0913  a lease, and all that is known around 
         framework: [max(0, gpu.memory - each) for gpu, each in zip(gpus, sizes, strict=True)]
         for framework, sizes in taken.items()
     }
-    visible = _visible_devices(gpus, simulated, options)
+    visible = _visible_devices(gpus, simulated, options, alone)
     environment = _without_ways_out(base)
     environment |= {
         "CUDA_VISIBLE_DEVICES": visible,
@@ -126,13 +127,20 @@ def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
         raise ValueError("there is at least one logical GPU for each GPU, and one thread")
 
 
-def _visible_devices(gpus: Sequence[LeasedGpu], simulated: bool, options: WorkerOptions) -> str:
+def _visible_devices(
+    gpus: Sequence[LeasedGpu], simulated: bool, options: WorkerOptions, alone: bool
+) -> str:
     # The index of a simulated GPU may be that of a real one, which nobody leased; its UUID is
     # unknown to every driver, and so shows the job no GPU at all.
     by_index = options.visible == "index" and not simulated
+    # CUDA counts the GPUs that it can open, from 0: where device rules close the others, the
+    # number that NVML knows a GPU by is that of none, or of another (deepops#1102).
+    indices = sorted({gpu.index for gpu in gpus})
+    numbers = {index: indices.index(index) if alone else index for index in indices}
     # A MIG device has no index that CUDA would take: that is of the GPU that it is a part of.
     return ",".join(
-        str(gpu.index) if by_index and not gpu.uuid.startswith("MIG-") else gpu.uuid for gpu in gpus
+        str(numbers[gpu.index]) if by_index and not gpu.uuid.startswith("MIG-") else gpu.uuid
+        for gpu in gpus
     )
 
 

@@ -88,6 +88,25 @@ def test_a_persons_word_counts_more_than_a_lasting_fault(machine: tuple[Daemon, 
     assert state(daemon, 0) == "available"
 
 
+def test_a_gpu_that_its_driver_wants_reset_is_drained_and_one_with_a_row_to_replace_is_not(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, recovery=1)
+    stand_in.change(1, remap_pending=True, xids=[63])
+    wait_for("it is drained", lambda: state(daemon, 0) == "drained")
+    kinds = {"xid 63", "remap_pending"}
+    wait_for(
+        "the row is on record",
+        lambda: kinds <= {each["kind"] for each in daemon.status()["gpus"][1]["events"]},
+    )
+    assert state(daemon, 1) == "available"
+    doctor = daemon.run("doctor", "--json", check=False).stdout
+    assert "its driver asks for a reset of the GPU" in doctor
+    assert "it is used all the same" in doctor
+    assert "systemctl stop gpuleased" in doctor
+
+
 def test_the_fault_of_a_program_drains_nothing_and_is_kept_and_shown(
     machine: tuple[Daemon, StandIn],
 ) -> None:

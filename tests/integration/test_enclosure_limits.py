@@ -5,7 +5,8 @@ Real cgroups, made by hand in the place of systemd; the real launcher; the drive
 
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from fakes import ALICE, NOON, reading
 from gpulease.daemon.enclosure import Enclosure
 from gpulease.daemon.launching import Surroundings, launch_of
 from gpulease.daemon.lifting import Lifting
+from gpulease.daemon.renewing import Renewing
 from gpulease.daemon.shims import has_scope
 from gpulease.domain.claim import Claim
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import Enclosed, limited_anew
 from gpulease.domain.job import Invocation, Job
-from gpulease.domain.lease import Lease
+from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.errors import RecordUnwritable
 from gpulease.process import cgroups, device_rules, scopes
@@ -44,16 +46,25 @@ class Limiter:
 
     def __init__(self, probe: ProbeProcess) -> None:
         self._probe = probe
+        self._one_at_a_time = threading.Lock()
+
+    def _ask(self, verb: str, *arguments: object) -> Any:
+        with self._one_at_a_time:
+            return self._probe.limits(verb, *arguments)
 
     def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
-        said: str | None = self._probe.limits("obstacle", gpu, cgroup)
+        said: str | None = self._ask("obstacle", gpu, cgroup)
         return said
 
     def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
-        return self._number(self._probe.limits("limit", gpu, cgroup, memory))
+        return self._number(self._ask("limit", gpu, cgroup, memory))
+
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        said = self._ask("kept", gpu, cgroup)
+        return None if said is None else self._number(said)
 
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
-        if (said := self._probe.limits("lift", gpu, cgroup)) is not None:
+        if (said := self._ask("lift", gpu, cgroup)) is not None:
             raise NotLimited(said)
 
     def _number(self, answer: object) -> int:
@@ -271,6 +282,65 @@ def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> N
     run(scenario())
     assert rig.noted == [Enclosed()]
     assert rig.stand_in.limits() == {}
+
+
+class Renewed:
+    """What a daemon that comes back finds out about a running job, notes and tells."""
+
+    def __init__(self, rig: Rig, kept: dict[GpuUuid, int | None]) -> None:
+        self.noted: list[tuple[Mapping[GpuUuid, int | None], str]] = []
+        self.told: list[str] = []
+        leases = tuple(
+            Lease(gpu, 3 * G, NOON, enforced_by=("driver", "watch"), driver_limit=limit)
+            for gpu, limit in kept.items()
+        )
+        claim = Claim(memory=3 * G)
+        job = Job(JobId(rig.job), ALICE, "", "x", claim, NOON, State.ACTIVE, leases=leases)
+        self.job = job
+        run(Renewing(rig.limiter, lambda _: True, self._note).of([job], self._tell))
+
+    async def _note(self, job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
+        self.noted.append((limits, said))
+        self.job = limited_anew(self.job, limits)
+
+    async def _tell(self, job: JobId, said: str) -> None:
+        self.told.append(said)
+
+    @property
+    def rungs(self) -> list[tuple[str, ...] | None]:
+        return [lease.enforced_by for lease in self.job.leases]
+
+
+def test_a_daemon_that_comes_back_leaves_limits_that_stand_and_sets_those_again_that_do_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: 3 * G, SECOND: 3 * G})
+    assert Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G}).noted == []
+    rig.limiter.lift(SECOND, rig.scope)
+    found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})
+    assert rig.limits() == {FIRST: 3 * G, SECOND: 3 * G}
+    ((limits, said),) = found.noted
+    assert (limits, found.told) == ({SECOND: 3 * G}, [])
+    assert "had dropped its limit" in said
+    assert found.rungs == [("driver", "watch")] * 2
+
+
+def test_a_job_that_the_driver_limits_no_more_says_so_and_one_that_nobody_can_tell_of_does_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: 3 * G})
+    rig.limiter.lift(FIRST, rig.scope)
+    rig.stand_in.change(0, step=0)
+    rig.stand_in.change(1, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
+    found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})
+    ((limits, said),) = found.noted
+    assert (limits, found.told) == ({FIRST: None}, [said])
+    assert said.endswith("the driver took the limit and does not keep it")
+    assert found.rungs == [("watch",), ("driver", "watch")]
+    assert [lease.driver_limit for lease in found.job.leases] == [None, 3 * G]
+    by_hand.kill_and_remove(rig.scope)
+    assert Renewed(rig, {FIRST: 3 * G}).noted == [], "it has ended meanwhile"
+    rig.scope.mkdir()
 
 
 def test_device_rules_that_nobody_attached_are_not_in_force(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from gpulease.daemon.living import has_ended, living
 from gpulease.domain.hold import Holder, Process
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.memory import JobId
+from gpulease.process.namespaces import has_first_pids
 from gpulease.process.table import MARKER, ProcessTable
 from process_rig import wait_until
 
@@ -223,3 +224,24 @@ def test_a_program_that_is_called_so_in_a_namespace_of_its_users_is_no_mps_serve
     finally:
         fake.kill()
         fake.wait()
+
+
+def test_in_a_namespace_of_its_own_pids_are_known_when_a_jobs_is_listed() -> None:
+    nobody = 2**22 - 1
+    finder = Finder(ProcessTable(), "here", own_pids=False)
+    mine, other = os.getpid(), os.getppid()
+    assert not finder.knows_pids([], [])
+    assert not finder.knows_pids([other], []), "of no job"
+    assert not finder.knows_pids([mine, nobody], [mine]), "the same number by chance"
+    assert finder.knows_pids([mine, other], [mine])
+    assert finder.knows_pids([nobody], []), "from then on"
+    assert Finder(ProcessTable(), "here").knows_pids([nobody], []), "the host's own namespace"
+
+
+def test_the_first_pid_namespace_is_known_by_its_inode(tmp_path: Path) -> None:
+    link = tmp_path / "pid"
+    assert has_first_pids(link), "nobody says"
+    link.touch()
+    assert not has_first_pids(link)
+    told = str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]"
+    assert has_first_pids() is told

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -90,3 +91,24 @@ def test_a_shim_that_is_killed_again_and_again_is_given_up(directory: Path) -> N
 
     run(scenario())
     assert read_record(directory) is None
+
+
+@pytest.mark.parametrize(("alone", "found"), [(True, "0 kept"), (False, "3 kept")])
+def test_gpus_are_counted_anew_only_where_no_others_can_be_opened(
+    directory: Path, alone: bool, found: str
+) -> None:
+    async def enclose(pid: int, launch: Launch) -> Mapping[str, str] | None:
+        return {**launch.environment, "CUDA_VISIBLE_DEVICES": "0"} if alone else None
+
+    script = "echo $CUDA_VISIBLE_DEVICES $OTHER; sleep 1000"
+    environment = {"CUDA_VISIBLE_DEVICES": "3", "OTHER": "kept", "PATH": os.environ["PATH"]}
+    wanted = replace(shell(directory, script), environment=environment)
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=enclose)
+        await launcher.launch(wanted)
+        await launcher.close()
+
+    run(scenario())
+    wait_until(lambda: (directory / "stdout").read_bytes() != b"", "it has said what it found")
+    assert found.encode() in (directory / "stdout").read_bytes()

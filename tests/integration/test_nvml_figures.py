@@ -88,7 +88,9 @@ def test_without_the_second_memory_function_what_the_driver_holds_counts_as_used
     ("missing", "lost"),
     [
         (("nvmlDeviceGetUtilizationRates",), {"utilization": None}),
-        (("nvmlDeviceGetTemperature",), {"temperature": None}),
+        (("nvmlDeviceGetTemperature",), {}),
+        (("nvmlDeviceGetTemperatureV",), {}),
+        (("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"), {"temperature": None}),
         (("nvmlDeviceGetMigMode",), {}),
         (("nvmlDeviceGetName",), {"name": "unnamed GPU"}),
         ((*_NEWEST,), {}),

@@ -8,7 +8,7 @@ from gpulease.domain.memory import Fault
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 _NEWER = "590.44.01"
-_WELL = Figures(0, False, False, False)
+_WELL = Figures(0, False, False, False, 0)
 
 
 def xids(heard: list[Heard], index: int = 0) -> list[int]:
@@ -40,15 +40,15 @@ def test_an_xid_is_heard_once_and_on_its_gpu_alone(tmp_path: Path) -> None:
 def test_figures_are_read_at_the_first_look_and_at_once_when_there_was_an_xid(
     tmp_path: Path,
 ) -> None:
-    stand_in = StandIn(tmp_path, [Card(), Card(ecc=3, pages_pending=True)])
+    stand_in = StandIn(tmp_path, [Card(), Card(ecc=3, pages_pending=True, recovery=2)])
     with ProbeProcess(stand_in.environment()) as probe:
         before = probe.heard_until(lambda found: listening(found) and len(found) > 8)
         assert figures(before) == [_WELL]
-        assert figures(before, 1) == [Figures(3, False, False, True)]
+        assert figures(before, 1) == [Figures(3, False, False, True, 2)]
         assert {one.modes for one in before if one.modes} == {Modes(True, True, 0)}
         stand_in.change(0, xids=[63], remap_pending=True)
         heard = probe.heard_until(lambda found: bool(xids(found)))
-    assert figures(heard) == [Figures(0, True, False, False)]
+    assert figures(heard) == [Figures(0, True, False, False, 0)]
 
 
 def test_what_a_gpu_does_not_support_is_unknown_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -56,13 +56,14 @@ def test_what_a_gpu_does_not_support_is_unknown_and_the_rest_is_read(tmp_path: P
         ecc=None,
         remap_pending=None,
         pages_pending=None,
+        recovery=None,
         faults={"nvmlDeviceGetSupportedEventTypes": Code.NOT_SUPPORTED,
                 "nvmlDeviceRegisterEvents": Code.NOT_SUPPORTED},
     )  # fmt: skip
     with ProbeProcess(StandIn(tmp_path, [quiet, Card(remap_pending=None)]).environment()) as probe:
         heard = probe.heard_until(lambda found: len(figures(found)) + len(figures(found, 1)) == 2)
     assert figures(heard) == [Figures()]
-    assert figures(heard, 1) == [Figures(0, None, None, False)]
+    assert figures(heard, 1) == [Figures(0, None, None, False, 0)]
     assert {one.listens for one in heard if one.gpu == StandIn.uuid(0)} == {False}
 
 
@@ -70,6 +71,7 @@ def test_a_library_without_any_of_these_functions_is_used_all_the_same(tmp_path:
     missing = [
         "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetRemappedRows",
         "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRetiredPagesPendingStatus",
+        "nvmlDeviceGetFieldValues",
     ]  # fmt: skip
     stand_in = StandIn(tmp_path, [Card()], missing=missing)
     with ProbeProcess(stand_in.environment()) as probe:

@@ -10,6 +10,7 @@ from nvml_stand_in import HANG, Code, ProbeProcess, StandIn
 M, G = 1024**2, 1024**3
 R615 = "615.10"
 GPU = StandIn.uuid(0)
+_RECORDS = ("c_nvmlSetMemoryLimits_v1_t", "c_nvmlGetMemoryLimits_v1_t")
 _BOTH = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
 
 
@@ -146,3 +147,17 @@ def test_a_driver_that_hangs_is_waited_for_until_the_deadline_and_readings_go_on
     stand_in.change(0, delays={})
     # What hung comes to its end first, and is not taken for what is asked now.
     assert probe.limits("limit", GPU, cgroup, 2 * G) == 2 * G
+
+
+def test_an_old_binding_is_told_from_an_old_driver(
+    stand_in: StandIn, tmp_path: Path, cgroup: Path
+) -> None:
+    older = tmp_path / "older"
+    older.mkdir()
+    forget = "; ".join(f"del pynvml.{name}" for name in (*_BOTH, *_RECORDS))
+    (older / "sitecustomize.py").write_text(f"import pynvml; {forget}\n")
+    with ProbeProcess({**stand_in.environment(), "PYTHONPATH": str(older)}) as probe:
+        said = [probe.limits("obstacle", GPU, cgroup), probe.limits("limit", GPU, cgroup, G)]
+    for each in said:
+        assert each.startswith("this release of nvidia-ml-py has no c_nvml")
+        assert each.endswith("memory limits need 13.615 or later")

@@ -1,12 +1,15 @@
 """What NvmlProbe says where there is no GPU to read: what was found, and what to do."""
 
+import re
 import time
 from collections.abc import Mapping
 from ctypes.util import find_library
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from gpulease.gpu.nvml import START_WITHIN
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 LIBRARY_MISMATCH = 18
@@ -65,3 +68,9 @@ def test_a_driver_that_wakes_slowly_is_waited_for_longer_than_a_read(tmp_path: P
     with ProbeProcess(stand_in.environment(), deadline=0.2, start_within=10) as probe:
         assert probe.error is None
         assert probe.read()[0].fault is None
+
+
+def test_sixteen_gpus_have_time_to_wake_up_and_systemd_waits_for_longer_than_that() -> None:
+    unit = Path(__file__).parents[2] / "systemd" / "gpuleased.service"
+    (minutes,) = re.findall(r"^TimeoutStartSec=(\d+)min$", unit.read_text(), re.MULTILINE)
+    assert 16 * timedelta(seconds=6) < START_WITHIN < timedelta(minutes=int(minutes))

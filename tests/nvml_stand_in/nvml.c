@@ -59,7 +59,7 @@ struct gpu {
     struct process process[MOST_PROCESSES];
     struct rules faults, delays;
     int compute_mode;
-    int ecc, remap_pending, remap_failed, pages_pending;
+    int ecc, remap_pending, remap_failed, pages_pending, recovery;
     int xid_count, xid[MOST_XIDS];
     int sample_count;
     struct sample sample[MOST_PROCESSES];
@@ -130,8 +130,8 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
     else if (!strcmp(word, "compute_mode")) gpu->compute_mode = atoi(rest);
     else if (!strcmp(word, "health"))
-        sscanf(rest, "%d %d %d %d", &gpu->ecc, &gpu->remap_pending, &gpu->remap_failed,
-               &gpu->pages_pending);
+        sscanf(rest, "%d %d %d %d %d", &gpu->ecc, &gpu->remap_pending, &gpu->remap_failed,
+               &gpu->pages_pending, &gpu->recovery);
     else if (!strcmp(word, "xid") && gpu->xid_count < MOST_XIDS) gpu->xid[gpu->xid_count++] = atoi(rest);
     else read_part_line(gpu, word, rest);
 }
@@ -234,6 +234,7 @@ static struct gpu *part_of(struct state *state, const char *uuid)
             snprintf(gpu->name, TEXT, "%.60s MIG part %d", parent->name, j);
             gpu->total = part->total, gpu->used = part->used, gpu->reserved = part->reserved;
             gpu->count = part->count;
+            gpu->mig = parent->mig; /* nobody says that drivers refuse to tell */
             memcpy(gpu->process, part->process, sizeof part->process);
             gpu->faults = parent->faults, gpu->delays = parent->delays;
             gpu->parent = 1;
@@ -435,6 +436,18 @@ int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned int *temperature
     return SUCCESS;
 }
 
+struct temperature { unsigned int version; int sensor; int celsius; };
+
+int nvmlDeviceGetTemperatureV(void *handle, struct temperature *answer)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    if (gpu->parent) return NOT_SUPPORTED;
+    if (answer->version != 0x100000C || answer->sensor) return INVALID_ARGUMENT;
+    answer->celsius = gpu->temperature;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetMigMode(void *handle, unsigned int *current, unsigned int *pending)
 {
     struct gpu *gpu;
@@ -509,6 +522,13 @@ int nvmlDeviceGetProcessUtilization(void *handle, struct sample *samples, unsign
  */
 
 enum { XID_EVENT = 8, MOST_SETS = 256 };
+enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+struct field_value {
+    unsigned int field, scope;
+    long long at, latency;
+    int type, result;
+    union { unsigned int number; unsigned long long all; } value;
+};
 struct event_data {
     void *device;
     unsigned long long kind, data;
@@ -592,6 +612,19 @@ int nvmlDeviceGetRemappedRows(void *handle, unsigned int *corrected, unsigned in
     *corrected = *uncorrected = 0;
     *pending = (unsigned int)gpu->remap_pending;
     *failed = (unsigned int)gpu->remap_failed;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetFieldValues(void *handle, int count, struct field_value *values)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    for (int i = 0; i < count; i++) {
+        int known = values[i].field == RECOVERY_ACTION && gpu->recovery >= 0;
+        values[i].result = known ? SUCCESS : NOT_SUPPORTED;
+        values[i].type = UNSIGNED_INT;
+        if (known) values[i].value.number = (unsigned int)gpu->recovery;
+    }
     return SUCCESS;
 }
 

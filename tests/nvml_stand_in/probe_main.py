@@ -34,7 +34,7 @@ def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
     """Return the answer to one command."""
     if command == "threads":
         return {"threads": threading.active_count()}
-    if command.startswith(("limit ", "lift ", "obstacle ")):
+    if command.startswith(("limit ", "lift ", "obstacle ", "kept ")):
         return obey_about_limits(DriverLimits(probe), *command.split(" "))
     if command == "cpu":
         return {"cpu": time.process_time()}
@@ -56,6 +56,8 @@ def obey_about_limits(
             result: Any = limits.obstacle(GpuUuid(gpu), Path(cgroup))
         elif verb == "limit":
             result = limits.limit(GpuUuid(gpu), Path(cgroup), int(memory))
+        elif verb == "kept":
+            result = limits.kept(GpuUuid(gpu), Path(cgroup))
         else:
             result = limits.lift(GpuUuid(gpu), Path(cgroup))
     except NotLimited as failure:

@@ -30,7 +30,7 @@ class ProbeProcess:
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(_MAIN), str(deadline), str(start_within), str(first_retry)],
-            env={**os.environ, **environment, "PYTHONPATH": _python_path()},
+            env={**os.environ, **environment, "PYTHONPATH": _python_path(environment)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,5 +129,6 @@ def _reading(fields: dict[str, Any]) -> GpuReading:
     )
 
 
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+def _python_path(given: Mapping[str, str]) -> str:
+    paths = [given.get("PYTHONPATH", ""), str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, paths))

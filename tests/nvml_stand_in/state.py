@@ -82,6 +82,8 @@ class Card:
     remap_pending: bool | None = False
     remap_failed: bool = False
     pages_pending: bool | None = False
+    recovery: int | None = 0
+    """What the driver asks for to have it well again, as NVML counts."""
     xids: Sequence[int] = ()
     """All that it has had since the driver was loaded, oldest first."""
     lost: bool = False
@@ -112,7 +114,13 @@ class Card:
             "health "
             + " ".join(
                 str(-1 if figure is None else int(figure))
-                for figure in (self.ecc, self.remap_pending, self.remap_failed, self.pages_pending)
+                for figure in (
+                    self.ecc,
+                    self.remap_pending,
+                    self.remap_failed,
+                    self.pages_pending,
+                    self.recovery,
+                )
             ),
             *(f"xid {number}" for number in self.xids),
             *(line for part in self.parts for line in part.lines()),
@@ -131,7 +139,7 @@ class Card:
         absent += _MEMORY_FUNCTIONS if self.total is None else ()
         absent += ["nvmlDeviceGetUtilizationRates"] if self.utilization is None else []
         absent += ["nvmlDeviceGetProcessUtilization"] if self.samples is None else []
-        absent += ["nvmlDeviceGetTemperature"] if self.temperature is None else []
+        absent += ["nvmlDeviceGetTemperature*"] if self.temperature is None else []
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
         absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []
         return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
@@ -237,6 +245,10 @@ class StandIn:
             return {}
         lines = [line.split(" ", 3) for line in self._limits.read_text().splitlines()]
         return {(uuid, path): (int(soft), int(hard)) for uuid, soft, hard, path in lines}
+
+    def forget_limits(self) -> None:
+        """Keep no cgroup to a limit any more."""
+        self._limits.unlink(missing_ok=True)
 
     @staticmethod
     def uuid(index: int) -> str:

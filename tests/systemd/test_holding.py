@@ -63,6 +63,14 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
     gpulease.wait_until_back(before)
     assert gpulease.job(job)["leases"] == [lease]
 
+    # As if the driver had dropped it meanwhile.
+    gpulease.machine.run("systemctl", "stop", SERVICE)
+    stand_in.forget_limits()
+    gpulease.machine.run("systemctl", "start", SERVICE)
+    assert stand_in.limits() == {(lease["gpu"], scope): (0, 2816 * M)}
+    assert gpulease.job(job)["leases"] == [lease]
+    assert "set again" in gpulease.job(job)["events"][-1]["detail"]
+
 
 def test_where_the_driver_does_not_keep_its_limit_the_other_rungs_stay_and_the_job_says_so(
     gpulease: Gpulease, stand_in: StandIn
@@ -101,3 +109,16 @@ def test_a_process_that_dropped_all_that_marked_it_is_its_jobs_and_goes_with_it(
 def _pid(machine: Machine, command: str) -> int | None:
     found = machine.run("pgrep", "-x", "-f", command, check=False).stdout.split()
     return int(found[0]) if found else None
+
+
+def test_with_numbers_a_job_counts_the_gpus_that_it_can_open(
+    gpulease: Gpulease, stand_in: StandIn
+) -> None:
+    first = gpulease.submit("--mem", "1G", "--exclusive", "--", "sleep", "600")
+    gpulease.wait_until(first, "active")
+    show = "echo $CUDA_VISIBLE_DEVICES"
+    job = gpulease.submit("--mem", "1G", "--visible", "index", "--", "sh", "-c", show)
+    (lease,) = gpulease.wait_until(job, "ended")["leases"]
+    assert lease["gpu"] == StandIn.uuid(1)
+    assert "devices" in lease["enforced_by"]
+    assert gpulease.run("logs", str(job)) == "0\n"

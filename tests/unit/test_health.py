@@ -42,7 +42,8 @@ MINUTE = timedelta(minutes=1)
     [
         (Blame.APPLICATION, (13, 31, 43, 45, 68, 109)),
         (Blame.CONTAINED, (94,)),
-        (Blame.HARDWARE, (48, 63, 64, 74, 79, 92, 95, 119)),
+        (Blame.HARDWARE, (48, 64, 74, 79, 92, 95, 119, 140)),
+        (Blame.AVOIDED, (63,)),
         (Blame.UNKNOWN, (1, 32, 61, 154)),
     ],
 )
@@ -64,7 +65,10 @@ def test_many_of_one_xid_are_one_finding() -> None:
         (Figures(), None),
         (replace(WELL, remap_pending=True), "remap_pending"),
         (replace(WELL, remap_pending=True, remap_failed=True), "remap_failed"),
-        (replace(WELL, pages_pending=True), "pages_pending"),
+        (replace(WELL, remap_pending=True, pages_pending=True), "pages_pending"),
+        *((replace(WELL, recovery=each), "recovery") for each in (1, 2, 4, 6, 7)),
+        (replace(WELL, remap_pending=True, recovery=1), "recovery"),
+        *((replace(WELL, recovery=each), None) for each in (0, 3, 5, 99)),
     ],
 )
 def test_what_lasts_is_said_once_and_unknown_is_not_bad(figures: Figures, kind: str | None) -> None:
@@ -86,6 +90,7 @@ def test_memory_errors_count_when_they_grow_and_no_xid_explains_them() -> None:
     assert kinds(5, 0) == [], "a reset begins the count anew"
     assert kinds(0, 2, 94) == ["xid 94"], "contained, and explained"
     assert kinds(0, 2, 31) == ["xid 31", "ecc"], "a program's fault explains none"
+    assert kinds(0, 2, 63) == ["xid 63", "ecc"], "nor does what became of the row"
 
 
 @given(st.timedeltas(timedelta(seconds=1), timedelta(days=9)), st.integers(0, 10**6))
@@ -99,13 +104,14 @@ def test_the_pause_after_a_relapse_grows_and_never_for_ever(
 
 def test_a_fault_is_over_when_nothing_lasts_and_it_was_quiet_or_a_person_excused_it() -> None:
     ill = Standing(None, Ailment("xid 79", "off", NOON))
-    pending = replace(WELL, remap_pending=True)
+    pending = replace(WELL, pages_pending=True)
     assert is_over(ill, WELL, 10 * MINUTE, 10 * MINUTE)
     assert is_over(ill, Figures(), 10 * MINUTE, 10 * MINUTE), "unknown is not bad"
     assert not is_over(ill, WELL, 9 * MINUTE, 10 * MINUTE)
     assert not is_over(ill, None, 99 * MINUTE, MINUTE), "nothing was read yet"
     assert not is_over(ill, pending, 99 * MINUTE, MINUTE)
-    assert is_over(replace(ill, excused="remap_pending"), pending, 99 * MINUTE, MINUTE)
+    assert is_over(replace(ill, excused="pages_pending"), pending, 99 * MINUTE, MINUTE)
+    assert is_over(ill, replace(WELL, remap_pending=True), 99 * MINUTE, MINUTE)
 
 
 def test_owners_are_told_whose_fault_it_is_and_nothing_that_nobody_knows() -> None:
@@ -230,11 +236,24 @@ def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timede
 
 def test_what_lasts_keeps_a_gpu_drained_until_it_is_over() -> None:
     room = Room()
-    room.look(Heard(A, (), replace(WELL, remap_pending=True)))
-    assert room.closed()
+    room.look(Heard(A, (), replace(WELL, recovery=1)))
+    assert "asks for a reset" in (room.closed() or "")
     room.look(minutes=60 * 24 * 7)
     assert room.closed()
     room.look(Heard(A, (), WELL), minutes=1)
+    assert room.closed() is None
+
+
+def test_a_row_that_waits_for_a_reset_is_told_and_keeps_nobody_from_the_gpu() -> None:
+    room = Room()
+    pending = replace(WELL, remap_pending=True)
+    room.look(Heard(A, (63,), pending))
+    assert room.closed() is None
+    assert [each.kind for each in room.store.noted] == ["xid 63", "remap_pending"]
+    assert "keeps programs off it until" in (notice("0", health.xid(63)) or "")
+    # As a daemon before this one left it.
+    room.store.standing[A] = Standing(None, Ailment("remap_pending", "a row", room.clock.now()))
+    room.look(Heard(A, (), pending), minutes=11)
     assert room.closed() is None
 
 

@@ -38,6 +38,9 @@ class Driver:
     def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         raise AssertionError("it is only asked")
 
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        raise AssertionError("it is only asked")
+
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         raise AssertionError("it is only asked")
 

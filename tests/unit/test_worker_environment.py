@@ -26,6 +26,7 @@ def made(
     gpus: list[LeasedGpu] | None = None,
     simulated: bool = False,
     beside: Any = None,
+    alone: bool = False,
     **options: Any,
 ) -> dict[str, str]:
     return worker_environment(
@@ -38,6 +39,7 @@ def made(
         hooks=HOOKS,
         options=WorkerOptions(**options),
         beside=beside,
+        alone=alone,
     )
 
 
@@ -57,6 +59,17 @@ def test_the_job_sees_the_leased_gpus_by_their_full_uuids() -> None:
 
 def test_programs_that_parse_numbers_may_have_them() -> None:
     assert made(gpus=[gpu(3), gpu(5)], visible="index")["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_numbers_count_the_leased_gpus_where_no_others_can_be_opened() -> None:
+    environment = made(gpus=[gpu(5), gpu(3)], visible="index", alone=True)
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1,0"
+    told = json.loads(environment["GPULEASE_HOOK"])
+    assert told["visible"] == "1,0"
+    assert [each["uuid"] for each in told["gpus"]] == [gpu(5).uuid, gpu(3).uuid]
+    everywhere = made(gpus=[gpu(5), gpu(3)], alone=True)
+    assert everywhere == made(gpus=[gpu(5), gpu(3)]), "UUIDs are the same everywhere"
 
 
 def test_a_simulated_lease_never_names_a_number_that_may_be_a_real_gpu() -> None:
