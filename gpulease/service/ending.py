@@ -38,6 +38,8 @@ class Endings:
     ) -> None:
         """`stops` tells whether the watch stops a job that stays over its lease."""
         self._stops = stops
+        self._offered: dict[int, int] = {}
+        """The most that was ever offered on each of so many GPUs, in bytes."""
         self._keeper = keeper
         self._tail = tail
         self._idle = idle
@@ -97,7 +99,8 @@ class Endings:
         """
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
-        size = min(next_size(leased, found.lacking), most) if most else leased
+        size = next_size(leased, found.lacking)
+        size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
             lacking = format_size(found.lacking)
             return _told(job, what, f"it wanted {lacking} at once, and no GPU here has that much")
@@ -109,7 +112,8 @@ class Endings:
             hint = f"{tried}ask for --mem {format_size(size)}"
             more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
             return _told(job, what, hint + more)
-        again = min(more_by(leased, wanted), most)
+        again = more_by(leased, wanted)
+        again = min(again, most) if most else again
         return self._queued_again(tx, job, what, again)
 
     def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
@@ -139,8 +143,14 @@ class Endings:
         return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
 
     def _largest(self, job: Job) -> int:
-        at = job.ended_at or job.submitted_at
-        return most_of(self._keeper.seen, self._keeper.policy, len(job.leases), at)
+        """Return the most that the job could have on each GPU, as last known; 0: unknown.
+
+        A GPU that cannot be read at this moment, perhaps for what ended the job, offers nothing.
+        """
+        at, gpus = job.ended_at or job.submitted_at, len(job.leases)
+        now = most_of(self._keeper.seen, self._keeper.policy, gpus, at)
+        self._offered[gpus] = max(now, self._offered.get(gpus, 0))
+        return self._offered[gpus]
 
 
 def _as_watched(job: Job, *, stops: bool) -> Job:

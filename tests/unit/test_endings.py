@@ -21,7 +21,7 @@ from gpulease.domain.account import Account, Shape
 from gpulease.domain.enforcement import stands_on
 from gpulease.domain.job import Exit, Invocation, Job, Outcome, asked_to_go, grant, worker_started
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.memory import Fault, GpuUuid, JobId
 from gpulease.domain.placement import Placement
 from gpulease.domain.sizing import Run
 from gpulease.service import leases
@@ -203,6 +203,18 @@ def test_no_try_gets_more_than_the_largest_gpu_has(memory: int, wanted: int | No
     world.end()
 
     assert [job.claim.memory for job in world.store.live()] == ([wanted] if wanted else [])
+
+
+def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() -> None:
+    world = World(retry=1.5)
+    (seen,) = a_look().readings
+    lost = replace(seen, total=None, used=None, processes=None, fault=Fault.LOST)
+    world.keeper.seen = Look((lost,), {}, NOON)
+
+    world.end()
+
+    new = world.store.job(JobId(2))
+    assert new is not None and new.claim.memory == 3 * G
 
 
 def test_a_failure_of_another_kind_stays_as_it_is() -> None:
