@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -53,7 +52,7 @@ def other_thread(pid: int) -> int | None:
     if fields is None or fields[0] not in (b"Z", b"X"):
         return None
     try:
-        threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
+        threads = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  shims load no pathlib
     except OSError:
         return None
     return next((each for each in threads if each != pid), None)
