@@ -101,13 +101,16 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"cannot read the configuration {path}: there is no such file",
             "leave out --config to run with the defaults",
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        twice = _given_twice(text) if isinstance(error, tomllib.TOMLDecodeError) else None
+    except (OSError, ValueError, RecursionError) as error:
+        # Numbers of thousands of digits, and tables in tables in tables, fail in ways of their own.
+        twice = _given_twice(text) if any(word in str(error) for word in _TWICE) else None
         why = str(error) if twice is None else f"{twice[0]} is given twice"
         hint = None if twice is None else f"leave one of them out: lines {twice[1]} and {twice[2]}"
         raise BadConfiguration(f"cannot read the configuration {path}: {why}", hint) from error
 
 
+_TWICE = ("overwrite", "twice")
+"""What the reader says where something is given again."""
 _SET, _TABLE = re.compile(r"\s*([\w-]+|\"[^\"]*\")\s*="), re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#|$)")
 
 

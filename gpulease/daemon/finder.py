@@ -53,7 +53,10 @@ class Finder:
         of another daemon on this machine. `own_pids` says that drivers count processes as they are
         counted here; else that has to show.
         """
-        self._own_pids = own_pids
+        self._has_own_pids = own_pids
+        self._believed = False
+        self._missing: set[int] = set()
+        """What was listed at the look before, and was not here."""
         self._has_scope = has_scope
         self._table = table
         self._has_shim = has_shim
@@ -131,11 +134,18 @@ class Finder:
         In a pid namespace of its own a daemon may be told the pids of the host, or no process at
         all (nvidia-container-toolkit#1013); newer kernel modules translate them. That shows when
         one of `found`, those of jobs, is listed, and every other that is listed is here as well: a
-        number alone may be the same by chance.
+        number alone may be the same by chance. It is believed until one is listed that is not here.
         """
-        if not self._own_pids and found:
-            self._own_pids = all(Path(f"/proc/{pid}").exists() for pid in pids)
-        return self._own_pids
+        if self._has_own_pids:
+            return True
+        missing = {pid for pid in pids if not Path(f"/proc/{pid}").exists()}
+        if missing & self._missing:
+            # It did not end between the two looks of one moment: there is none of that number.
+            self._believed = False
+        elif found and not missing:
+            self._believed = True
+        self._missing = missing
+        return self._believed
 
     def _apart(
         self, holders: Mapping[int, JobId], shims: Mapping[int, JobId], scopes: set[JobId]

@@ -36,7 +36,11 @@ def told_apart(
     for sample in samples:
         most = max(int(getattr(sample, figure)) for figure in _FIGURES)
         busy[int(sample.pid)] = max(most, busy.get(int(sample.pid), 0))
-    # There are samples only of those that computed at some time.
+    # There are samples only of those that computed at some time. Where they are not who is listed,
+    # as in other pid namespaces, nothing says that those who are listed did not.
+    listed = {process.pid for process in processes}
+    if not any(busy.values()) or any(share and pid not in listed for pid, share in busy.items()):
+        return tuple(processes)
     return tuple(replace(process, utilization=busy.get(process.pid, 0)) for process in processes)
 
 

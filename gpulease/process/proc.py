@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_ENDED = (b"Z", b"X")
+
 
 class Entry(NamedTuple):
     """A process; `started` (clock ticks since boot) tells it from a later one of the same pid."""
@@ -28,7 +30,7 @@ def entry(pid: int) -> Entry | None:
         return None
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
     # The state is that of the main thread, which may end before the others do (pthread_exit(3)).
-    zombie = state in (b"Z", b"X") and int(fields[17]) <= 1
+    zombie = state in _ENDED and (int(fields[17]) <= 1 or other_thread(pid) is None)
     return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
 
 
@@ -47,15 +49,19 @@ def processes() -> Iterator[Entry]:
 
 
 def other_thread(pid: int) -> int | None:
-    """Return a thread of a process whose main thread has ended, None for any other process."""
+    """Return a living thread of a process whose main thread has ended, None for any other process.
+
+    A thread that was killed is still there, dead, for as long as a debugger does not see to it.
+    """
     fields = _fields(pid)
-    if fields is None or fields[0] not in (b"Z", b"X"):
+    if fields is None or fields[0] not in _ENDED:
         return None
     try:
-        threads = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  shims load no pathlib
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  shims load no pathlib
     except OSError:
         return None
-    return next((each for each in threads if each != pid), None)
+    states = ((each, _fields(pid, f"task/{each}/stat")) for each in threads)
+    return next((int(each) for each, of in states if of and of[0] not in _ENDED), None)
 
 
 def deliver(target: Entry, *numbers: int) -> bool:
@@ -81,10 +87,10 @@ def deliver(target: Entry, *numbers: int) -> bool:
     return True
 
 
-def _fields(pid: int) -> list[bytes] | None:
+def _fields(pid: int, name: str = "stat") -> list[bytes] | None:
     """Return what follows the name in /proc/PID/stat, see proc_pid_stat(5)."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     try:

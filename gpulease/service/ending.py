@@ -39,7 +39,7 @@ class Endings:
         """`stops` tells whether the watch stops a job that stays over its lease."""
         self._stops = stops
         self._offered: dict[int, int] = {}
-        """The most that was ever offered on each of so many GPUs, in bytes."""
+        """What so many GPUs offered when all could be read, each, in bytes."""
         self._keeper = keeper
         self._tail = tail
         self._idle = idle
@@ -148,9 +148,12 @@ class Endings:
         A GPU that cannot be read at this moment, perhaps for what ended the job, offers nothing.
         """
         at, gpus = job.ended_at or job.submitted_at, len(job.leases)
-        now = most_of(self._keeper.seen, self._keeper.policy, gpus, at)
-        self._offered[gpus] = max(now, self._offered.get(gpus, 0))
-        return self._offered[gpus]
+        seen = self._keeper.seen
+        now = most_of(seen, self._keeper.policy, gpus, at)
+        if seen is None or any(each.fault is not None for each in seen.readings):
+            return max(now, self._offered.get(gpus, 0))
+        self._offered[gpus] = now
+        return now
 
 
 def _as_watched(job: Job, *, stops: bool) -> Job:

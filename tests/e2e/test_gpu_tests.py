@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nvml_stand_in import Card, StandIn
 
 _TESTS = Path(__file__).parents[1] / "gpu" / "test_holding_real.py"
 
 
+@pytest.mark.usefixtures("machines_pids")
 def test_what_holds_on_a_gpu_is_tried_through_cuda_itself(tmp_path: Path) -> None:
     stand_in = StandIn(tmp_path, [Card(total=16 << 30, minor=0)]).with_cuda()
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

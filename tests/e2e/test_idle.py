@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from nvml_stand_in import Card, StandIn
 
 from .conftest import Daemon, wait_for
@@ -80,6 +82,7 @@ def test_what_cannot_be_kept_is_said(make_daemon: Callable[..., Daemon]) -> None
     assert "there is none" in daemon.run("keep", "99", check=False).stderr
 
 
+@pytest.mark.usefixtures("machines_pids")
 def test_on_a_gpu_that_computes_and_on_one_that_does_not_say_nobody_is_idle(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:

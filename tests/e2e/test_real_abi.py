@@ -39,6 +39,7 @@ def on(make_daemon: Callable[..., Daemon], tmp_path: Path, *cards: Card) -> tupl
     return made.start(), stand_in
 
 
+@pytest.mark.usefixtures("machines_pids")
 def test_what_a_stranger_holds_cannot_be_leased_and_status_names_them(
     make_daemon: Callable[..., Daemon], tmp_path: Path, stranger: subprocess.Popen[bytes]
 ) -> None:

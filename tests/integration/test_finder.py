@@ -234,7 +234,11 @@ def test_in_a_namespace_of_its_own_pids_are_known_when_a_jobs_is_listed() -> Non
     assert not finder.knows_pids([other], []), "of no job"
     assert not finder.knows_pids([mine, nobody], [mine]), "the same number by chance"
     assert finder.knows_pids([mine, other], [mine])
-    assert finder.knows_pids([nobody], []), "from then on"
+    assert finder.knows_pids([other], []), "from then on"
+    assert finder.knows_pids([nobody], []), "it may just have ended"
+    assert not finder.knows_pids([nobody], []), "until one is not here, and stays listed"
+    assert not finder.knows_pids([mine, nobody], [mine])
+    assert finder.knows_pids([mine], [mine])
     assert Finder(ProcessTable(), "here").knows_pids([nobody], []), "the host's own namespace"
 
 

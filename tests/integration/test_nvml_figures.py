@@ -264,7 +264,10 @@ def test_processes_that_may_not_be_listed_are_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("samples", "busy"),
     [
-        pytest.param([(101, 40), (101, 55), (7, 3)], (55, 0), id="by process, and none is nothing"),
+        pytest.param([(101, 40), (101, 55), (7, 0)], (55, 0), id="by process, and none is nothing"),
+        pytest.param([(101, 40), (7, 3)], (None, None), id="one that is not listed computes, too"),
+        pytest.param([(7, 95)], (None, None), id="none that is listed computes"),
+        pytest.param([(101, 0)], (None, None), id="nobody computes, and yet something does"),
         pytest.param([(101, 0), (102, 1)], (0, 1), id="told of one that did nothing"),
         pytest.param((), (None, None), id="no samples, though something computes"),
         pytest.param(None, (None, None), id="a driver that cannot"),

@@ -4,6 +4,8 @@ import asyncio
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -212,3 +214,33 @@ def test_who_has_lost_but_the_main_thread_is_found_behind_a_lost_shim(
     run(table.end_survivors(marker, timedelta(0)))
 
     assert not threads_of(pid)
+
+
+TRACER = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+seize = 0x4206  # PTRACE_SEIZE, see ptrace(2)
+print(libc.ptrace(seize, int(sys.argv[1]), 0, 0), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_killed_thread_that_a_debugger_keeps_is_no_life(
+    directory: Path, marker: str, headless: tuple[Started, int]
+) -> None:
+    started, pid = headless
+    kill(started.shim_pid)
+    thread = next(each for each in threads_of(pid) if each != pid)
+    debugger = subprocess.Popen(
+        [sys.executable, "-c", TRACER, str(thread)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != "0\n":
+            pytest.skip("nobody may debug here")
+        run(ProcessTable().end_survivors(marker, timedelta(0)))
+        assert not threads_of(pid)
+    finally:
+        debugger.kill()
+        debugger.communicate()

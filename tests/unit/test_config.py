@@ -66,6 +66,9 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
             "lines 3 and 5",
         ),
         ("[users.a]\n[users.b]\n[users.a]", "[users.a] is given twice", "lines 1 and 3"),
+        ("[[x]]\na = 1\n[[x]]\na = 1\nbad bad", "line 5", None),
+        ("most_waiting = " + "1" * 5000, "limit", None),
+        ("margin = " + "[" * 20_000, "recursion", None),
         (
             '[users.alice]\ncolour = "red"',
             "[users.alice] has an unknown key 'colour'",

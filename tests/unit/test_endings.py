@@ -65,6 +65,11 @@ class World:
     async def read(self, job: JobId) -> str:
         return self.tail
 
+    def job(self) -> Job:
+        job = self.store.job(JobId(1))
+        assert job is not None
+        return job
+
     def used(self, peak: int) -> None:
         self.keeper.peaks.by_lease[JobId(1), GPU] = peak
 
@@ -210,6 +215,18 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
     (seen,) = a_look().readings
     lost = replace(seen, total=None, used=None, processes=None, fault=Fault.LOST)
     world.keeper.seen = Look((lost,), {}, NOON)
+
+    world.end()
+
+    new = world.store.job(JobId(2))
+    assert new is not None and new.claim.memory == 3 * G
+
+
+def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
+    world = World(retry=2.0)
+    world.endings._largest(world.job())
+    (seen,) = a_look().readings
+    world.keeper.seen = Look((replace(seen, total=3 * G),), {}, NOON)
 
     world.end()
 
