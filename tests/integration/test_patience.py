@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.process.patience import PatientReader, command_of, name_of, real_uid
+from process_rig import wait_until
 
 PATIENCE_S = 0.2
 
@@ -107,7 +108,8 @@ def test_who_is_gone_or_has_no_such_file_is_no_error(crowd: Crowd) -> None:
 def test_what_the_kernel_tells_of_a_process_is_read_as_it_is() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
-            assert command_of(process.pid) == ("sleep", "600")
+            # In the midst of its exec a process has no arguments.
+            wait_until(lambda: command_of(process.pid) == ("sleep", "600"))
             assert name_of(process.pid) == "sleep"
             assert real_uid(process.pid) == os.getuid()
         finally:

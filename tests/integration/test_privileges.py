@@ -286,7 +286,11 @@ def touches(folder: Path, home: str, uid: int) -> list[tuple[str, bool]]:
             if f'"{home}' in line.split("[", 1)[0]:
                 found.append((line, not as_user))
 
-    children: dict[int, bool] = {min(traces): False}
+    every = (line for lines in traces.values() for line in lines)
+    forked = {int(fork[1]) for line in every if (fork := _FORKED.match(line)) is not None}
+    # Not the lowest: pids begin anew when they have reached kernel.pid_max.
+    (first,) = set(traces) - forked
+    children: dict[int, bool] = {first: False}
     read_already: set[int] = set()
     while left := set(children) - read_already:
         pid = min(left)
