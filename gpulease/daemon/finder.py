@@ -140,7 +140,7 @@ class Finder:
             return True
         missing = {pid for pid in pids if not Path(f"/proc/{pid}").exists()}
         if missing & self._missing:
-            # It did not end between the two looks of one moment: there is none of that number.
+            # Once, it may have ended between the driver's list and our look; twice, it never was.
             self._believed = False
         elif found and not missing:
             self._believed = True

@@ -14,8 +14,8 @@ from gpulease.service.look import Look
 from gpulease.wire import RungView
 
 FOREIGN_PIDS = (
-    "this daemon has a pid namespace of its own, and no process of a job is among those that the "
-    "driver lists"
+    "this daemon has a pid namespace of its own, and the processes that the driver lists are not "
+    "known to be of it"
 )
 
 
