@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-systemd test-gpu fuzz unit lint types contracts fmt docs docs-check torture bench check wheel clean
+.PHONY: help demo test test-systemd test-gpu fuzz unit lint types contracts fmt docs docs-check torture chaos bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the framewor
 
 torture: $(VENV)/.dev  ## kill -9 the daemon 200 times and count what was promised (KILLS=, SEED=)
 	PYTHONPATH=tests $(BIN)/python -m torture --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
+
+chaos: $(VENV)/.dev  ## run jobs among strangers, failing NVML calls and lost GPUs (ROUNDS=, SEED=)
+	PYTHONPATH=tests $(BIN)/python -m chaos --rounds $(or $(ROUNDS),10) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.dev  ## measure what the project makes claims about
 	$(BIN)/python -m benchmarks

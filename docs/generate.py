@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulease.domain.lease import HOLDS_MEMORY, IGNORED, TRANSITIONS, State
+from gpulease.domain.xid import SOURCES, XIDS, Blame
 from gpulease.errors import BY_CODE
 
 HERE = Path(__file__).parent
@@ -38,7 +39,41 @@ def errors() -> Iterator[str]:
         yield f"| `{code}` | {meaning} | {kind.http_status} | {kind.exit_code} |\n"
 
 
-PAGES = {"states.md": states, "errors.md": errors}
+_DONE = {
+    Blame.HARDWARE: "The hardware failed: the GPU is drained",
+    Blame.CONTAINED: "The hardware failed, and the driver ended the programs that it touched",
+    Blame.AVOIDED: "The hardware failed, and the driver keeps programs off the place",
+    Blame.APPLICATION: "A program failed: the owners of jobs on the GPU are notified",
+    Blame.ADMIN: "An admin has to look: `gpulease doctor` warns",
+    Blame.UNKNOWN: "Kept and shown",
+}
+
+
+def xids() -> Iterator[str]:
+    yield "# The XIDs\n\nDrawn from the table in `gpulease/domain/xid.py`. NVIDIA's driver reports "
+    yield "errors as XIDs; [Health](admin.md#health) says what gpulease does about them.\n\n"
+    yield "A GPU is drained for an XID only if NVIDIA asks for a reset, a reboot or a repair,\n"
+    yield "and does not name the user's program among the causes: no user can drain a GPU with a\n"
+    yield "program that fails. Where a program's fault does leave a GPU in need of a reset, the\n"
+    yield "driver says so in its recovery action, and that drains the GPU.\n\nThe sources:\n\n"
+    for word, source in SOURCES.items():
+        yield f"* **{word}**: {source}\n"
+    for blame, done in _DONE.items():
+        yield f"\n## {done}\n\n| XID | what it is | source |\n|---|---|---|\n"
+        for (what, source), numbers in _grouped(blame).items():
+            yield f"| {', '.join(map(str, sorted(numbers)))} | {what} | {source} |\n"
+    yield "\nAn XID that is in none of these tables is for an admin to look up as well.\n"
+
+
+def _grouped(blame: Blame) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, row in sorted(XIDS.items()):
+        if row.blame is blame:
+            found.setdefault((row.what, row.source), []).append(number)
+    return found
+
+
+PAGES = {"states.md": states, "errors.md": errors, "xids.md": xids}
 
 
 def main(check: bool) -> int:

@@ -63,6 +63,10 @@ class Settings:
     """How long the output of a job is kept after its end."""
     most_output: int | Share = _A_QUARTER
     """Bytes that are kept of all ended jobs' output, or a share of the file system it is on."""
+    most_running_output: int | Share = _A_QUARTER
+    """Bytes that are kept of all running jobs' output, or a share of the file system it is on."""
+    keep_free: int = 256 * MIB
+    """Bytes of that file system that the output of jobs leaves free; at most a tenth of it."""
     keep_jobs_for: timedelta = timedelta(days=365)
     """How long the record of a job is kept after its end."""
     most_ended: int = 100_000
@@ -79,7 +83,7 @@ class Settings:
     """What a job may ask for as its own grace."""
     sample_every: timedelta = timedelta(seconds=1)
     driver_deadline: timedelta = timedelta(seconds=3)
-    """How long the driver may take to answer before its GPU counts as unreadable."""
+    """How long the driver may take to answer one call before the GPU counts as unreadable."""
     health: str = "drain"
     """What is done about faults of a GPU's hardware: "drain" it, only "tell", or "off"."""
     health_quiet: timedelta = timedelta(minutes=10)
@@ -150,6 +154,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "log_limit": read_size,
     "keep_output_for": parse_span,
     "most_output": parse_memory,
+    "most_running_output": parse_memory,
+    "keep_free": read_amount,
     "keep_jobs_for": parse_span,
     "most_ended": read_count,
     "most_waiting": read_count,

@@ -93,6 +93,13 @@ class NoSuchJob(GpuleaseError):
     http_status = 404
 
 
+class NoSuchRoute(GpuleaseError):
+    """The daemon does not know this request: it is older than the command, or newer."""
+
+    code = "no_such_route"
+    http_status = 404
+
+
 class NoSuchGpu(GpuleaseError):
     """No GPU is called so, or more than one."""
 
@@ -150,6 +157,13 @@ class LaunchFailed(GpuleaseError):
     code = "launch_failed"
 
 
+class LaunchDeferred(GpuleaseError):
+    """The worker of a job cannot be started at this moment; it is tried again."""
+
+    code = "launch_deferred"
+    http_status = 503
+
+
 class NoDaemon(GpuleaseError):
     """No daemon answers on the socket."""
 
@@ -196,6 +210,8 @@ class RecordUnwritable(GpuleaseError):
 
     code = "record_unwritable"
     http_status = 503
+    is_in_the_log = False
+    """Whether an admin finds it in the log already."""
 
 
 class RecordDamaged(RecordUnwritable):

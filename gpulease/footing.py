@@ -6,9 +6,12 @@ laid it beforehand, would decide what root reads, writes and runs.
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = 0
+_MOST_LINKS = 40
+"""As many as the kernel follows in one lookup."""
 
 
 def shaky(path: Path, uid: int) -> str | None:
@@ -19,11 +22,41 @@ def shaky(path: Path, uid: int) -> str | None:
     """
     if uid != _ROOT:
         return _wrong_owner(path, uid) if os.path.lexists(path) else None
-    whole = Path(os.path.realpath(path))
-    for part in (path, *path.parents, whole, *whole.parents):
+    for part in _passed(path):
         if os.path.lexists(part) and (why := _wrong_owner(part, uid) or _open_to_others(part)):
             return why
     return None
+
+
+def changeable(path: Path, uid: int) -> str | None:
+    """Return why others than `uid` and root decide what a file says; None if they do not.
+
+    For root all of the way there counts, as for `shaky`; for others what the file itself allows.
+    """
+    if uid == _ROOT:
+        return shaky(path, uid)
+    found = path.stat()
+    if found.st_uid not in (uid, _ROOT):
+        return f"{path} belongs to user {found.st_uid}"
+    return f"everybody may write to {path}" if found.st_mode & stat.S_IWOTH else None
+
+
+def _passed(path: Path) -> Iterator[Path]:
+    """Yield each directory and link that a lookup of `path` passes, as path_resolution(7) does."""
+    here, links = Path("/"), 0
+    ahead = list(reversed(path.absolute().parts))
+    while ahead:
+        step = here / ahead.pop()
+        if step.name == "..":
+            here = here.parent
+            continue
+        yield step
+        if step.is_symlink() and links < _MOST_LINKS:
+            links += 1
+            # The first part of an absolute target is "/", and so the lookup begins anew.
+            ahead += reversed(step.readlink().parts)
+        else:
+            here = step
 
 
 def _wrong_owner(path: Path, uid: int) -> str | None:

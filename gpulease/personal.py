@@ -113,7 +113,8 @@ def _private_folder(folder: Path) -> None:
     if why is not None:
         raise NoDaemon(
             f"cannot start a daemon for you: {why}",
-            "set XDG_RUNTIME_DIR and XDG_STATE_HOME to directories of your own",
+            "ask an admin to remove it, or set XDG_RUNTIME_DIR (for the socket) and "
+            "XDG_STATE_HOME (for the record) to directories of your own",
         )
 
 

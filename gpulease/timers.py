@@ -5,6 +5,7 @@ inside this file.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,10 @@ from typing import Any
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
+
+from gpulease.service.complaints import Complaints
+
+_log = logging.getLogger("gpuleased")
 
 _WATCH_EVERY_S = 5.0
 _CLOCK_WAS_SET_S = 1.0
@@ -46,6 +51,7 @@ class Timers:
         """`wall` and `steady` tell seconds: by a clock that can be set, and by one that cannot."""
         self._wall = wall
         self._steady = steady
+        self._complaints = Complaints(_log)
         # It tells of every single run at INFO, and warns when one is left out because the one
         # before is not over, which is what is meant to happen when a driver hangs.
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
@@ -57,7 +63,25 @@ class Timers:
 
     def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> "Timer":
         """Call `call` every `span`, the first time after one."""
-        return Timer(self._scheduler.add_job(call, _trigger(span)))
+
+        async def run() -> None:
+            # APScheduler cancels what is under way at its end, and logs that with a traceback.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watched(call)
+
+        return Timer(self._scheduler.add_job(run, _trigger(span)))
+
+    async def _watched(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Log a failure of `call` once, until it passes or is another."""
+        try:
+            await call()
+        except Exception as error:  # noqa: BLE001  it is called again, whatever it was
+            self._complaints.say(
+                call, "a periodic call failed; trying again",
+                why=repr(error), bug=error, level=logging.ERROR,
+            )  # fmt: skip
+        else:
+            self._complaints.passed(call)
 
     def start(self) -> None:
         """Start counting, in the running event loop."""
@@ -66,7 +90,7 @@ class Timers:
         self._watch()
 
     def stop(self) -> None:
-        """Stop; a call that is under way goes on to its end."""
+        """Stop; a call that is under way is cancelled."""
         self._watching.cancel()
         self._scheduler.shutdown(wait=False)
 

@@ -109,6 +109,7 @@ class FakeFinder:
     processes: dict[int, LivingProcess] = field(default_factory=dict)
 
     servers: frozenset[int] = frozenset()
+    stopped: frozenset[int] = frozenset()
     reused: frozenset[int] = frozenset()
 
     def inherited(self, pids: Iterable[int]) -> frozenset[int]:
@@ -127,6 +128,9 @@ class FakeFinder:
 
     def living(self, pid: int) -> LivingProcess | None:
         return self.processes.get(pid)
+
+    def is_stopped(self, pid: int) -> bool:
+        return pid in self.stopped
 
     def count(self, job: Job) -> int | None:
         return list(self.jobs.values()).count(job.id)
@@ -147,9 +151,11 @@ class MemoryStore:
         self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[Run] = []
+        self.writes = 0
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
+        self.writes += 1
         before = dict(self._jobs), list(self._events), dict(self._invocations)
         try:
             yield self

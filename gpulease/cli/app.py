@@ -7,14 +7,16 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpulease import __version__
+from gpulease.build import described
 
 if TYPE_CHECKING:
     import typer
 
-_INTERRUPTED = 130
+    from gpulease.cli.signals import Killed
+
 _BROKEN_PIPE = 141
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -42,14 +44,14 @@ def _complete(words: Sequence[str]) -> int:
 def _tell_version() -> int:
     # Scripts ask this often, and it needs nothing of what the verbs import.
     if sys.stdout is not None:
-        sys.stdout.write(f"gpulease {__version__}\n")
+        sys.stdout.write(f"gpulease {described()}\n")
     return 0
 
 
 def call(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what goes wrong has been said by then."""
     from gpulease.cli.render import NobodyReads, complain, forgive_encodings
-    from gpulease.cli.signals import Killed
+    from gpulease.cli.signals import EndedByInterrupt, Killed
     from gpulease.errors import GpuleaseError
 
     forgive_encodings()
@@ -59,10 +61,9 @@ def call(arguments: Sequence[str]) -> int:
         complain(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _end_by(EndedByInterrupt(ctrl_c_typed=False))
     except Killed as killed:
-        killed.take_effect()
-        return 128 + killed.signum
+        return _end_by(killed)
     except NobodyReads:
         # The interpreter would complain once more as it flushes on its way out.
         _write_no_more()
@@ -73,6 +74,19 @@ def call(arguments: Sequence[str]) -> int:
         _write_no_more()
         complain(GpuleaseError(f"cannot write the output: {error.strerror}"))
         return 1
+
+
+def _end_by(killed: "Killed") -> int:
+    """End this process by the signal; return an exit code only if that signal is ignored.
+
+    A shell ends its loop only after a command that a signal has ended, and not after one that
+    exits with 130.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    killed.take_effect()
+    return 128 + killed.signum
 
 
 def _write_no_more() -> None:
@@ -88,8 +102,6 @@ def _invoke(arguments: Sequence[str]) -> int:
         return verbs.invoke(arguments)
     except typer.TyperException as error:
         return _misused(error)
-    except typer.Abort:
-        return _INTERRUPTED
 
 
 def _misused(error: "typer.TyperException") -> int:

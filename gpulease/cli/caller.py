@@ -11,6 +11,7 @@ from pathlib import Path
 from gpulease import config
 from gpulease.cli.tty import attributes_of, size_of
 from gpulease.errors import GpuleaseError
+from gpulease.footing import shaky
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,21 @@ def this_process() -> Caller:
 def environment() -> Mapping[str, str]:
     """Return the environment: cargo for a job; of its settings only those of terminals are ours."""
     return config.environment()
+
+
+def trusted_environment() -> Mapping[str, str]:
+    """Return the environment for programs that gpulease runs by itself.
+
+    Root's own may have come from another user, through su(1) or sudo -E, and have Python import
+    from that user's directories (PYTHONPATH, HOME). So root's programs get none of it, except the
+    directories of libraries that nobody else can change: images with CUDA name them.
+    """
+    if os.geteuid() != 0:
+        return environment()
+    trusted = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": pwd.getpwuid(0).pw_dir}
+    named = environment().get("LD_LIBRARY_PATH", "").split(":")
+    libraries = [each for each in named if each.startswith("/") and not shaky(Path(each), 0)]
+    return trusted | ({"LD_LIBRARY_PATH": ":".join(libraries)} if libraries else {})
 
 
 def working_directory() -> str:

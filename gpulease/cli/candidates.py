@@ -95,9 +95,8 @@ def _ask(target: str, named: list[str]) -> Any:
     """
     given = Path(named[0]).expanduser() if named and named[0] else None
     candidates = config.candidate_sockets(given)
-    # As client.find has it: what root's environment names may be another user's word.
-    anyone = given is not None or (len(candidates) == 1 and os.geteuid() != 0)
-    trusted = None if anyone else {0, os.geteuid()}
+    # As cli.connect has it: only --socket may lead to the daemon of another user.
+    trusted = None if given is not None else {0, os.geteuid()}
     for path in candidates:
         try:
             return json.loads(_get(path, target, trusted))

@@ -13,7 +13,6 @@ from gpulease.client import (
     machine_daemon,
     no_daemon_on,
     trusted_users,
-    trusted_where_named,
 )
 
 SocketOption = Annotated[
@@ -94,10 +93,10 @@ def _first_answering(own: Path, state: Path) -> Client | None:
 
 
 def _named(ctx: typer.Context, socket: Path | None, path: Path) -> Client:
+    # An environment may come from another user, through su(1) or sudo -E, or from advice.
     by_option = named_socket(ctx, socket) is not None
-    return Client(path, trusted=trusted_where_named(on_purpose=by_option))
+    return Client(path, trusted=None) if by_option else _trusting(path)
 
 
 def _trusting(path: Path) -> Client:
-    # A socket that nobody named is believed only if root or the user laid it.
     return Client(path, trusted=trusted_users())

@@ -16,7 +16,7 @@ from gpulease.cli.python import Python
 from gpulease.cli.render import say, screen_of, show, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.cli.text import clean
-from gpulease.client import encode, has_daemon, indent
+from gpulease.client import NotTrusted, encode, has_daemon, indent
 from gpulease.config import candidate_sockets
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire import CheckState, CheckView, DoctorView, OveruseView
@@ -82,7 +82,8 @@ def _of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
         found = client.doctor()
     except NoDaemon as error:
         named = len(candidate_sockets(named_socket(ctx, socket))) == 1
-        state: CheckState = "failure" if named or has_daemon() else "warning"
+        wrong = named or has_daemon() or isinstance(error, NotTrusted)
+        state: CheckState = "failure" if wrong else "warning"
         daemon = CheckView("daemon", state, error.message, error.hint)
         return DoctorView([daemon] if named else [daemon, _driver()])
     except GpuleaseError as error:

@@ -31,7 +31,7 @@ def facts(
 ) -> Iterator[tuple[str, str | None]]:
     """Yield what there is to say of a job, each by its name; None: nothing."""
     yield "state", _state(job, now)
-    yield "why", _what_goes_on(job, now) or _why(job)
+    yield "why", _suspension(job) or _what_goes_on(job, now) or _why(job)
     for lease in job.leases:
         yield "over", _over(job, lease, now, indexes)
     yield "idle", _idle(job, now)
@@ -66,11 +66,28 @@ def _state(job: JobView, now: datetime) -> str:
         left = asked[-1] + timedelta(seconds=job.grace) - now if asked else timedelta(0)
         if left > timedelta(0):
             return f"{label(job)}; what is left of it is killed within {format_span(left)}"
+    if job.suspended:
+        return f"{job.state}, {label(job)}"
     return label(job) if job.state != "ended" else f"ended: {label(job)}"
 
 
 def _why(job: JobView) -> str | None:
     return sentence(job.reason, job.hint) if job.reason else None
+
+
+def _suspension(job: JobView) -> str | None:
+    """Say what is stopped, that the lease is kept, and how it continues."""
+    if not job.suspended:
+        return None
+    if job.kind == "hold":
+        who, target = f"process {job.pid}, which holds the lease,", str(job.pid)
+    else:
+        # Ctrl-Z stops the whole group, which the main process leads.
+        who, target = "its main process", f"-- -{job.pid}"
+    return (
+        f"{who} is stopped, as by Ctrl-Z or SIGSTOP, and the memory stays leased; "
+        f"to continue: fg in its shell, or kill -CONT {target}"
+    )
 
 
 def _what_goes_on(job: JobView, now: datetime) -> str | None:

@@ -14,10 +14,16 @@ from gpulease.cli import sentences
 from gpulease.cli.attaching import Detached, Hooks, Left, Manner, TurnedAway, attach
 from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending, status_of_job
 from gpulease.cli.render import pass_on
-from gpulease.cli.signals import EndedByInterrupt, Interrupted, Signals
+from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
 from gpulease.cli.talk import Talk
 from gpulease.cli.text import clean, index_of
-from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_end, wait_for_start
+from gpulease.cli.watching import (
+    CANCELLED_WITHIN,
+    SOUGHT_EVERY,
+    current,
+    wait_for_end,
+    wait_for_start,
+)
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
 from gpulease.frames import FrameKind
@@ -28,6 +34,8 @@ _JUDGED = 3.0
 _JUDGED_IN_ANY_CASE = 60.0
 """The same where it matters, since the job may be tried again."""
 _LOOKED_AT_AGAIN = 0.05
+_NAMED_WITHIN = 2.0
+"""Seconds for the daemon to tell the names of GPUs, which a shell waits for."""
 _ATTACHES_WITHIN = 20.0
 """Seconds for a shim to open its socket once the daemon calls the job active."""
 
@@ -60,7 +68,8 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
 
     Raises:
         EndedByInterrupt: SIGINT ended the job.
-        Killed: a signal is to end this command; the job goes on.
+        Killed: a signal ends this command. It has cancelled the job if the job waited and this
+            command submitted it.
         NotAllowed: the job is someone else's.
     """
     while True:
@@ -86,8 +95,11 @@ def _follow(
             return status, _judged(client, job, talk, errand, status)
         return _after_the_fact(client, job, signals, talk, errand, seen=stay.attached)
     except Interrupted as interrupted:
-        return _give_up(client, job, interrupted.signum, talk, errand), job
+        _give_up(client, job, interrupted.signum, talk, errand)
+        raise Killed(interrupted.signum) from None
     except Left as left:
+        if left.signum in ENDING - {Signum.SIGHUP}:
+            raise Killed(left.signum) from None
         return SIGNALED + left.signum, job
     except Detached:
         return 0, job
@@ -102,7 +114,7 @@ def _judged(client: Client, job: JobView, talk: Talk, errand: Errand, status: in
     deadline = time.monotonic() + (_JUDGED_IN_ANY_CASE if errand.follows_retries else _JUDGED)
     while job.state != "ended" and time.monotonic() < deadline:
         time.sleep(_LOOKED_AT_AGAIN)
-        job = current(client, job)
+        job = current(client.within(deadline - time.monotonic()), job)
     if job.out_of_memory and (words := last_words(job)):
         talk.say(words)
     return job
@@ -112,7 +124,7 @@ def _gpus(client: Client, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
     found = {}
     with suppress(GpuleaseError):
-        found = {gpu.uuid: gpu for gpu in client.status().gpus}
+        found = {gpu.uuid: gpu for gpu in client.within(_NAMED_WITHIN).status().gpus}
     named = [
         f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases
@@ -136,7 +148,7 @@ def _stay(client: Client, job: JobView, signals: Signals, talk: Talk, errand: Er
             return Stay(attached=True)
         except OSError:
             # Not listening yet, or not any more: the daemon knows which.
-            job = current(client, job)
+            job = current(client.within(deadline - time.monotonic()), job)
             if job.state == "ended":
                 return Stay(attached=False)
             signals.interruptible(lambda: time.sleep(0.05))
@@ -164,7 +176,7 @@ def _not_let_in(number: int, why: str) -> NotAllowed:
 
 def _cancel(client: Client, number: int) -> str | None:
     try:
-        client.cancel(number)
+        client.within(CANCELLED_WITHIN).cancel(number)
     except GpuleaseError as error:
         return f"gpulease: {clean(error.message)}"
     return None
@@ -202,18 +214,19 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
             return
 
 
-def _give_up(client: Client, job: JobView, signum: Signum, talk: Talk, errand: Errand) -> int:
+def _give_up(client: Client, job: JobView, signum: Signum, talk: Talk, errand: Errand) -> None:
+    """Cancel a job that this command submitted, unless only the terminal was lost."""
     talk.line.clear()
     if signum == Signum.SIGHUP:
-        return SIGNALED + signum
+        return
     if not errand.started:
         talk.say(f"gpulease: job {job.id} is left as it is: gpulease attach {job.id}")
-        return SIGNALED + signum
-    with suppress(GpuleaseError):
-        client.cancel(job.id)
+        return
+    try:
+        client.within(CANCELLED_WITHIN).cancel(job.id)
         talk.say(f"gpulease: job {job.id} was cancelled")
-        return SIGNALED + signum
-    talk.say(
-        f"gpulease: job {job.id} could not be cancelled, and goes on: gpulease cancel {job.id}"
-    )
-    return SIGNALED + signum
+    except GpuleaseError as error:
+        talk.say(
+            f"gpulease: job {job.id} may not be cancelled: {clean(error.message)}\n\n"
+            f"hint: gpulease cancel {job.id}"
+        )

@@ -14,24 +14,23 @@ import typer
 from gpulease.cli import dialect, holder
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start
-from gpulease.cli.outcome import SIGNALED, last_words, status_of_job
+from gpulease.cli.outcome import last_words, status_of_job
 from gpulease.cli.render import pass_on, say
 from gpulease.cli.request import RunOptions, build
-from gpulease.cli.signals import Interrupted, Signals
+from gpulease.cli.signals import Interrupted, Killed, Signals
 from gpulease.cli.talk import talk
 from gpulease.cli.text import clean, clock, size
-from gpulease.cli.watching import SOUGHT_EVERY, current, wait_for_start
+from gpulease.cli.watching import CANCELLED_WITHIN, SOUGHT_EVERY, current, wait_for_start
 from gpulease.client import Client, encode, indent
 from gpulease.errors import (
     EXIT_OWN_FAILURE,
     AlreadyLeased,
     GpuleaseError,
     NoDaemon,
-    NoSuchJob,
     WrongState,
 )
 from gpulease.frames import FrameKind
-from gpulease.wire import EnvironmentView, HoldRequest, JobView, from_wire
+from gpulease.wire import EnvironmentView, HoldRequest, JobView, NestedRequest, from_wire, to_wire
 
 _option = partial(typer.Option, show_default=False)
 
@@ -122,17 +121,17 @@ def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
 
 
 def _refuse_inside_another(client: Client) -> None:
-    """Refuse where GPULEASE_JOB names a lease that is in force; one that is over may stay there."""
+    """Refuse where this process runs under the lease that its environment names.
+
+    The environment alone does not decide: it outlives the job in whatever inherits it.
+    """
     known = environment().get("GPULEASE_JOB", "")
-    if not known.isdecimal():
-        return
-    with suppress(NoSuchJob):
-        if client.job(int(known)).state != "ended":
-            raise AlreadyLeased(
-                f"cannot hold a lease here: job {known} is in force already",
-                f"give that one back first if it is a hold: gpulease cancel {known}; "
-                "if it is none of this machine's: unset GPULEASE_JOB",
-            )
+    around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
+    if around is not None and around.job is not None and str(around.job.id) == known:
+        hint = f"give that one back first: gpulease cancel {known}"
+        if around.job.kind == "run":
+            hint = "gpulease run and gpulease.lease use its lease; for another: run --new-lease"
+        raise AlreadyLeased(f"cannot hold a lease here: job {known} is in force already", hint)
 
 
 def _hold(
@@ -151,7 +150,7 @@ def _hold(
         except Interrupted as interrupted:
             voice.line.clear()
             _give_back(client, job)
-            return SIGNALED + interrupted.signum
+            raise Killed(interrupted.signum) from None
         except BaseException:
             # Nobody was told of it, so nobody would give it back.
             _give_back(client, job)
@@ -173,7 +172,7 @@ def _environment(client: Client, job: JobView, signals: Signals) -> EnvironmentV
 def _give_back(client: Client, job: JobView) -> None:
     try:
         with suppress(WrongState):  # it has ended by itself
-            client.cancel(job.id)
+            client.within(CANCELLED_WITHIN).cancel(job.id)
             say(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
         say(f"gpulease: job {job.id} may still be held: {clean(error.message)}")

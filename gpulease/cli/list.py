@@ -11,7 +11,7 @@ from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.cli.text import UNKNOWN, asks, between, clean, clock, label, named
+from gpulease.cli.text import SUSPENDED, UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
 from gpulease.wire import JobList, JobState, JobView, spoken
@@ -22,6 +22,7 @@ Asked = Literal[
     "queued",
     "granted",
     "active",
+    "suspended",
     "releasing",
     "ended",
     "exited",
@@ -37,6 +38,8 @@ Asked = Literal[
     "lost",
 ]
 """A state, or how a job ended; `failed` is any end that its owner would not call a success."""
+_AMONG = {SUSPENDED: "active"}
+"""The state that the daemon is asked for, of what is no state of its own."""
 _NO_FAILURES = frozenset({"released", "cancelled", "gave_up"})
 
 
@@ -60,9 +63,9 @@ def list(
 ) -> None:
     """List jobs, oldest first: those that wait or run, or with --all every one remembered.
 
-    STATE is queued, granted, active, releasing or ended, or one way of having ended:
-    exited, failed, signaled, released, cancelled, time-limit, over-lease, idle, gave-up,
-    launch-failed, lost.
+    STATE is queued, granted, active, releasing or ended; suspended, for an active job
+    that is stopped (Ctrl-Z); or one way of having ended: exited, failed, signaled,
+    released, cancelled, time-limit, over-lease, idle, gave-up, launch-failed, lost.
 
     \b
     Examples:
@@ -73,10 +76,10 @@ def list(
     """
     client = connect(ctx, socket)
     # Whoever asks for the ended ones means to see them.
-    at = state if state is None or state in _STATES else "ended"
+    at = state if state is None or state in _STATES else _AMONG.get(state, "ended")
     reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
     if state is not None and at != state:
-        reply = _ended_so(reply, state)
+        reply = _only(reply, state)
     if json:
         show(indent(reply))
         return
@@ -89,8 +92,8 @@ def list(
     show_page(page(decode(JobList, reply), now), screen_of(sys.stdout, environment()))
 
 
-def _ended_so(reply: bytes, how: str) -> bytes:
-    """Return the listing with those jobs only that ended in one way, every member as it came."""
+def _only(reply: bytes, how: str) -> bytes:
+    """Return the listing with the jobs that are suspended or ended in one way, as they came."""
     # The name of an option hides the module of that name from `list` alone.
     listed = json_module.loads(reply)
     listed["jobs"] = [job for job in listed["jobs"] if _is_so(job, how)]
@@ -98,6 +101,8 @@ def _ended_so(reply: bytes, how: str) -> bytes:
 
 
 def _is_so(job: dict[str, Any], how: str) -> bool:
+    if how == SUSPENDED:
+        return bool(job.get("suspended"))
     if how == "failed":
         return job["outcome"] not in _NO_FAILURES and job["exit_status"] != 0
     return bool(spoken(job["outcome"] or "") == how)
@@ -121,13 +126,17 @@ def page(listed: JobList, now: datetime) -> Page:
     return [Table(columns, tuple(_row(job, now) for job in listed.jobs))]
 
 
+def _style(job: JobView) -> Style:
+    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
+
+
 def _row(job: JobView, now: datetime) -> tuple[Line, ...]:
     failed = job.exit_status not in (None, 0)
     return (
         line(str(job.id)),
         line(clean(job.user)),
         line(named(job)),
-        line(label(job), "bad" if failed else _STYLES.get(job.state, "warn")),
+        line(label(job), "bad" if failed else _style(job)),
         line(asks(job)),
         line(clock(job.submitted_at, now)),
         line(between(job.started_at, job.ended_at, now)),

@@ -70,6 +70,9 @@ SoftPlacementOption = Annotated[
 LogPlacementOption = Annotated[
     bool, _option("--log-placement", help="Log where each op is placed.")
 ]
+NewLeaseOption = Annotated[
+    bool, _option("--new-lease", help="Inside a job: lease anew, beside what the job has.")
+]
 StrictOption = Annotated[
     bool, _option("--strict", help="Fail if the framework cannot be held to the lease.")
 ]

@@ -5,10 +5,12 @@ that a file does not exist.
 """
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpulease.errors import CommandNotExecutable, CommandNotFound
+from gpulease.footing import shaky
 
 _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
@@ -45,13 +47,14 @@ def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
 
     Raises:
         CommandNotFound: there is none.
+        CommandNotExecutable: the caller is root, and others can change what it is.
     """
     active = environment.get("VIRTUAL_ENV")
     if active and _runs(python := cwd / active / "bin" / "python"):
-        return str(python)
+        return _chosen(python)
     for name in ("python3", "python"):
         if found := find(name, cwd, environment):
-            return str(found)
+            return _chosen(found)
     raise CommandNotFound(
         "cannot run the script: there is no python3 and no python on your PATH",
         "activate the environment that it needs, or name its python: "
@@ -64,13 +67,34 @@ def shell_of(environment: Mapping[str, str]) -> str:
 
     Raises:
         CommandNotFound: there is none.
+        CommandNotExecutable: the caller is root, and others can change what it is.
     """
     for path in (environment.get("SHELL", ""), *_SHELLS):
         if path.startswith("/") and _runs(Path(path)):
-            return path
+            return _chosen(Path(path))
     raise CommandNotFound(
         "cannot start a shell: there is none here", "name one: gpulease run --pty -- COMMAND"
     )
+
+
+def _chosen(program: Path) -> str:
+    """Return a program that the environment chose.
+
+    Root's environment may have come from another user, through su(1) or sudo -E.
+
+    Raises:
+        CommandNotExecutable: the caller is root, and others can change what it is.
+    """
+    # What runs this very command could do no more if it were run once again.
+    if os.geteuid() == 0 and program.parent != Path(sys.executable).parent:
+        why = shaky(program, 0)
+        if why is not None:
+            raise CommandNotExecutable(
+                f"cannot run {program} as root: {why}",
+                "the environment chose it (VIRTUAL_ENV, PATH or SHELL), perhaps another user's; "
+                f"use root's own: sudo -i; if you trust it, name it: gpulease run -- {program} ...",
+            )
+    return str(program)
 
 
 def find(name: str, cwd: Path, environment: Mapping[str, str]) -> Path | None:

@@ -8,13 +8,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import gpulease
-from gpulease.cli.caller import this_process
+from gpulease.cli.caller import this_process, trusted_environment
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.text import size
 from gpulease.client import Client
@@ -202,7 +202,8 @@ def _try(client: Client, argv: Sequence[str], memory: int, *, told_is_all: bool 
     options = RunOptions(
         mem=f"{memory // MIB}M", time=_LONGEST, name="doctor --prove", wait=_WAITS, detach=True
     )
-    job = client.submit(build(options, argv, this_process()))
+    caller = replace(this_process(), environment=trusted_environment())
+    job = client.submit(build(options, argv, caller))
     began: float | None = None
     try:
         for view in client.watch(job.id):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpulease.cli.caller import environment, working_directory
+from gpulease.cli.caller import environment, trusted_environment, working_directory
 from gpulease.cli.frameworks import DISTRIBUTIONS, FRAMEWORKS, framework_checks
 from gpulease.cli.program import python_of
-from gpulease.errors import GpuleaseError
+from gpulease.errors import CommandNotExecutable, GpuleaseError
 from gpulease.wire import CheckView
 
 _ANSWERS_WITHIN = 20.0
@@ -56,11 +56,15 @@ class Python:
         """Find it as `run` does, and ask it."""
         try:
             path = python_of(Path(working_directory()), environment())
+        except CommandNotExecutable as error:
+            skipped = f"skipped, with its frameworks: {error.message}"
+            return cls("", [CheckView("python", "warning", skipped, error.hint)])
         except GpuleaseError as error:
             return cls("", [CheckView("python", "warning", error.message, error.hint)])
         try:
             asked = subprocess.run(
                 [path, "-c", _ASK_VERSIONS, *DISTRIBUTIONS],
+                env=trusted_environment(),
                 capture_output=True,
                 text=True,
                 check=True,

@@ -1,7 +1,5 @@
 """`gpulease run`: lease, wait, run as if there were no lease, and exit as the command exits."""
 
-import getpass
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +7,10 @@ import typer
 
 from gpulease.cli import options as given
 from gpulease.cli.attach import detach_sequence
-from gpulease.cli.caller import environment, this_process
+from gpulease.cli.caller import this_process
 from gpulease.cli.connect import SocketOption, connect_or_start
 from gpulease.cli.follow import Errand, follow
+from gpulease.cli.nested import become, lease_around
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import say, show
 from gpulease.cli.request import RunOptions, build
@@ -19,8 +18,8 @@ from gpulease.cli.signals import Signals
 from gpulease.cli.talk import talk
 from gpulease.cli.text import asks, clean
 from gpulease.client import Client
-from gpulease.errors import BadValue, GpuleaseError
-from gpulease.wire import JobView, SubmitRequest, to_wire
+from gpulease.errors import BadValue
+from gpulease.wire import JobView, SubmitRequest, from_wire, to_wire
 
 
 def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
@@ -55,6 +54,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     soft_placement: given.SoftPlacementOption = False,
     log_placement: given.LogPlacementOption = False,
     strict: given.StrictOption = False,
+    new_lease: given.NewLeaseOption = False,
     socket: SocketOption = None,
 ) -> int:
     """Run COMMAND on a GPU where SIZE of memory is its own, waiting for it if need be.
@@ -63,6 +63,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     Options of gpulease go before COMMAND; what follows it belongs to it.
     Ctrl-\\ and then d leave it running; gpulease attach finds it again.
     Without --mem it gets what the script used before, or the daemon's default.
+    Inside a job, or a shell that holds a lease, COMMAND runs within that lease.
 
     \b
     Examples:
@@ -108,7 +109,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     client, started = connect_or_start(ctx, socket)
     if started:
         say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
-    _tell_of_a_hold(client)
+    if not new_lease and (around := lease_around(client, request, options)) is not None:
+        become(around, [from_wire(word) for word in request.argv], options)
     return _submit(client, request, options, keys)
 
 
@@ -143,20 +145,6 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
         return follow(client, job, signals, talk(), errand)
-
-
-def _tell_of_a_hold(client: Client) -> None:
-    """Say that the shell has a lease already, which the job does not run under."""
-    known = environment().get("GPULEASE_JOB", "")
-    if not known.isdecimal():
-        return
-    with suppress(GpuleaseError, KeyError, OSError):
-        held = client.job(int(known))
-        if held.kind == "hold" and held.state == "active" and held.user == getpass.getuser():
-            say(
-                f"gpulease: this shell holds {asks(held)} already, as job {known}; what is run "
-                "now gets a lease beside it. Without gpulease run it would use what is held"
-            )
 
 
 def _tell_the_default(job: JobView, options: RunOptions) -> None:

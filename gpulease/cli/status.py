@@ -220,10 +220,10 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
 
 
 def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
-    if is_above(job, lease):
+    if is_above(job, lease) and not job.suspended:
         return line("above", "warn")
     if lease.over_since_at is None:
-        return line(label(job), "good" if job.state == "active" else "warn")
+        return line(label(job), "good" if label(job) == "active" else "warn")
     stops = "" if lease.stops_at is None else f", stops in {until(lease.stops_at, now)}"
     return line(f"over{stops}", "bad")
 
@@ -260,6 +260,10 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
 
 
 def _others(view: StatusView, now: datetime) -> Iterator[Block]:
+    leased = {(job.id, lease.gpu) for job in view.jobs for lease in job.leases}
+    # Of a GPU that MIG divides, the processes are those of its MIG devices.
+    parents = {gpu.uuid: gpu.parent for gpu in view.gpus if gpu.parent is not None}
+    leased |= {(job, parents[gpu]) for job, gpu in leased if gpu in parents}
     rows = [
         (
             line(index_of(gpu)),
@@ -271,7 +275,7 @@ def _others(view: StatusView, now: datetime) -> Iterator[Block]:
         )
         for gpu in view.gpus
         for process in gpu.processes
-        if process.job is None and not (process.serves and gpu.memory.leased)
+        if (process.job, gpu.uuid) not in leased and not (process.serves and gpu.memory.leased)
     ]
     if not rows:
         return
@@ -290,4 +294,5 @@ def _others(view: StatusView, now: datetime) -> Iterator[Block]:
 
 def _what_runs(process: ProcessView) -> str:
     command = clean(process.command or process.name or UNKNOWN)
-    return f"{command} (in container {clean(process.container)})" if process.container else command
+    where = f" (in container {clean(process.container)})" if process.container else ""
+    return f"{command}{where}" if process.job is None else f"{command}{where}, of job {process.job}"

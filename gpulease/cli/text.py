@@ -126,6 +126,10 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
+SUSPENDED = "suspended"
+"""What an active job is called whose main process is stopped."""
+
+
 def asks(job: JobView) -> str:
     """Write what a job asked for: 4G, 2 x 40%, all of a GPU."""
     claim = job.claim
@@ -144,6 +148,8 @@ def named(job: JobView) -> str:
 
 def label(job: JobView) -> str:
     """Write a job's state, or how it ended."""
+    if job.suspended:
+        return SUSPENDED
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
 
 

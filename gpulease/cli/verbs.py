@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gpulease import __version__
+from gpulease.build import described
 from gpulease.cli.connect import SocketOption
 from gpulease.cli.grammar import Verb, verb_of
 from gpulease.cli.render import say, show
+from gpulease.cli.signals import EndedByInterrupt
 from gpulease.cli.words import QuickCommand, QuickGroup
 from gpulease.errors import EXIT_USAGE
 
@@ -72,6 +73,13 @@ class _Verbs(QuickGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _verb(cmd_name) if cmd_name in VERBS else None
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Typer would make an exit code of it, which no shell takes for a Ctrl-C.
+            raise EndedByInterrupt(ctrl_c_typed=False) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in VERBS:
             if meant := _POINTERS.get(args[0].lower()):
@@ -121,7 +129,7 @@ def gpulease(
       gpulease run --help
     """
     if version:
-        show(f"gpulease {__version__}")
+        show(f"gpulease {described()}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         say(ctx.get_help())
@@ -140,7 +148,7 @@ def invoke(arguments: Sequence[str]) -> int:
     Raises:
         GpuleaseError: what went wrong.
         typer.TyperException: the line could not be understood.
-        typer.Abort: it was given up.
+        Killed: a signal ends this process.
     """
     command = typer.main.get_command(app)
     result = command.main(args=list(arguments), prog_name="gpulease", standalone_mode=False)

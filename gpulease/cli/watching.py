@@ -17,6 +17,8 @@ _LOOKED_AT_EVERY = 10.0
 """Seconds between looks at a job that cannot be followed: many may be in the same place."""
 SOUGHT_EVERY = 2.0
 """Seconds between looks for a daemon that went away."""
+CANCELLED_WITHIN = 5.0
+"""Seconds for the daemon to confirm that a job is cancelled; the user waits for the prompt."""
 _NAMED = 2
 """Jobs waited for that are looked up and named; the others are counted."""
 _HAS_A_WORKER = ("active", "releasing", "ended")
@@ -31,7 +33,11 @@ def wait_for_start(client: Client, job: JobView, signals: Signals, talk: Talk) -
     views = watch(client, job.id, signals, talk)
     while job.state not in _HAS_A_WORKER:
         if job.state == "queued" or talk.line.rewrites:
-            talk.line.show(waiting_text(job, _blockers(client, job), talk.now()), talk.now())
+            blockers = signals.interruptible(partial(_blockers, client, job))
+            talk.line.show(waiting_text(job, blockers, talk.now()), talk.now())
+        else:
+            # It is granted: a line about its place in the queue that is still due is out of date.
+            talk.line.clear()
         job = signals.interruptible(partial(next, views, job))
     talk.line.clear()
     for signum in signals.take():

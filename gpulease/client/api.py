@@ -5,6 +5,8 @@ It knows the routes and the wire shapes. It must not know the terminal.
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from copy import copy
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote
@@ -12,15 +14,18 @@ from urllib.parse import quote
 import msgspec
 
 from gpulease import config, wire
-from gpulease.client.exchange import Exchange
+from gpulease.client.dial import trusted_users
+from gpulease.client.exchange import Exchange, body_of
 from gpulease.client.failures import lost
 from gpulease.client.find import find
 from gpulease.client.http import lines
 from gpulease.client.shapes import decode
+from gpulease.errors import NoSuchRoute
 from gpulease.frames import BadFrame, FrameKind, FrameReader
 
 ANSWER_WITHIN = 30.0
 """Seconds that a request may take; the daemon answers in milliseconds."""
+_LEAST_PATIENCE = 0.05
 
 
 class Client:
@@ -42,21 +47,34 @@ class Client:
         """Speak to the daemon on the socket `path`.
 
         Without a path it is found as the command finds it: GPULEASE_SOCKET, the machine's, which
-        is waited for where there is one, or the user's own; and of the latter two root or the user
-        must be listening. No daemon is started.
+        is waited for where there is one, or the user's own; root or the user must be listening
+        there. No daemon is started.
 
         Args:
             path: the daemon's socket.
-            trusted: the users who may be listening on `path`; None is anyone at all.
+            trusted: the users who may be listening on `path`; None is anyone at all, and root or
+                the caller for what holds an environment.
             answer_within: seconds that an answer may take.
 
         Raises:
             NoDaemon: no path was given, and no daemon answers.
         """
         if path is None:
-            path, trusted = find(config.candidate_sockets(None))
+            path, trusted = find(config.candidate_sockets(None)), trusted_users()
         self.path = path
         self._daemon = Exchange(path, trusted, answer_within)
+
+    def within(self, seconds: float) -> "Client":
+        """Return a client of the same daemon that waits at most `seconds` for an answer.
+
+        For a caller that has a deadline: a daemon that is stopped takes requests and does not
+        answer.
+        """
+        hurried = copy(self)
+        # Zero would not wait at all, not even for a daemon that answers at once.
+        patience = max(_LEAST_PATIENCE, min(seconds, self._daemon.answer_within))
+        hurried._daemon = replace(self._daemon, answer_within=patience)
+        return hurried
 
     def submit(self, request: wire.SubmitRequest) -> wire.JobView:
         """Queue a job; what is returned is on the daemon's disk.
@@ -87,6 +105,21 @@ class Client:
             TooLarge: the request is over what the daemon reads.
         """
         return decode(wire.JobView, self._daemon.order("/holds", request))
+
+    def nested(self, request: wire.NestedRequest) -> wire.NestedView | None:
+        """Return the job under whose lease this process runs, and the part that is asked for.
+
+        None: it runs under none, or the daemon is of a version that cannot tell.
+
+        Raises:
+            BadValue: a field cannot be what it is.
+            AlreadyLeased: more is asked for than the job has.
+        """
+        try:
+            found = decode(wire.NestedView, self._daemon.insist("/nested", body_of(request)))
+        except NoSuchRoute:
+            return None
+        return None if found.job is None else found
 
     def environment(self, number: int) -> wire.EnvironmentView:
         """Return what a lease changes in the environment of its holder.

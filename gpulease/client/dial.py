@@ -54,10 +54,25 @@ def peer_uid(link: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(packed)[1])
 
 
+def trusted_users() -> frozenset[int]:
+    """Return who may see a job's environment: root, and the user themselves."""
+    return frozenset({0, os.geteuid()})
+
+
 def answers(path: Path) -> bool:
-    """Tell whether something listens on the Unix socket at `path`."""
+    """Tell whether a daemon of root's or of the caller's own listens at `path`."""
+    return _listener(path) in trusted_users()
+
+
+def stranger_on(path: Path) -> int | None:
+    """Return the user who listens at `path`, if that is neither root nor the caller."""
+    found = _listener(path)
+    return None if found in trusted_users() else found
+
+
+def _listener(path: Path) -> int | None:
     try:
-        dial(path, 5.0).close()
+        with dial(path, 5.0) as link:
+            return peer_uid(link)
     except OSError:
-        return False
-    return True
+        return None

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpulease import __version__, wire
+from gpulease.client.dial import trusted_users
 from gpulease.client.failures import AnswerLost, answer_lost, no_daemon
 from gpulease.client.http import Connection, Reply
 from gpulease.errors import NoDaemon, TooLarge
@@ -43,11 +44,28 @@ class Exchange:
         """
         if request.key is None:
             request = replace(request, key=os.urandom(16).hex())
-        body = _body(request)
+        try:
+            return self.insist(path, body_of(request))
+        except AnswerLost as doubt:
+            raise AnswerLost(
+                f"{doubt.message}; it had been asked for the lease, and may have queued it",
+                "gpulease list tells, once the daemon is back",
+            ) from doubt
+
+    def insist(self, path: str, body: bytes) -> bytes:
+        """Post a request that may be repeated, and again where its answer was lost.
+
+        It holds an environment, and only a daemon of root or of the caller can run it: it is sent
+        to no other, whatever socket was named.
+
+        Raises:
+            AnswerLost: the daemon was asked, and does not come back.
+        """
+        careful = replace(self, trusted=self.trusted or trusted_users())
         until: float | None = None
         while True:
             try:
-                return self.ask("POST", path, body=body)
+                return careful._limited(until).ask("POST", path, body=body)
             except AnswerLost as error:
                 doubt = error
             except NoDaemon as error:
@@ -56,11 +74,15 @@ class Exchange:
                 doubt = AnswerLost(error.message, error.hint)
             until = until or time.monotonic() + _BACK_WITHIN
             if time.monotonic() > until:
-                raise AnswerLost(
-                    f"{doubt.message}; it had been asked for the lease, and may have queued it",
-                    "gpulease list tells, once the daemon is back",
-                ) from doubt
+                raise doubt
             time.sleep(_TRIED_EVERY)
+
+    def _limited(self, until: float | None) -> "Exchange":
+        """Return this exchange with no more patience for an answer than is left `until` then."""
+        if until is None:
+            return self
+        left = max(_TRIED_EVERY, until - time.monotonic())
+        return replace(self, answer_within=min(left, self.answer_within))
 
     def ask(
         self,
@@ -107,7 +129,12 @@ class Exchange:
         return reply
 
 
-def _body(request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
+def body_of(request: wire.SubmitRequest | wire.HoldRequest | wire.NestedRequest) -> bytes:
+    """Return a request with an environment as JSON.
+
+    Raises:
+        TooLarge: it is over what the daemon reads.
+    """
     body = msgspec.json.encode(request)
     if len(body) > wire.LARGEST_REQUEST:
         raise TooLarge(

@@ -6,8 +6,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 
 from gpulease.client.dial import dial, peer_uid
-from gpulease.client.failures import error_of, lost
-from gpulease.errors import NoDaemon
+from gpulease.client.failures import error_of, lost, not_trusted
 
 
 class Connection(HTTPConnection):
@@ -21,10 +20,7 @@ class Connection(HTTPConnection):
     def connect(self) -> None:
         self.sock = dial(self._path, self.timeout)
         if self._trusted is not None and (uid := peer_uid(self.sock)) not in self._trusted:
-            raise NoDaemon(
-                f"cannot trust the daemon on {self._path}: it belongs to user {uid}",
-                "it would see the environment of your jobs; if you mean it, name it with --socket",
-            )
+            raise not_trusted(self._path, uid)
 
 
 class Reply:

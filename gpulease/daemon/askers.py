@@ -12,6 +12,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
 from gpulease.errors import GpuleaseError
+from gpulease.service.complaints import Complaints
 from gpulease.service.keeper import Keeper
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class Askers:
     def __init__(self, keeper: Keeper, ends: Ends) -> None:
         self._keeper = keeper
         self._ends = ends
+        self._complaints = Complaints(_log)
         self._watches: dict[JobId, asyncio.Task[None]] = {}
 
     async def recover(self) -> None:
@@ -57,10 +59,14 @@ class Askers:
         while self._waits(job):
             try:
                 await self._until_gone_or_granted(job, asker)
+                self._complaints.passed("askers")
                 if self._waits(job):
                     await self._keeper.withdraw(job, _GONE)
             except (GpuleaseError, OSError) as error:
-                _log.warning("cannot see who waits for job %s, trying again: %s", job, error)
+                self._complaints.say(
+                    "askers", f"cannot see who waits for job {job}, trying again: {error}",
+                    why=str(error),
+                )  # fmt: skip
                 await asyncio.sleep(_TRY_AGAIN_AFTER_S)
 
     async def _until_gone_or_granted(self, job: JobId, asker: Process) -> None:

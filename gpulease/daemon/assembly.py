@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -15,23 +14,24 @@ from gpulease.daemon.finder import Finder, claims
 from gpulease.daemon.health import health_policy, watch_health
 from gpulease.daemon.holders import Holders
 from gpulease.daemon.holding import Holding, build_holding
-from gpulease.daemon.lanes import Lane, LookLane
+from gpulease.daemon.lanes import Lane, LookLane, WriterLane
 from gpulease.daemon.launchers import Launchers
 from gpulease.daemon.launching import Surroundings
 from gpulease.daemon.living import Ends
+from gpulease.daemon.opening import open_record
 from gpulease.daemon.rules import Rules
 from gpulease.daemon.sampling import Sampler
-from gpulease.daemon.shims import has_scope
+from gpulease.daemon.shims import has_living_shim, has_scope
+from gpulease.daemon.space import kept_free
 from gpulease.daemon.state import StateDirectory
 from gpulease.daemon.unhooked import Unhooked, on_record
 from gpulease.daemon.watch import Overseer
 from gpulease.daemon.workers import Workers
-from gpulease.errors import BadConfiguration, BadValue, RecordUnwritable, StateUnwritable
+from gpulease.errors import BadConfiguration, BadValue
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.process.launcher import Launcher
 from gpulease.process.namespaces import has_first_pids
-from gpulease.process.record import is_alive
 from gpulease.process.table import ProcessTable
 from gpulease.server.desk import Desk
 from gpulease.server.leased import Machine, Watches
@@ -43,7 +43,7 @@ from gpulease.service.look import Policy
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import GpuProbe
 from gpulease.store.occupancy import Occupancy
-from gpulease.store.repository import FILE_NAME, SqlStore
+from gpulease.store.repository import SqlStore
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
@@ -82,7 +82,7 @@ class Parts:
         self.desk.rights = rights(settings)
         self.desk.most_streams = settings.most_streams
         self.rules.adopt(settings)
-        self.workers.adopt(settings.grace, settings.log_limit)
+        self.workers.adopt(settings.grace, settings.log_limit, kept_free(settings))
         self.holding.ladder.driver_limits = settings.driver_limits
 
     async def close(self) -> None:
@@ -136,29 +136,6 @@ def _simulated(text: str) -> tuple[int, ...]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
-def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
-    """Take the state directory and open the record in it, with the name of this installation.
-
-    Raises:
-        StateUnusable: it cannot be used as it is.
-        StateUnwritable: it cannot be used now; nothing is held, and it can be tried again.
-    """
-    with ExitStack() as stack:
-        state = StateDirectory(settings.state)
-        stack.callback(state.close)
-        store = SqlStore(state.path / FILE_NAME)
-        stack.callback(store.close)
-        try:
-            # With a database that is new, or an old one put back, a job must not find another's
-            # record.
-            store.use_no_id_up_to(state.last_job())
-            installation = store.installation()
-        except RecordUnwritable as error:
-            raise StateUnwritable(error.message, error.hint) from error
-        stack.pop_all()
-    return state, store, installation
-
-
 def build(settings: Settings, *, confined: bool = False) -> Parts:
     """Build every part; the first look has not been taken yet.
 
@@ -170,14 +147,14 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     state, store, installation = open_record(settings)
     probe = open_probe(settings, store)
     clock, ends = SystemClock(), Ends()
-    lanes = Lane("writer"), LookLane("look")
+    lanes = WriterLane("writer"), LookLane("look")
     holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
     launcher = Launcher(confined=confined, enclose=holding.enclosure)
     table = ProcessTable()
     processes = Finder(
         table,
         installation,
-        lambda job: is_alive(state.job(job)),
+        lambda job: has_living_shim(state.job(job), store.job(job)),
         lambda job: has_scope(state.job(job)),
         own_pids=settings.simulate is not None or has_first_pids(),
     )
@@ -194,6 +171,8 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         writing=lanes[0],
         looking=lanes[1],
     )
+    if holding.uvm is not None:
+        keeper.obstacle = holding.uvm.obstacle
     askers = Askers(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
     rules = Rules(settings)
@@ -210,6 +189,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     observers = [
         overseer.look_for_overuse,
         overseer.look_for_idleness,
+        overseer.look_for_shortfalls,
         health.observe,
         holding.ladder.ask,
         unhooked.look,
@@ -281,6 +261,7 @@ def _surroundings(
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
+        keep_free=kept_free(settings),
         rungs=lambda: holding.ladder.everywhere,
         lift=holding.lift,
         socket=str(settings.socket),

@@ -62,6 +62,7 @@ def build_desk(settings: Settings, room: Room) -> Desk:
         room.machine.holds.rungs,
         lambda: health_checks(room.keeper, room.health, room.clock),
         room.keeper.probe.library,
+        lambda: room.keeper.closed,
     )
     return Desk(
         keeper=room.keeper,

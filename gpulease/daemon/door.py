@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpulease.daemon.listen import listen
 from gpulease.errors import BadConfiguration
+from gpulease.service.complaints import Complaints
 
 _log = logging.getLogger("gpuleased")
 
@@ -29,7 +30,7 @@ class Door:
         self._to_all = to_all
         self._move = move
         self._laid: tuple[int, int] | None = None
-        self._complaint: str | None = None
+        self._complaints = Complaints(_log)
 
     def open(self) -> socket.socket:
         """Return the socket to listen on.
@@ -48,11 +49,11 @@ class Door:
         try:
             listening = self.open()
         except BadConfiguration as error:
-            if error.message != self._complaint:
-                _log.warning("the socket has gone, and %s; trying again", error.message)
-            self._complaint = error.message
+            self._complaints.say(
+                "socket", f"the socket has gone, and {error.message}; trying again"
+            )
             return
-        self._complaint = None
+        self._complaints.passed("socket")
         await self._move(listening)
         _log.warning("the socket had gone; listening anew on %s", self._path)
 

@@ -1,13 +1,13 @@
 """What is put around a job before its first process: a scope, device rules, the driver's limits.
 
-Each is told of only when it is known to be in force; where one is not to be had, the job runs
-without, and the record says so.
+The record names what is known to be in force, and what is missing. A job waits where its device
+rules could not be right.
 """
 
 import asyncio
 import logging
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -15,18 +15,21 @@ from pathlib import Path
 from gpulease.daemon.shims import note_scope
 from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.errors import RecordUnwritable
+from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.process import cgroups, device_rules, scopes
 from gpulease.process.launcher import Launch
+from gpulease.service.complaints import Complaints
 from gpulease.service.limiting import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
 
 _LONGER_THAN_THE_GRACE = timedelta(seconds=10)
 """For the shim to write its record, and to hand on the last of the output."""
+_CONTROL = Path("/dev/nvidiactl")
 _UVM = Path("/dev/nvidia-uvm")
 _MAKE_UVM = ("/usr/bin/nvidia-modprobe", "-u", "-c=0")
 _MAKES_WITHIN_S = 30
+_MAKE_AGAIN_AFTER_S = 60.0
 _SHORT_UUID = len("GPU-12345678")
 
 Note = Callable[[JobId, Enclosed], Awaitable[object]]
@@ -43,11 +46,14 @@ class Enclosure:
         limiter: Callable[[], MemoryLimiter | None],
         note: Note,
         make_scope: MakeScope = scopes.enclose,
+        uvm: "UvmNode | None" = None,
     ) -> None:
         """`limiter` returns None where no limit of the driver's is to be tried."""
         self._limiter = limiter
+        self._uvm = uvm or UvmNode()
         self._note = note
         self._make_scope = make_scope
+        self._complaints = Complaints(_log)
 
     async def __call__(self, pid: int, launch: Launch) -> Mapping[str, str] | None:
         """Put the shim of `launch`, whose pid this is, into all that there is, and note it.
@@ -58,6 +64,8 @@ class Enclosure:
 
         Raises:
             RecordUnwritable: it cannot be noted at this moment; nothing was launched.
+            LaunchDeferred: systemd is stopping units, or what CUDA needs is not there to be
+                allowed; nothing was launched.
         """
         enclosed = await self._enclose(pid, launch)
         try:
@@ -79,22 +87,30 @@ class Enclosure:
                 await asyncio.to_thread(limiter.lift, gpu, directory)
 
     async def _enclose(self, pid: int, launch: Launch) -> Enclosed:
-        gpus, missing = launch.gpus, []
-        if gpus is not None and not await asyncio.to_thread(_uvm_is_there):
-            missing.append(f"it may open every GPU: there is no {_UVM} to allow it")
-            gpus = None
+        gpus = launch.gpus if self._uvm.has_neighbours else None
+        if gpus is not None and (why := await self._uvm.obstacle()) is not None:
+            raise LaunchDeferred(why)
         try:
             await self._make_scope(pid, _scope(launch, gpus))
+        except scopes.NotNow as error:
+            raise LaunchDeferred(f"cannot start jobs now: {error}") from error
         except scopes.NoScope as error:
-            _log.warning("job %s runs without a scope: %s", launch.job, error)
+            self._complaints.say(
+                "scope", f"jobs run without a scope, as job {launch.job} does: {error}",
+                why=str(error),
+            )  # fmt: skip
             why = "it runs without a scope, may open every GPU, and has no limit by the driver"
             return Enclosed(missing=(why,))
+        self._complaints.passed("scope")
         _remember(launch)
+        missing = []
         devices = gpus is not None and await asyncio.to_thread(_rules_are_in_force, launch.job)
         if gpus is not None and not devices:
             missing.append("it may open every GPU: the kernel does not enforce its device rules")
         for each in missing:
-            _log.warning("job %s: %s", launch.job, each)
+            self._complaints.say("devices", f"job {launch.job}: {each}", why=each)
+        if devices:
+            self._complaints.passed("devices")
         limits, refusals = await self._limit(launch)
         return Enclosed(devices, limits, (*missing, *refusals))
 
@@ -117,13 +133,72 @@ class Enclosure:
         for uuid, answer in zip(uuids, answers, strict=True):
             if isinstance(answer, int):
                 limits[uuid] = answer
+                self._complaints.passed(uuid)
             elif isinstance(answer, Exception):
                 refusals.append(f"no limit by the driver on {uuid[:_SHORT_UUID]}: {answer}")
                 bug = None if isinstance(answer, NotLimited) else answer
-                _log.warning("job %s: %s", launch.job, refusals[-1], exc_info=bug)
+                text = f"job {launch.job}: {refusals[-1]}"
+                self._complaints.say(uuid, text, why=str(answer), bug=bug)
             else:
                 raise answer
         return limits, refusals
+
+
+class UvmNode:
+    """The node that CUDA opens for its address space, and otherwise makes when it is first used.
+
+    By then the device rules of the job are in force. They cannot name it beforehand: the number of
+    the device is known when its module has been loaded.
+    """
+
+    def __init__(
+        self, node: Path = _UVM, make: Sequence[str] = _MAKE_UVM, control: Path = _CONTROL
+    ) -> None:
+        """`make` is the command that loads the module and makes the node.
+
+        Where `control` is missing as well, GPUs have other nodes here (Tegra, WSL), and no rules.
+        """
+        self._control = control
+        self._node = node
+        self._make = make
+        self._made_at: float | None = None
+        self._failed = ""
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether GPUs have the nodes here that device rules name."""
+        return self._control.exists()
+
+    async def obstacle(self) -> str | None:
+        """See to it that the node exists; return why jobs cannot be started, or None."""
+        if self._node.exists() or not self.has_neighbours:
+            return None
+        async with self._one_at_a_time:
+            now = asyncio.get_running_loop().time()
+            if self._made_at is None or now - self._made_at > _MAKE_AGAIN_AFTER_S:
+                self._made_at, before = now, self._failed
+                self._failed = await asyncio.to_thread(self._make_node)
+                if self._failed not in ("", before):
+                    _log.warning(self._why())
+        return None if self._node.exists() else self._why()
+
+    def _why(self) -> str:
+        return f"cannot start jobs now: CUDA needs {self._node}, which is missing; {self._failed}"
+
+    def _make_node(self) -> str:
+        """Make the node; return why it is not there, or nothing."""
+        command = " ".join(self._make)
+        if not Path(self._make[0]).exists():
+            return f"there is no {self._make[0]} to make it"
+        try:
+            done = subprocess.run(
+                self._make, check=False, capture_output=True, text=True, timeout=_MAKES_WITHIN_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{command} failed: {error}"
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        return "" if self._node.exists() else f"{command} did not make it{said and f': {said}'}"
 
 
 def _scope(launch: Launch, gpus: tuple[str, ...] | None) -> scopes.Scope:
@@ -147,16 +222,3 @@ def _rules_are_in_force(job: int) -> bool:
     directory = cgroups.device_directory_of(job)
     # That there is no telling is no ground to say that they are.
     return directory is not None and device_rules.are_in_force(directory) is True
-
-
-def _uvm_is_there() -> bool:
-    """See to it that the node exists: CUDA makes it when first used, too late to be allowed then.
-
-    Its major number is known only when its module has been loaded.
-    """
-    if not _UVM.exists() and Path(_MAKE_UVM[0]).exists():
-        try:
-            subprocess.run(_MAKE_UVM, check=False, capture_output=True, timeout=_MAKES_WITHIN_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            _log.warning("%s: %s", " ".join(_MAKE_UVM), error)
-    return _UVM.exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpulease.daemon.ladder import FOREIGN_PIDS
 from gpulease.daemon.places import closed_to_others
 from gpulease.domain.enforcement import Rung
+from gpulease.domain.memory import ComputeMode
 from gpulease.service.look import Look
 from gpulease.units import GIB, format_size
 from gpulease.wire import CheckState, CheckView, DoctorView, RungView
@@ -37,6 +38,8 @@ class Examination:
     rungs: Callable[[], Sequence[RungView]]
     health: Callable[[], Iterable[CheckView]] = tuple
     library: Callable[[], str | None] = lambda: None
+    closed: Callable[[], str | None] = lambda: None
+    """Why no job is started on this machine now."""
 
     def results(self) -> DoctorView:
         """Return every check, in the order in which a reader needs them."""
@@ -44,6 +47,7 @@ class Examination:
             [
                 self._driver(),
                 *self._gpus(),
+                *self._jobs(),
                 *self._pids(),
                 *self.health(),
                 self._identity(),
@@ -78,8 +82,26 @@ class Examination:
             elif reading.total is None:
                 state: CheckState = "ok" if reading.divided else "warning"
                 yield CheckView(name, state, reading.detail or "its size is not known", None)
+            elif reading.compute_mode is ComputeMode.PROHIBITED:
+                yield CheckView(
+                    name, "failure",
+                    "its compute mode is prohibited: no program can use it, and nothing is leased",
+                    f"nvidia-smi -i {reading.label} -c DEFAULT",
+                )  # fmt: skip
+            elif reading.compute_mode is None:
+                yield CheckView(
+                    name, "failure", "its compute mode cannot be read, so nothing is leased",
+                    "nvidia-smi -q -d COMPUTE shows what the driver says",
+                )  # fmt: skip
             else:
                 yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
+
+    def _jobs(self) -> Iterator[CheckView]:
+        if (why := self.closed()) is not None:
+            yield CheckView(
+                "jobs", "failure", why,
+                "for a missing device node: nvidia-modprobe -u -c=0, as root, makes it or says why",
+            )  # fmt: skip
 
     def _pids(self) -> Iterator[CheckView]:
         seen = self.seen()

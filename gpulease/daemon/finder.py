@@ -13,6 +13,7 @@ from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.process import cgroups, tree
 from gpulease.process.listing import Listing
 from gpulease.process.mps import mps_servers
+from gpulease.process.proc import entry, is_stopped
 from gpulease.process.table import ProcessTable
 from gpulease.service.ports import LivingProcess
 
@@ -89,6 +90,11 @@ class Finder:
         """Return the process that has this pid now, or None if there is none."""
         found = living(pid)
         return found and replace(found, name=_readable(found.name))
+
+    def is_stopped(self, pid: int) -> bool:
+        """Tell whether a signal has stopped the process with this pid, as Ctrl-Z does."""
+        found = entry(pid)
+        return found is not None and is_stopped(found)
 
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has, in its scope or below its shim; reads all of /proc.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.config import Settings
-from gpulease.domain.health import Act, Figures, GpuEvent, Modes, lasting
+from gpulease.domain.health import Act, Figures, GpuEvent, Modes, lasting, needs_an_admin
 from gpulease.domain.memory import GpuReading
 from gpulease.domain.standing import Standing
 from gpulease.errors import RecordUnwritable
@@ -43,13 +43,18 @@ def watch_health(
 _COMPUTE_MODES = {
     0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process",
 }  # fmt: skip
-_CLOSED_MODES = frozenset(_COMPUTE_MODES) - {0}
+_WHAT_MODES_DO = {
+    1: "it takes one lease at a time",
+    2: "no lease is granted on it",
+    3: "it takes one lease at a time",
+}
 _RESET = (
     "when nothing runs there, systemctl stop gpuleased (it holds the GPU open; jobs go on), "
     "nvidia-smi --gpu-reset -i {}, systemctl start gpuleased"
 )
 _A_DAY = timedelta(days=1)
 _MOST_EVENTS = 1000
+_MOST_TOLD = 3
 
 
 def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
@@ -94,7 +99,7 @@ def _saying_who(label: str, check: CheckView) -> CheckView:
 
 
 def _modes(reading: GpuReading, modes: Modes) -> CheckView:
-    """Say how a GPU is set up, and warn where leases beside each other cannot work so."""
+    """Say how a GPU is set up, and warn where it cannot be shared so."""
     name, label = f"GPU {reading.label} modes", reading.label
     known = {
         "MIG": reading.divided,
@@ -107,9 +112,9 @@ def _modes(reading: GpuReading, modes: Modes) -> CheckView:
     )
     compute = _COMPUTE_MODES.get(-1 if modes.compute is None else modes.compute, "unknown")
     message = f"{switches}, compute mode {compute}"
-    if modes.compute in _CLOSED_MODES:
+    if modes.compute in _WHAT_MODES_DO:
         return CheckView(
-            name, "warning", f"{message}: jobs beside each other will fail there",
+            name, "warning", f"{message}: {_WHAT_MODES_DO[modes.compute]}",
             f"nvidia-smi -i {label} -c DEFAULT",
         )  # fmt: skip
     return CheckView(name, "ok", message)
@@ -154,8 +159,19 @@ def _health(
             f"{figures.uncorrectable} memory errors since the driver was loaded that could not be "
             "corrected", "nvidia-smi -q -d ECC,ROW_REMAPPER tells where",
         )  # fmt: skip
-    said = [f"{each.count} times {each.detail}" for each in events if each.kind.startswith("xid")]
-    known = "no fault is known" if not said else f"in the last day: {'; '.join(said[-3:])}"
+    said = [each for each in events if each.kind.startswith("xid")]
+    told = "; ".join(_with_count(each) for each in said[-_MOST_TOLD:])
+    if any(needs_an_admin(each.kind) for each in said):
+        return CheckView(
+            name, "warning", f"in the last day: {told}",
+            "docs/xids.md says what each XID is, and dmesg | grep Xid what the driver said; "
+            f"gpulease drain {label} keeps new jobs off the GPU meanwhile",
+        )  # fmt: skip
+    known = f"in the last day: {told}" if told else "no fault is known"
     if health.listens.get(reading.uuid) is False:
         known += "; its driver tells no XID events"
     return CheckView(name, "ok", known)
+
+
+def _with_count(event: GpuEvent) -> str:
+    return event.detail if event.count == 1 else f"{event.detail}, {event.count} times"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpulease.config import Settings
-from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.enclosure import Enclosure, UvmNode
 from gpulease.daemon.ladder import Circumstances, Ladder, why_no_scopes
 from gpulease.daemon.lifting import Lifting
 from gpulease.daemon.places import closed_to_others
@@ -32,6 +32,8 @@ class Holding:
     renewing: Renewing
     enclosure: Enclosure | None
     """None where there are no scopes, and so nothing can be put around a job."""
+    uvm: UvmNode | None
+    """What jobs on real GPUs wait for; None where device rules do not need it."""
 
     async def lift(self, job: Job) -> None:
         """Take away what the driver holds a job by that has ended."""
@@ -73,6 +75,8 @@ def build_holding(
     async def note_anew(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
         await writing(lambda: note_limits(store, job, limits, said, clock))
 
+    uvm = UvmNode()
+
     def in_scope(job: JobId) -> bool:
         return has_scope(state.job(job))
 
@@ -80,5 +84,6 @@ def build_holding(
         ladder,
         Lifting(limiter, in_scope),
         Renewing(limiter, in_scope, note_anew),
-        Enclosure(ladder.limiter, note) if no_scopes is None else None,
+        Enclosure(ladder.limiter, note, uvm=uvm) if no_scopes is None else None,
+        uvm if no_scopes is None and settings.simulate is None else None,
     )

@@ -9,22 +9,26 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import gpulease
 from gpulease.config import SYSTEM_CONFIG, SYSTEM_SOCKET, SYSTEM_STATE, Settings, read_settings
+from gpulease.daemon.places import refuse_if_changeable
 from gpulease.daemon.state import JOBS
+from gpulease.daemon.user_rules import drop_ins
 from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.personal import LOCK, SERVING
 from gpulease.process.record import is_alive
+from gpulease.store.census import census
 from gpulease.store.repository import FILE_NAME
 
 _INSTALLED = Path(__file__).parent / "systemd"
 _IN_A_CHECKOUT = Path(__file__).parents[2] / "systemd"
 SOURCES = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
 
-UNITS = Path("/usr/local/lib/systemd/system")
+_LIBRARIES = Path("/usr/local/lib")
+UNITS = _LIBRARIES / "systemd/system"
 """For what is installed by hand; what the admin changes goes to /etc, and wins over it."""
 FILES = {
     "gpuleased.service": UNITS / "gpuleased.service",
@@ -41,12 +45,18 @@ _DROP_INS = tuple(Path("/etc/systemd/system") / f"{unit}.d" for unit in (SERVICE
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user")))
 """What ProtectHome=yes hides from the daemon."""
 _SYSTEMD = Path("/run/systemd/system")
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+"""Of the system's programs that are called."""
 
 Say = Callable[[str], None]
+Confirm = Callable[[str], bool]
+"""Shows what is to be deleted, and returns whether it may be."""
 
 
-def install(say: Say, *, now: bool) -> None:
+def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
     """Install the units, or those of a newer version over them; `now` starts the daemon with them.
+
+    `restrict_users` denies users the GPUs outside of jobs, or no longer; None: as it was.
 
     Raises:
         SetupFailed: this machine or this environment is not fit for it; nothing was changed.
@@ -58,6 +68,7 @@ def install(say: Say, *, now: bool) -> None:
         text = (SOURCES / source).read_text().replace(_WRITTEN_PLACE, f"{programs}/")
         say(f"{_write(target, text)} {target}")
     say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
+    _restrict_users(say, restrict_users)
     _call("systemd-sysusers", str(FILES["gpulease.sysusers"]))
     _call("systemd-tmpfiles", "--create", str(FILES["gpulease.tmpfiles"]))
     _call("systemctl", "daemon-reload")
@@ -70,11 +81,31 @@ def install(say: Say, *, now: bool) -> None:
         say(f"next: systemctl enable --now {SERVICE} (after an upgrade: systemctl restart)")
 
 
-def remove(say: Say, *, purge: bool, force: bool) -> None:
+def _restrict_users(say: Say, wanted: bool | None) -> None:
+    files = _user_rules()
+    were_there = any(file.exists() for file in files)
+    if wanted or (wanted is None and were_there):
+        for target, text in files.items():
+            say(f"{_write(target, text)} {target}")
+    if wanted is False:
+        for target in files:
+            _remove_file(target, say)
+    if wanted and not were_there:
+        say("users except root can open GPUs in jobs of gpulease alone, from now on")
+    if wanted is False and were_there:
+        say("a user can open every GPU again once all of their sessions have ended")
+
+
+def _user_rules() -> Mapping[Path, str]:
+    return drop_ins(UNITS, (SOURCES / "gpulease-users.conf").read_text())
+
+
+def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
     """Stop the daemon and take away what `install` put there; `purge` takes the rest as well.
 
     Raises:
-        SetupFailed: jobs are running, and it is not forced; nothing was changed.
+        SetupFailed: jobs are running, and it is not forced, or the purge was not confirmed;
+            nothing was changed.
     """
     if os.geteuid() != 0:
         raise SetupFailed("cannot remove gpulease: only root can", "try: sudo gpulease-setup ...")
@@ -85,15 +116,9 @@ def remove(say: Say, *, purge: bool, force: bool) -> None:
             f"cannot remove gpulease: {_jobs(running)} running",
             "gpulease cancel ends them; with --force they go on, and nobody watches them any more",
         )
-    if _SYSTEMD.exists() and FILES[SERVICE].exists():
-        _call("systemctl", "disable", "--now", SERVICE)
-    for target in FILES.values():
-        _remove_file(target, say)
-    if COMMAND.is_symlink() and COMMAND.readlink() == Path(sys.prefix) / "bin" / "gpulease":
-        _remove_file(COMMAND, say)
-    if _SYSTEMD.exists():
-        _call("systemctl", "daemon-reload")
-        _call("systemctl", "reset-failed", SERVICE, must=False)
+    if purge and not confirm(purge_notice(settings.state)):
+        raise SetupFailed("cannot purge: it was not confirmed; nothing was changed")
+    _remove_units(say)
     # From here on the users may have daemons of their own.
     _remove_directory(SYSTEM_SOCKET.parent, say)
     if purge:
@@ -101,6 +126,43 @@ def remove(say: Say, *, purge: bool, force: bool) -> None:
     else:
         say(f"kept: {settings.state}, {SYSTEM_CONFIG.parent}, the group {GROUP}; see --purge")
     say(f"the programs themselves are in {sys.prefix}; remove that directory at last")
+
+
+def _remove_units(say: Say) -> None:
+    if _SYSTEMD.exists() and FILES[SERVICE].exists():
+        _call("systemctl", "disable", "--now", SERVICE)
+    for target in (*FILES.values(), *_user_rules()):
+        _remove_file(target, say)
+    if COMMAND.is_symlink() and COMMAND.readlink() == Path(sys.prefix) / "bin" / "gpulease":
+        _remove_file(COMMAND, say)
+    if _SYSTEMD.exists():
+        _call("systemctl", "daemon-reload")
+        _call("systemctl", "reset-failed", SERVICE, must=False)
+
+
+def purge_notice(state: Path) -> str:
+    """Return what a purge deletes, in words."""
+    found = census(state / FILE_NAME)
+    if found is None:
+        jobs = "all jobs on record, how many is not known because the record cannot be read"
+    else:
+        jobs = ", ".join(
+            (
+                _number(found.waiting, "waiting job"),
+                _number(found.holds, "hold"),
+                _number(found.running, "running job"),
+                _number(found.ended, "ended job"),
+            )
+        )
+    return (
+        f"this deletes the record in {state}: {jobs}, with their output;\n"
+        f"and the settings in {SYSTEM_CONFIG.parent}, the drop-ins of the units and the group "
+        f"{GROUP}. Waiting jobs do not run.\n"
+    )
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _purge(settings: Settings, say: Say) -> None:
@@ -126,6 +188,8 @@ def remove_state(state: Path, say: Say) -> None:
 def _settings() -> Settings:
     """Return the settings of the daemon; those that cannot be read must not keep it installed."""
     try:
+        if SYSTEM_CONFIG.exists():
+            refuse_if_changeable(SYSTEM_CONFIG)
         return read_settings(SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None, Settings())
     except GpuleaseError:
         return Settings(state=SYSTEM_STATE)
@@ -215,9 +279,10 @@ def _remove_file(path: Path, say: Say) -> None:
         return
     path.unlink()
     say(f"removed {path}")
-    if path.is_relative_to("/usr/local/lib"):
-        for parent in path.parents[:2]:
-            _remove_if_empty(parent)
+    for parent in path.parents if path.is_relative_to(_LIBRARIES) else ():
+        if parent == _LIBRARIES:
+            return
+        _remove_if_empty(parent)
 
 
 def _remove_directory(path: Path, say: Say) -> None:
@@ -227,12 +292,13 @@ def _remove_directory(path: Path, say: Say) -> None:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    if directory.is_dir() and directory != Path("/usr/local/lib") and not any(directory.iterdir()):
+    if directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
 
 
 def _call(*command: str, must: bool = True) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    # Root's own PATH may have come from another user, through su(1) or sudo -E.
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=_ENVIRONMENT)
     if must and done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise SetupFailed(f"cannot go on: {' '.join(command)} failed: {said}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.domain.enforcement import Rung, ladder
+from gpulease.domain.memory import GpuReading
 from gpulease.process import cgroups, device_rules, scopes
 from gpulease.service.limiting import MemoryLimiter, NotLimited
 from gpulease.service.look import Look
@@ -51,7 +52,8 @@ class Ladder:
         self._around = around
         self._limiter = limiter
         self._driver = driver
-        self._asked: tuple[str | None, dict[int, str | None]] | None = None
+        self._asked: tuple[str | None, dict[str, str | None]] | None = None
+        """Of which driver, and by the label of each GPU its obstacle to limits."""
 
     @property
     def everywhere(self) -> tuple[str, ...]:
@@ -73,17 +75,16 @@ class Ladder:
         version, cgroup = self._driver(), cgroups.own_directory()
         if cgroup is None:
             return
-        answers: dict[int, str | None] = {}
-        for reading in seen.readings:
-            if reading.fault is None:
-                with suppress(NotLimited):  # no answer now: there is another look
-                    answers[reading.index] = await asyncio.to_thread(
-                        self._limiter.obstacle, reading.uuid, cgroup
-                    )
+        answers: dict[str, str | None] = {}
+        for reading in _leasable(seen):
+            with suppress(NotLimited):  # no answer now: there is another look
+                answers[reading.label] = await asyncio.to_thread(
+                    self._limiter.obstacle, reading.uuid, cgroup
+                )
         self._asked = version, answers
 
     def _is_worth_asking(self, seen: Look) -> bool:
-        there = {reading.index for reading in seen.readings if reading.fault is None}
+        there = {reading.label for reading in _leasable(seen)}
         if self._asked is None or self._asked[0] != self._driver():
             return bool(there)
         return not there <= self._asked[1].keys()
@@ -103,8 +104,10 @@ class Ladder:
         why = self._no_driver_limit()
         if why is not None:
             return False, why
-        refusing = {index: each for index, each in self._answers().items() if each is not None}
-        but = "".join(f", but not on GPU {index}: {each}" for index, each in refusing.items())
+        if not self._answers():
+            return False, "the driver has not said yet whether it has memory limits"
+        refusing = {label: each for label, each in self._answers().items() if each is not None}
+        but = "".join(f", but not on GPU {label}: {each}" for label, each in refusing.items())
         return True, f"an allocation beyond the lease fails, in whatever program{but}"
 
     def _no_driver_limit(self) -> str | None:
@@ -120,10 +123,11 @@ class Ladder:
         for why, stands in obstacles.items():
             if stands:
                 return why
-        answers = list(self._answers().values())
-        return answers[0] if answers and None not in answers else None
+        answers = [each for each in self._answers().values() if each is not None]
+        all_refuse = len(answers) == len(self._answers())
+        return "; ".join(dict.fromkeys(answers)) if answers and all_refuse else None
 
-    def _answers(self) -> dict[int, str | None]:
+    def _answers(self) -> dict[str, str | None]:
         return self._asked[1] if self._asked is not None else {}
 
     def _framework(self) -> tuple[bool, str]:
@@ -151,6 +155,11 @@ class Ladder:
         if own is not None and device_rules.kernel_has_them(own) is False:
             return False, "a job can open every GPU: this kernel has no CONFIG_CGROUP_BPF"
         return True, "a job can open its own GPUs alone"
+
+
+def _leasable(seen: Look) -> list[GpuReading]:
+    """Return the GPUs that can be read, and of one that MIG divides its MIG devices alone."""
+    return [each for each in seen.readings if each.fault is None and not each.divided]
 
 
 def why_no_scopes(confined: bool) -> str | None:

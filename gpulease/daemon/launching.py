@@ -34,6 +34,8 @@ class Surroundings:
     hooks: Path
     grace: timedelta
     log_limit: int
+    keep_free: int = 0
+    """Bytes of the disk that logs leave free."""
     rungs: Callable[[], tuple[str, ...]] = tuple
     """What holds every lease here, see enforcement.Rung."""
     lift: Callable[[Job], Awaitable[None]] | None = None
@@ -67,6 +69,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
         time_limit=job.claim.time_limit,
         grace=grace_of(job, around),
         log_limit=around.log_limit,
+        keep_free=around.keep_free,
         terminal=_terminal(invocation),
         early_signal=_early_signal(invocation),
         # A user may ask for an hour; whoever shuts the machine down did not agree to that.

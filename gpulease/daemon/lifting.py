@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.process import cgroups
+from gpulease.service.complaints import Complaints
 from gpulease.service.limiting import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ class Lifting:
         """`limiter` also where no limit is to be set any more; `has_scope`: one of our making."""
         self._limiter = limiter
         self._has_scope = has_scope
+        self._complaints = Complaints(_log)
 
     async def of(self, job: JobId, gpus: Iterable[GpuUuid]) -> None:
         """Lift the limits of a job of which no process is left."""
@@ -41,6 +43,8 @@ class Lifting:
         for gpu in gpus:
             try:
                 await asyncio.to_thread(self._limiter.lift, gpu, directory)
+                self._complaints.passed(gpu)
             except NotLimited as failure:
                 if directory.exists():
-                    _log.info("job %s: its limit on %s is not lifted: %s", job, gpu, failure)
+                    text = f"job {job}: its limit on {gpu} is not lifted: {failure}"
+                    self._complaints.say(gpu, text, why=str(failure))

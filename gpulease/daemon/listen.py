@@ -49,8 +49,9 @@ def _make_parent(path: Path, *, to_all: bool) -> None:
     parent = path.parent
     if not (to_all and shaky(parent, os.geteuid())):
         make_directories(parent, 0o755 if to_all else 0o700)
-    # A folder of one's own in a place where anyone may make one, such as /tmp, must be one's own.
-    if (to_all or parent.name.startswith("gpulease")) and (why := shaky(parent, os.geteuid())):
+    # Root could listen in anybody's place anyway: a user's socket may lie in /tmp itself.
+    is_roots = not to_all and parent.lstat().st_uid == parent.stat().st_uid == 0
+    if not is_roots and (why := shaky(parent, os.geteuid())):
         raise BadConfiguration(
             f"cannot listen on {path}: {why}",
             "whoever may write there could listen in our place: give another path with --socket",

@@ -24,8 +24,18 @@ _NO_SUCH_PROCESS = (ESRCH, EINVAL, ENOENT)
 
 
 @cache
-def _boot() -> str:
+def boot_id() -> str:
+    """Return what the kernel calls this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def run_of_system() -> str:
+    """Return what is another after each boot, and in a container after each start of it.
+
+    The kernel's name for the boot, and the start of process 1.
+    """
+    first = entry(1)
+    return boot_id() if first is None else f"{boot_id()}/{first.started}"
 
 
 def living(pid: int) -> LivingProcess | None:
@@ -33,7 +43,7 @@ def living(pid: int) -> LivingProcess | None:
     found = entry(pid) if pid > 0 else None
     if found is None:
         return None
-    process = Process(pid, found.started, _boot())
+    process = Process(pid, found.started, boot_id())
     try:
         seen = psutil.Process(pid)
         uid, name = seen.uids().real, name_of(pid) or ""
@@ -107,7 +117,7 @@ def _descriptor(process: Process) -> int | None:
     Raises:
         OSError: there is no telling, as for want of descriptors.
     """
-    if process.boot != _boot():
+    if process.boot != boot_id():
         return None
     try:
         descriptor = os.pidfd_open(process.pid)

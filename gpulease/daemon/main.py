@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from gpulease import __version__
+from gpulease.build import described
 from gpulease.config import (
     SYSTEM_CONFIG,
     Settings,
@@ -27,10 +27,12 @@ from gpulease.daemon.assembly import checked
 from gpulease.daemon.journal import goes_to_journal, levelled, set_up
 from gpulease.daemon.names import unknown_names
 from gpulease.daemon.notify import Notifier
+from gpulease.daemon.places import refuse_if_changeable
 from gpulease.daemon.recover import recover
 from gpulease.daemon.serve import serve
 from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.server.peer import MOST_CONNECTIONS, PeerProtocol
+from gpulease.service.complaints import Complaints
 
 _log = logging.getLogger("gpuleased")
 
@@ -105,13 +107,14 @@ def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
     again: like this it goes on for ever.
     """
     until = time.monotonic() + (_PATIENCE_S if notifier.is_heard else 0.0)
+    complaints = Complaints(_log)
     while True:
         try:
             serve_()
         except StateUnwritable as error:
             if time.monotonic() >= until:
                 raise
-            _log.warning("%s; trying again", error.message)
+            complaints.say("start", f"{error.message}; trying again")
             notifier.waiting(f"{error.message}; trying again")
             time.sleep(_PAUSE_S)
         else:
@@ -135,6 +138,8 @@ def settings_of(given: argparse.Namespace) -> Settings:
     else:
         base, usual = Settings(), SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None
     file = given.config or usual
+    if file is not None:
+        refuse_if_changeable(file)
     unnamed = ("state",) if given.personal and given.config is None else ()
     settings = read_settings(file, base, unnamed=unnamed)
     if given.personal and given.config is None and settings.state != base.state:
@@ -184,5 +189,5 @@ def _parser() -> argparse.ArgumentParser:
         "--personal", action="store_true",
         help="serve this user alone, from their own directories, and leave when idle",
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"gpuleased {__version__}")
+    parser.add_argument("--version", action="version", version=f"gpuleased {described()}")
     return parser

@@ -41,6 +41,6 @@ class PoolWatch:
         try:
             await self._writing(lambda: self._pools.record(lasting))
         except RecordUnwritable as error:
-            _log.warning("%s; what was seen of pools is kept in memory meanwhile", error.message)
+            _log.debug("%s; what was seen of pools is kept in memory meanwhile", error.message)
             return
         self._usage.written(rows, living)

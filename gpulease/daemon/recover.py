@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpulease.config import Settings
-from gpulease.daemon.state import StateDirectory
+from gpulease.daemon.state import UNMANAGED, StateDirectory
 from gpulease.daemon.witnesses import Witness, witnesses
 from gpulease.domain.job import Job, Outcome, asked_to_go
 from gpulease.domain.lease import State, Trigger
@@ -78,7 +78,7 @@ def _restore(path: Path, state: StateDirectory, report: Report) -> None:
         _refuse_what_is_not_ours(path, damaged, read)
         aside = _keep_aside(path)
         target = scratch / FILE_NAME
-        tally = rebuild(target, damaged, read)
+        tally = rebuild(target, damaged, read, state.last_job())
         _tell(report, path, aside, model, tally)
         _learn(target, state, report, restored=True)
         if not is_sound(target):
@@ -119,12 +119,14 @@ def _refuse_what_is_not_ours(path: Path, damaged: Salvage, copies: Sequence[Salv
 
 
 def _keep_aside(path: Path) -> Path | None:
-    """Copy the damaged file, with its log, beside itself; None if there is no file."""
-    if not path.exists():
+    """Copy the damaged file, with its log, beside itself; None if there is neither."""
+    log = path.with_name(f"{path.name}-wal")
+    if not path.exists() and not log.exists():
         return None
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while any(path.parent.glob(f"{path.name}.damaged-{number}*")):
         number += 1
+    aside = path.with_name(f"{path.name}.damaged-{number}")
     # The log first: a file without a name of its own is not yet kept.
     for end in ("-wal", ""):
         source = path.with_name(path.name + end)
@@ -155,11 +157,13 @@ def _sync(path: Path) -> None:
 
 
 def _tell(report: Report, path: Path, aside: Path | None, copy: Path | None, tally: Tally) -> None:
-    if aside is not None:
+    if aside is not None and aside.exists():
         report.say(f"the damaged file is kept as {aside}")
         report.say(f"saved from it: {_counted(tally.saved)}")
     else:
         report.say(f"{path} was not there")
+        if aside is not None:
+            report.say(f"its log, which is of no use alone, is kept as {aside}-wal")
     if tally.copied and copy is not None:
         of = datetime.fromtimestamp(copy.stat().st_mtime, UTC).isoformat(" ", "seconds")
         report.say(f"only found in the copy {copy.name} of {of}: {_counted(tally.copied)}")
@@ -184,7 +188,7 @@ def _learn(path: Path, state: StateDirectory, report: Report, *, restored: bool)
         store.use_no_id_up_to(state.last_job())
         store.installation(next((it.installation for it in seen if it.installation), None))
         for witness in seen:
-            _take_in(store, witness, report)
+            _take_in(store, witness, state.job(witness.job), report)
         if restored:
             launched = {witness.job for witness in seen}
             for job in store.live():
@@ -196,7 +200,7 @@ def _learn(path: Path, state: StateDirectory, report: Report, *, restored: bool)
         store.close()
 
 
-def _take_in(store: SqlStore, witness: Witness, report: Report) -> None:
+def _take_in(store: SqlStore, witness: Witness, directory: Path, report: Report) -> None:
     known, found = store.job(witness.job), witness.found
     at = datetime.now(UTC)
     if known is None:
@@ -206,6 +210,8 @@ def _take_in(store: SqlStore, witness: Witness, report: Report) -> None:
                 tx.restore(found, Event(at, _EVENT, "from its processes; the record had lost it"))
             report.say(f"job {found.id} of {found.owner.user} runs: learned from its processes")
         elif witness.alive:
+            # So that the daemon starts all the same.
+            (directory / UNMANAGED).touch(mode=0o600)
             report.say(
                 f"job {witness.job} runs, and what it leased cannot be told: its memory counts as "
                 "unmanaged"

@@ -13,6 +13,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.process import cgroups
+from gpulease.service.complaints import Complaints
 from gpulease.service.limiting import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Renewing:
         self._limiter = limiter
         self._has_scope = has_scope
         self._note = note
+        self._complaints = Complaints(_log)
 
     async def of(self, jobs: Iterable[Job], tell: Tell) -> None:
         """Look at the limits of those of `jobs` that are on record as limited by the driver.
@@ -76,7 +78,8 @@ class Renewing:
             kept = self._limiter.kept(gpu, directory)
         except NotLimited as failure:
             # It may be in force or not: what is on record is of the launch.
-            _log.warning("job %s: its limit on %s cannot be read back: %s", job, gpu, failure)
+            text = f"job {job}: its limit on {gpu} cannot be read back: {failure}"
+            self._complaints.say(gpu, text, why=str(failure))
             return None
         if kept is not None and kept <= lease.memory:
             return None

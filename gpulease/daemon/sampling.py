@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from gpulease.domain.lease import State
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
+from gpulease.service.complaints import Complaints
 from gpulease.service.keeper import Keeper
 from gpulease.service.look import Look, snapshot
 from gpulease.service.ports import Clock, InThread
@@ -38,8 +39,7 @@ class Sampler:
         self._clock = clock
         self._writing = writing
         self._unwritten: list[Sample] = []
-        self._unrecorded: dict[Observer, str] = {}
-        """What the observers whose last look could not be put on record said of it."""
+        self._complaints = Complaints(_log)
 
     async def sample(self) -> None:
         """Look at the GPUs; wake the loop if somebody waits for what may have come free."""
@@ -57,14 +57,14 @@ class Sampler:
         """Show a look to one observer; that it fails keeps nothing from the others."""
         try:
             await observe(seen)
-            self._unrecorded.pop(observe, None)
+            self._complaints.passed(observe)
         except RecordUnwritable as error:
-            # Once, and not at each look of a full disk's night.
-            if self._unrecorded.get(observe) != error.message:
-                _log.warning("%s; what was seen is looked at again", error.message)
-            self._unrecorded[observe] = error.message
-        except Exception:  # noqa: BLE001 - told in full; the next look is a new try
-            _log.exception("an observer of the GPUs failed")
+            _log.debug("%s; what was seen is looked at again", error.message)
+        except Exception as error:  # noqa: BLE001 - told in full; the next look is a new try
+            self._complaints.say(
+                observe, "an observer of the GPUs failed",
+                why=repr(error), bug=error, level=logging.ERROR,
+            )  # fmt: skip
 
     async def write(self) -> None:
         """Store the samples taken since the last time."""
@@ -75,7 +75,7 @@ class Sampler:
         try:
             await self._writing(lambda: self._occupancy.record(samples, peaks))
         except RecordUnwritable as error:
-            _log.warning("%s; the history is kept in memory meanwhile", error.message)
+            _log.debug("%s; the history is kept in memory meanwhile", error.message)
             self._unwritten = [*samples, *self._unwritten][-_MOST_UNWRITTEN:]
             return
         self._keeper.peaks.forget_all_but({job.id for job in self._keeper.store.live()})

@@ -11,20 +11,25 @@ from datetime import timedelta
 import uvicorn
 
 from gpulease import personal
+from gpulease.build import described
 from gpulease.config import Settings
 from gpulease.daemon.assembly import Parts, build
-from gpulease.daemon.copies import Copies
+from gpulease.daemon.copies import Copies, FileWatch
 from gpulease.daemon.door import Door
+from gpulease.daemon.living import run_of_system
 from gpulease.daemon.names import warn_of_unknown_names
 from gpulease.daemon.notify import Notifier
 from gpulease.daemon.reload import Reload
 from gpulease.daemon.sampling import IdleWatch
+from gpulease.daemon.space import DiskSpace
 from gpulease.daemon.standing import standing
 from gpulease.daemon.tidy import Tidier
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.server.entrance import Entrance
 from gpulease.server.peer import PeerProtocol
 from gpulease.server.routes import build_api
+from gpulease.service.complaints import Complaints
+from gpulease.service.leases import take_back_grants
 from gpulease.timers import Timer, Timers
 
 _log = logging.getLogger("gpuleased")
@@ -34,10 +39,12 @@ _THIN_EVERY = timedelta(minutes=5)
 _LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
 _LEAVE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
-_SAY_AGAIN_AFTER_S = 60
 _LOOK_FOR_COPIES_EVERY = timedelta(hours=1)
 _TIDY_EVERY = timedelta(minutes=10)
+_LOOK_AT_THE_FILE_EVERY = timedelta(seconds=2)
 _SHED_OUTPUT_EVERY = timedelta(seconds=30)
+_BOUND_OUTPUT_EVERY = timedelta(seconds=2)
+_FREE_SPACE_EVERY = timedelta(seconds=5)
 _LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
 _LATECOMERS_WITHIN_S = 0.2
 """For those who had connected before the socket was taken away to be heard."""
@@ -118,6 +125,7 @@ async def _run(
     read_again: Callable[[], Settings],
 ) -> None:
     settings = parts.settings
+    _log.info("gpuleased %s", described())
     warn_of_unknown_names(settings)
     recovered = await _recover(parts)
     server = _Server(_uvicorn(parts), leave)
@@ -127,9 +135,10 @@ async def _run(
     listening = door.open()
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
     timers, sampling = _timers(parts, server, door, leave)
-    copies = Copies(parts.store.path, parts.desk.clock)
+    copies = Copies(parts.store, parts.desk.clock)
     timers.every(_LOOK_FOR_COPIES_EVERY, copies.daily)
     copying = asyncio.create_task(copies.at_start(), name="copy")
+    leaving = asyncio.create_task(_launch_nothing_more(parts, granting, leave), name="leave")
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
@@ -140,9 +149,9 @@ async def _run(
         notifier.ready(standing(parts))
         await serving
     finally:
-        granting.cancel()
+        leave.set()
         timers.stop()
-        await asyncio.gather(granting, copying, return_exceptions=True)
+        await asyncio.gather(granting, copying, leaving, return_exceptions=True)
         listening.close()
         door.close()
 
@@ -154,6 +163,7 @@ async def _recover(parts: Parts) -> int:
         StateUnwritable: the record cannot be written now.
     """
     try:
+        _take_back_grants(parts)
         await parts.holding.ladder.ask(await parts.keeper.look())
         await parts.holding.recover(parts.keeper)
         recovered = parts.keeper.followers.recover()
@@ -165,24 +175,56 @@ async def _recover(parts: Parts) -> int:
     return recovered
 
 
+def _take_back_grants(parts: Parts) -> None:
+    """Queue again what was granted before a reboot and never launched."""
+    boot, before = run_of_system(), parts.store.boot()
+    if before == boot:
+        return
+    if before is not None and (
+        number := take_back_grants(parts.store, parts.workers.was_launched, parts.desk.clock)
+    ):
+        _log.info("jobs that were granted before the reboot and not started: %d, queued", number)
+    parts.store.note_boot(boot)
+
+
+async def _launch_nothing_more(
+    parts: Parts, granting: asyncio.Task[None], leave: asyncio.Event
+) -> None:
+    """Grant and launch nothing from the moment on at which the daemon is asked to leave.
+
+    At a shutdown that is before the first job is asked to go.
+    """
+    await leave.wait()
+    granting.cancel()
+    await parts.keeper.followers.stop()
+
+
 async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
     """Run the loop; a pass that failed (a full disk, say) is tried again, and told.
 
     What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
     What has none is a bug, and if it lasts then starting anew is the mend to try.
     """
-    complaint, said_at_s, loop = "", 0.0, asyncio.get_running_loop()
+    complaints = Complaints(_log)
+
+    def alive() -> None:
+        complaints.passed("grant")
+        notifier.alive(standing(parts))
+
     while True:
         try:
-            await parts.keeper.run(notifier.rest_s, lambda: notifier.alive(standing(parts)))
-        except GpuleaseError as error:
-            # A disk may be full for a night: once a minute is often enough to be found.
-            if error.message != complaint or loop.time() - said_at_s > _SAY_AGAIN_AFTER_S:
-                _log.warning("%s; trying again", error.message)
-                complaint, said_at_s = error.message, loop.time()
+            await parts.keeper.run(notifier.rest_s, alive)
+        except RecordUnwritable as error:
+            # The log has it from who writes.
             notifier.alive(f"{error.message}; trying again")
-        except Exception:  # noqa: BLE001  whatever it was, leases must go on being granted
-            _log.exception("cannot grant at this moment; trying again")
+        except GpuleaseError as error:
+            complaints.say("grant", f"{error.message}; trying again")
+            notifier.alive(f"{error.message}; trying again")
+        except Exception as error:  # noqa: BLE001  whatever it was, leases must go on being granted
+            complaints.say(
+                "grant", "cannot grant at this moment; trying again",
+                why=repr(error), bug=error, level=logging.ERROR,
+            )  # fmt: skip
         await asyncio.sleep(_TRY_AGAIN_AFTER_S)
         parts.keeper.wake()
 
@@ -215,6 +257,11 @@ def _timers(
     )
     timers.every(_SHED_OUTPUT_EVERY, tidier.shed_output)
     timers.every(_TIDY_EVERY, tidier.remove_what_is_old)
+    watch = FileWatch(parts.store, parts.state, parts.lanes[0])
+    timers.every(_LOOK_AT_THE_FILE_EVERY, watch.look)
+    space = DiskSpace(parts.store, lambda: parts.settings, parts.keeper.tell_owner)
+    timers.every(_BOUND_OUTPUT_EVERY, space.bound_running)
+    timers.every(_FREE_SPACE_EVERY, space.keep_free)
     if settings.leave_when_idle is not None:
         _leave_when_idle(timers, settings.leave_when_idle, parts, server, door, leave)
     return timers, sampling

@@ -1,13 +1,22 @@
-"""The shim of a job as its directory shows it: whether it lives, its session, its scope."""
+"""The shim of a job as its directory shows it: whether it lives, its session, its scope.
 
+If the directory is missing, the job on record tells which process is the shim.
+"""
+
+import os
 from pathlib import Path
 
 import psutil
 
+from gpulease.domain.job import Job
 from gpulease.process import control
+from gpulease.process.patience import real_uid
 from gpulease.process.proc import Entry, entry
 from gpulease.process.record import is_alive, read_record
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_CLOCK_SLACK_S = 2.0
+"""The kernel gives the time of boot in whole seconds."""
 _SCOPE = "scope"
 """An empty file: a name alone would not tell our scopes from those of another daemon."""
 
@@ -41,3 +50,31 @@ def session_of(directory: Path) -> int | None:
         return None
     started = record.started
     return started.shim_pid if started.started_at.timestamp() > psutil.boot_time() else None
+
+
+def has_living_shim(directory: Path, job: Job | None) -> bool:
+    """Tell whether the shim of a job lives, also if the directory of the job is missing."""
+    if is_alive(directory):
+        return True
+    return job is not None and read_record(directory) is None and shim_on_record(job) is not None
+
+
+def shim_on_record(job: Job) -> Entry | None:
+    """Return the process that `job` names as its shim, or None if that is another process by now.
+
+    The shim of a job starts before its command. A later process with the same pid does not.
+    """
+    if job.shim_pid is None or job.started_at is None:
+        return None
+    found = entry(job.shim_pid)
+    if found is None or found.zombie or real_uid(found.pid) != job.owner.uid:
+        return None
+    started_at_s = psutil.boot_time() + found.started / _TICKS_PER_S
+    return found if started_at_s <= job.started_at.timestamp() + _CLOCK_SLACK_S else None
+
+
+def session_on_record(job: Job) -> int | None:
+    """Return the session that the shim of `job` led, if the job started since the last boot."""
+    if job.started_at is None or job.started_at.timestamp() <= psutil.boot_time():
+        return None
+    return job.shim_pid

@@ -2,16 +2,22 @@
 
 import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
 
 from gpulease.errors import StateUnusable, state_fault
 from gpulease.footing import shaky
 from gpulease.personal import IN_USE, LOCK
+from gpulease.process.record import is_alive, read_record
 from gpulease.store.repository import FILE_NAME
+
+_log = logging.getLogger("gpuleased")
 
 JOBS = "jobs"
 """Where in it the directories of the jobs are."""
+UNMANAGED = "unmanaged"
+"""A file in the directory of a job that runs and that `recover` could not take into the record."""
 
 
 def make_directories(path: Path, mode: int) -> None:
@@ -71,6 +77,19 @@ class StateDirectory:
                 "for a second one beside it give another --state",
             ) from None
 
+    def ensure_jobs(self) -> None:
+        """Make the directory of the jobs again if it was removed while the daemon uses it.
+
+        Raises:
+            OSError: it cannot be made; the state directory may have been moved.
+        """
+        try:
+            self.jobs.mkdir(mode=0o711)
+        except FileExistsError:
+            return
+        self.jobs.chmod(0o711)
+        _log.warning("%s was removed while in use, and is made again", self.jobs)
+
     def job(self, job: int) -> Path:
         """Return the directory of a job, which need not be there."""
         return self.jobs / str(job)
@@ -81,6 +100,19 @@ class StateDirectory:
             (int(each.name) for each in self.jobs.iterdir() if each.name.isdecimal()), default=0
         )
 
+    def running(self) -> list[int]:
+        """Return the ids of the jobs that run and belong in the record; reads no database."""
+        numbers = sorted(int(each.name) for each in self.jobs.iterdir() if each.name.isdecimal())
+        return [number for number in numbers if _runs(self.job(number))]
+
     def close(self) -> None:
         """Let another daemon have it."""
         os.close(self._lock)
+
+
+def _runs(directory: Path) -> bool:
+    # Asked first: the record of a shim that has gone is final.
+    if not is_alive(directory) or (directory / UNMANAGED).exists():
+        return False
+    record = read_record(directory)
+    return record is not None and record.exited is None

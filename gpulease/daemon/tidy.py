@@ -93,7 +93,7 @@ class Tidier:
             try:
                 await self._writing(partial(self._pruning.forget, over))
             except RecordUnwritable as error:
-                _log.warning("%s; old jobs stay on record meanwhile", error.message)
+                _log.debug("%s; old jobs stay on record meanwhile", error.message)
                 return
 
     def _on_disk(self) -> list[JobId]:

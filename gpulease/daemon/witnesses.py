@@ -22,7 +22,7 @@ from gpulease.domain.memory import GpuReading, GpuUuid, JobId
 from gpulease.process import control, tree
 from gpulease.process.patience import command_of
 from gpulease.process.record import Record, is_alive, read_record
-from gpulease.process.table import MARKER
+from gpulease.process.table import MARKER, environment_of
 from gpulease.worker.environment import HOOK_VARIABLE
 
 
@@ -69,11 +69,7 @@ def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> Wit
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (os.fsdecode(part).partition("=") for part in text.split(b"\0"))
+    pairs = (os.fsdecode(part).partition("=") for part in environment_of(pid).split(b"\0"))
     return {name: value for name, _, value in pairs}
 
 

@@ -13,15 +13,24 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpulease.daemon.launching import Surroundings, environment_of, grace_of, launch_of, marker_of
-from gpulease.daemon.shims import has_scope, living_shim, session_of
+from gpulease.daemon.shims import (
+    has_scope,
+    living_shim,
+    session_of,
+    session_on_record,
+    shim_on_record,
+)
 from gpulease.daemon.state import StateDirectory
+from gpulease.domain.enforcement import Rung
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
+from gpulease.domain.memory import JobId
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.process import control, tree
 from gpulease.process.launcher import AlreadyLaunched, Launcher
-from gpulease.process.proc import deliver
+from gpulease.process.proc import Entry, deliver
 from gpulease.process.record import forbid, read_record
 from gpulease.process.table import ProcessTable
+from gpulease.service.complaints import Complaints
 from gpulease.service.ports import (
     Clock,
     MainExited,
@@ -33,6 +42,7 @@ from gpulease.service.ports import (
 
 _log = logging.getLogger(__name__)
 
+_LOOK_AGAIN_S = 2.0
 _SHIM_OBEYS_WITHIN_S = 10.0
 """A shim answers in milliseconds, unless its user has stopped it."""
 
@@ -53,10 +63,15 @@ class Workers:
         self._state = state
         self._around = around
         self._clock = clock
+        self._complaints = Complaints(_log)
+        self._without_record: set[JobId] = set()
+        """Jobs with processes and without a record in their directory."""
+        self._ended_for: dict[JobId, Outcome] = {}
+        """Why the processes of jobs were ended whose shims could not be asked to."""
 
-    def adopt(self, grace: timedelta, log_limit: int) -> None:
+    def adopt(self, grace: timedelta, log_limit: int, keep_free: int) -> None:
         """Use these for what is launched or stopped from now on."""
-        self._around = replace(self._around, grace=grace, log_limit=log_limit)
+        self._around = replace(self._around, grace=grace, log_limit=log_limit, keep_free=keep_free)
 
     def was_launched(self, job: Job) -> bool:
         """Tell whether a launch of `job` has begun, by this daemon or one before it."""
@@ -94,6 +109,7 @@ class Workers:
 
     def _make(self, job: Job, directory: Path) -> None:
         try:
+            self._state.ensure_jobs()
             directory.mkdir(mode=0o711, exist_ok=True)
             directory.chmod(0o711)
         except OSError as error:
@@ -101,20 +117,76 @@ class Workers:
 
     def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
         """Return the variables of `invocation` as they are under the leases of `job`."""
-        return environment_of(job, invocation, self._around)
+        kept = {str(lease.gpu): lease.driver_limit for lease in job.leases}
+        limits = {gpu: limit for gpu, limit in kept.items() if limit is not None}
+        alone = all(Rung.DEVICES in (lease.enforced_by or ()) for lease in job.leases)
+        return environment_of(job, invocation, self._around, limits, alone)
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
-        directory = self._state.job(job.id)
-        async for event in control.follow(directory):
+        while True:
+            async for news in self._news_of(job):
+                if isinstance(news, WorkerStarted):
+                    yield replace(news, rungs=self._around.rungs())
+                    continue
+                if not isinstance(news, WorkerExited):
+                    yield news
+                    continue
+                if self._around.lift is not None:
+                    await self._around.lift(job)
+                yield self._with_reason(job, news)
+                return
+
+    def _with_reason(self, job: Job, news: WorkerExited) -> WorkerExited:
+        """Return an end with the reason that the shim of the job was not told."""
+        reason = self._ended_for.pop(job.id, None)
+        by_itself = news.outcome in (Outcome.EXITED, Outcome.SIGNALED)
+        return replace(news, outcome=reason) if reason is not None and by_itself else news
+
+    async def _news_of(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield news; ends without WorkerExited if the record was missing and is there again."""
+        async for event in control.follow(self._state.job(job.id)):
+            if isinstance(event, control.Missing):
+                async for each in self._follow_without_record(job):
+                    yield each
+                return
             lost = isinstance(event, control.Lost)
             news = await self._bury(job) if lost else _news(event)
-            if isinstance(news, WorkerStarted):
-                yield replace(news, rungs=self._around.rungs())
-            elif news is not None:
-                if isinstance(news, WorkerExited) and self._around.lift is not None:
-                    await self._around.lift(job)
+            if news is not None:
                 yield news
+
+    async def _follow_without_record(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Follow the processes of a job until its record is there again or none of them is left."""
+        if job.started_at is not None:
+            # Known before. If the job was asked to go, it is asked again on hearing this.
+            yield WorkerStarted(job.pid, job.shim_pid, job.started_at)
+        try:
+            while True:
+                left = await asyncio.to_thread(self._processes_of, job)
+                # Asked last: processes that ended meanwhile may have left a record that is back.
+                if self.was_launched(job):
+                    return
+                if not left:
+                    break
+                self._say_without_record(job)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        finally:
+            self._without_record.discard(job.id)
+            if not self._without_record:
+                self._complaints.passed("record")
+        why = "its directory was removed, so how it ended is not known"
+        yield WorkerExited(Outcome.LOST, None, self._clock.now(), why)
+
+    def _say_without_record(self, job: Job) -> None:
+        """Complain once, however many jobs it concerns."""
+        self._without_record.add(job.id)
+        text = f"{self._state.job(job.id)} is missing; the processes of job {job.id} go on"
+        self._complaints.say("record", text, why="missing")
+
+    def _processes_of(self, job: Job) -> set[Entry]:
+        marker = marker_of(job.id, self._around)
+        shim, session = shim_on_record(job), session_on_record(job)
+        return self._processes.of_job(job.id, marker, job.owner.uid, shim, session)
 
     async def _bury(self, job: Job) -> WorkerExited:
         """End what is left of a job whose shim died; its memory is not free before."""
@@ -136,7 +208,8 @@ class Workers:
             async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
                 await control.set_time_limit(directory, limit)
         except TimeoutError:
-            _log.warning("the shim of job %s does not listen: its time limit stays", job.id)
+            # Its user may have stopped it, as often as they like.
+            _log.debug("the shim of job %s does not listen: its time limit stays", job.id)
 
     async def notify(self, job: Job, text: str) -> None:
         """Write a line into the job's output; one that cannot be written is let go."""
@@ -154,12 +227,22 @@ class Workers:
             # The user may have stopped the shim, which is theirs; that must not keep it from this.
             self._wake(directory)
             async with asyncio.timeout(_SHIM_OBEYS_WITHIN_S):
-                await control.stop(directory, reason, grace)
+                is_told = await control.stop(directory, reason, grace)
         except TimeoutError:
-            _log.warning("the shim of job %s does not listen: it is killed, and its job", job.id)
+            _log.info("the shim of job %s does not listen: it is killed, and its job", job.id)
             await asyncio.to_thread(self._kill, directory)
             return
+        if not is_told and not self.was_launched(job):
+            self._ended_for[job.id] = _OUTCOMES.get(reason, Outcome.CANCELLED)
+            await self._end_without_record(job, grace)
+            return
         await self._see_it_gone(directory, grace)
+
+    async def _end_without_record(self, job: Job, grace: timedelta) -> None:
+        """End the processes of a job whose shim cannot be asked: its socket is missing."""
+        if (shim := shim_on_record(job)) is not None:
+            deliver(shim, signal.SIGCONT)
+        await self._processes.end(lambda: self._processes_of(job), grace)
 
     def grace(self, job: Job) -> timedelta:
         """Return how long the worker has to go: as its owner asked, or as it is configured."""
@@ -214,7 +297,7 @@ def _news(event: control.ShimEvent) -> WorkerNews | None:
             return MainExited(Exit(event.exit_code, event.signal), event.at)
         case control.Exited():
             return _exited(event)
-        case control.Lost():
+        case control.Lost() | control.Missing():
             return None
 
 

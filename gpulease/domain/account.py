@@ -5,9 +5,6 @@ from fractions import Fraction
 
 from gpulease.domain.memory import JobId
 
-PROOF = "doctor --prove"
-"""What jobs are called that only try to leave their lease: they are in nobody's account."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

@@ -5,7 +5,6 @@ against it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,21 +12,7 @@ from types import MappingProxyType
 
 from gpulease.domain.memory import GpuUuid
 from gpulease.domain.standing import Ailment, Standing
-
-
-class Blame(StrEnum):
-    """Whose fault an error is."""
-
-    APPLICATION = "application"
-    """A program did it, and the GPU is as well as before."""
-    CONTAINED = "contained"
-    """The hardware failed, and the driver has ended the programs that it touched."""
-    HARDWARE = "hardware"
-    AVOIDED = "avoided"
-    """The hardware failed somewhere, and the driver keeps programs off it until a reset."""
-    GONE = "gone"
-    """The GPU does not answer any more, which keeps new leases off it without our doing."""
-    UNKNOWN = "unknown"
+from gpulease.domain.xid import NOT_LISTED, XIDS, Blame
 
 
 class Act(StrEnum):
@@ -37,32 +22,6 @@ class Act(StrEnum):
     TELL = "tell"
     OFF = "off"
 
-
-_APPLICATION, _HARDWARE = Blame.APPLICATION, Blame.HARDWARE
-XIDS: Mapping[int, tuple[Blame, str]] = MappingProxyType(
-    {
-        13: (_APPLICATION, "an exception in the graphics engine"),
-        31: (_APPLICATION, "a memory page fault"),
-        43: (_APPLICATION, "the GPU stopped processing a program"),
-        45: (_APPLICATION, "a program's work was cleared away after an error"),
-        68: (_APPLICATION, "an exception in the video decoder"),
-        109: (_APPLICATION, "a context switch took too long"),
-        94: (Blame.CONTAINED, "a memory error, contained by the driver"),
-        48: (_HARDWARE, "a memory error that could not be corrected"),
-        63: (Blame.AVOIDED, "a bad page or row of memory was put on record"),
-        64: (_HARDWARE, "a bad page or row of memory could not be put on record"),
-        74: (_HARDWARE, "an NVLink error"),
-        79: (_HARDWARE, "the GPU has fallen off the bus"),
-        92: (_HARDWARE, "many memory errors that were corrected"),
-        95: (_HARDWARE, "a memory error that was not contained"),
-        119: (_HARDWARE, "the GPU's system processor did not answer"),
-        140: (_HARDWARE, "a memory error that the driver could not deal with"),
-        154: (Blame.UNKNOWN, "what the driver asks for to have the GPU well again has changed"),
-    }
-)
-"""NVIDIA's "XID errors"; the application's as its own device plugin has them
-(k8s-device-plugin#1340), 94 as in gpu-operator#1065, 63 as in "Error Recovery and Response Flags",
-140 and 154 as in "Xid Catalog": what 154 tells of is among the figures."""
 
 _RECOVERY = MappingProxyType(
     {
@@ -138,9 +97,15 @@ class Finding:
 
 
 def xid(number: int, count: int = 1) -> Finding:
-    """Return what an XID is; one that is not in the table is nobody's fault."""
-    blame, what = XIDS.get(number, (Blame.UNKNOWN, "see NVIDIA's list of XID errors"))
-    return Finding(f"xid {number}", f"XID {number}, {what}", blame, count)
+    """Return what an XID is; one that is not in the table is for an admin to look up."""
+    known = XIDS.get(number, NOT_LISTED)
+    return Finding(f"xid {number}", f"XID {number}, {known.what}", known.blame, count)
+
+
+def needs_an_admin(kind: str) -> bool:
+    """Tell whether an entry in a GPU's history is an XID that an admin has to look into."""
+    word, _, number = kind.partition(" ")
+    return word == "xid" and number.isdecimal() and xid(int(number)).blame is Blame.ADMIN
 
 
 def lasting(figures: Figures) -> Finding | None:

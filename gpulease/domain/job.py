@@ -172,6 +172,13 @@ def grant(job: Job, placement: Placement, at: datetime) -> Job:
     return replace(job, state=state, leases=leases, granted_at=at)
 
 
+def back_in_queue(job: Job) -> Job:
+    """Take back what was granted to `job`, of which no worker was started, nor will be for it."""
+    state = next_state(job.state, Trigger.LAUNCH_DEFERRED)
+    assert state is not None, "going back is never ignored"
+    return replace(job, state=state, leases=(), granted_at=None)
+
+
 def worker_started(job: Job, pid: int | None, shim_pid: int | None, at: datetime) -> Job | None:
     """Note that the worker of `job` runs, or that the holder of a lease has it."""
     state = next_state(job.state, Trigger.WORKER_STARTED)

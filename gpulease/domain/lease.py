@@ -29,6 +29,7 @@ class Trigger(StrEnum):
     GRANT = "grant"
     WORKER_STARTED = "worker_started"
     LAUNCH_FAILED = "launch_failed"
+    LAUNCH_DEFERRED = "launch_deferred"
     CANCEL = "cancel"
     EXPIRE = "expire"
     REVOKE = "revoke"
@@ -45,6 +46,8 @@ TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
         (_S.QUEUED, _T.EXPIRE): _S.ENDED,
         (_S.GRANTED, _T.WORKER_STARTED): _S.ACTIVE,
         (_S.GRANTED, _T.LAUNCH_FAILED): _S.ENDED,
+        # The machine was restarted before its worker was: what was granted then need not fit now.
+        (_S.GRANTED, _T.LAUNCH_DEFERRED): _S.QUEUED,
         # A worker may be starting at this moment: its memory is free only when it is seen gone.
         (_S.GRANTED, _T.CANCEL): _S.RELEASING,
         # News of the start and of the end may arrive together after a restart.

@@ -20,6 +20,14 @@ class Fault(StrEnum):
     LOST = "lost"
 
 
+class ComputeMode(StrEnum):
+    """How many processes the driver lets use a GPU (nvml.h, nvmlComputeMode_t)."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_PROCESS = "exclusive process"
+    PROHIBITED = "prohibited"
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
     """One process that holds memory of a GPU, as the driver tells it."""
@@ -29,6 +37,8 @@ class ProcessReading:
     """Bytes; None where the driver does not say."""
     utilization: int | None = None
     """Percent of the time of late in which it computed; None where nobody tells it apart."""
+    graphics: bool = False
+    """It only draws: its context does not count for the compute mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class GpuReading:
     """Of a MIG device: the device nodes that it takes beside its GPU's; None if not known."""
     divided: bool = False
     """It is in MIG mode: its parts are leased, and not itself."""
+    compute_mode: ComputeMode | None = ComputeMode.DEFAULT
+    """None while the driver does not answer; a driver without compute modes has the default."""
 
     @property
     def label(self) -> str:
@@ -100,9 +112,13 @@ class GpuMemory:
     unmanaged: int | None
     holdings: tuple[Holding, ...] = ()
     strangers: tuple[ProcessReading, ...] = ()
-    """The processes on it that belong to no job of ours."""
+    """The processes on it that belong to no job with a lease on it."""
+    without_lease: tuple[JobId, ...] = ()
+    """The jobs among them: they have a lease elsewhere, and none on this GPU."""
     drained: str | None = None
     """Why nothing more may be granted here, if an admin said so."""
+    one_process: bool = False
+    """Its compute mode admits one process at a time, which is no MPS server."""
 
     @property
     def uuid(self) -> GpuUuid:
@@ -128,11 +144,34 @@ class GpuMemory:
     @property
     def headroom(self) -> int | None:
         """What may be leased now; None where something that decides it is unknown."""
-        if self.allocatable is None or self.unmanaged is None:
+        mode = self.reading.compute_mode
+        if self.allocatable is None or self.unmanaged is None or mode is None:
             return None
-        if any(holding.exclusive for holding in self.holdings):
+        if any(holding.exclusive for holding in self.holdings) or mode is ComputeMode.PROHIBITED:
+            return 0
+        if self.one_process and (self.holdings or self.is_computed_on):
             return 0
         return max(0, self.allocatable - self.committed - self.unmanaged)
+
+    @property
+    def is_computed_on(self) -> bool:
+        """Whether a process without a lease computes on it; unknown counts as yes."""
+        if self.reading.processes is None:
+            return bool(self.unmanaged)
+        return any(not process.graphics for process in self.strangers)
+
+    @property
+    def mode(self) -> str | None:
+        """What its compute mode does to leases, as a sentence; None: nothing."""
+        if self.reading.divided or self.reading.fault is not None:
+            return None
+        if self.reading.compute_mode is None:
+            return "its compute mode cannot be read"
+        if self.reading.compute_mode is ComputeMode.PROHIBITED:
+            return "its compute mode is prohibited: no program can use it"
+        if self.one_process:
+            return "its compute mode is exclusive process: it takes one lease at a time"
+        return None
 
     def holds(self, holding: Holding) -> "GpuMemory":
         """Return this ledger with one more holding."""
@@ -165,7 +204,9 @@ def take_stock(
         _unmanaged(whose, seen),
         seen,
         whose.strangers(seen),
+        whose.without_lease(seen),
         drained,
+        reading.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and not whose.is_served,
     )
 
 
@@ -176,19 +217,20 @@ def _allocatable(reading: GpuReading, margin: int) -> int | None:
 
 
 def _unmanaged(whose: "_Whose", holdings: Sequence[Holding]) -> int | None:
-    """Return what is used by nobody's lease; where figures are missing, leases count as used.
+    """Return what is used by nobody's lease; a job whose figure is missing uses its lease.
 
     What is known to be a stranger's is never taken for a job's.
     """
     reading = whose.reading
     if reading.fault is not None or reading.used is None:
         return None
-    if all(holding.used is not None for holding in holdings):
-        ours = sum(holding.used or 0 for holding in holdings)
-    else:
-        ours = sum(holding.memory for holding in holdings if whose.may_use(holding))
+    most = reading.used if reading.total is None else reading.total
+    # The driver tells the sum and the processes in two calls; between them, either may grow.
+    listed = sum(process.memory or 0 for process in reading.processes or ())
+    used = max(reading.used, min(listed, most))
+    ours = sum(whose.share(holding) for holding in holdings)
     strangers = sum(process.memory or 0 for process in whose.strangers(holdings))
-    return max(0, reading.used - ours, min(strangers, reading.used))
+    return max(0, used - ours, min(strangers, most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +253,22 @@ class _Whose:
         """Return the bytes of a job's processes, or None where a figure is missing."""
         if self.reading.processes is None:
             return None
-        if any(process.memory is None for process in self.reading.processes):
-            return None
         own = [each for each in self.reading.processes if self.jobs_by_pid.get(each.pid) == job]
+        if any(each.memory is None for each in own):
+            return None
         # Drivers differ in whether the clients of an MPS server are listed beside it.
         if not own and self.is_served:
             return None
         return sum(each.memory or 0 for each in own)
 
+    def share(self, holding: Holding) -> int:
+        """Return the bytes to take for a job's: its figure, or its lease where that is missing."""
+        if holding.used is not None:
+            return holding.used
+        return holding.memory if self.may_use(holding) else 0
+
     def may_use(self, holding: Holding) -> bool:
-        """Tell whether a part of what is used may be this job's, where figures are missing."""
+        """Tell whether a part of what is used may be this job's, whose figure is missing."""
         if self.reading.processes is None or self.is_served:
             return holding.running
         return any(
@@ -228,10 +276,17 @@ class _Whose:
         )
 
     def strangers(self, holdings: Sequence[Holding]) -> tuple[ProcessReading, ...]:
-        """Return the processes that belong to no job; an MPS server works for those that run."""
+        """Return the processes of no holder; an MPS server works for the holders that run."""
+        holders = {holding.job for holding in holdings}
         served = any(holding.running for holding in holdings)
         return tuple(
             process
             for process in self.reading.processes or ()
-            if process.pid not in self.jobs_by_pid and not (served and process.pid in self.servers)
+            if self.jobs_by_pid.get(process.pid) not in holders
+            and not (served and process.pid in self.servers)
         )
+
+    def without_lease(self, holdings: Sequence[Holding]) -> tuple[JobId, ...]:
+        """Return the jobs of processes here that have no lease on this GPU, lowest id first."""
+        found = {self.jobs_by_pid.get(each.pid) for each in self.strangers(holdings)}
+        return tuple(sorted(job for job in found if job is not None))

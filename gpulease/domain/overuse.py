@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, StrEnum, auto
 
+from gpulease.units import GIB
+
 _NOTHING = timedelta(0)
+BARE_CONTEXT = 1 * GIB
+"""What a process may hold on a GPU that its job did not lease: frameworks open a context on each
+GPU that they see, which takes 300 MiB to about 1 GiB (PyTorch issues 107667 and 28394)."""
 _QUIET_FOR = timedelta(minutes=5)
 """So long a lease that comes and goes over its edge is not warned at once again each time."""
 

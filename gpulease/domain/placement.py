@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpulease.domain.claim import Claim
-from gpulease.domain.memory import Fault, GpuMemory, GpuUuid, Holding, JobId
+from gpulease.domain.memory import ComputeMode, Fault, GpuMemory, GpuUuid, Holding, JobId
 from gpulease.units import format_size
 
 Score = Callable[[Claim, GpuMemory], float]
@@ -19,6 +19,7 @@ class Obstacle(StrEnum):
 
     LOST = "lost"
     UNREADABLE = "unreadable"
+    PROHIBITED = "prohibited"
     DRAINED = "drained"
     DIVIDED = "divided"
     TOO_SMALL = "too_small"
@@ -119,7 +120,9 @@ def _out_of_service(gpu: GpuMemory) -> _Found:
     if gpu.reading.divided:
         return Obstacle.DIVIDED, "it is divided by MIG, and its MIG devices are leased instead", ()
     if gpu.reading.fault is not None or gpu.headroom is None:
-        return Obstacle.UNREADABLE, detail or "its memory cannot be read", ()
+        return Obstacle.UNREADABLE, detail or gpu.mode or "its memory cannot be read", ()
+    if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
+        return Obstacle.PROHIBITED, gpu.mode or "", ()
     if gpu.drained is not None:
         return Obstacle.DRAINED, gpu.drained, ()
     return None
@@ -133,9 +136,12 @@ def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
     if demand > allocatable or demand <= 0:
         return Obstacle.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
     if claim.exclusive and _unmanaged_processes(gpu):
-        return Obstacle.UNMANAGED, "a process outside any lease is on it", ()
+        return Obstacle.UNMANAGED, _who_is_there(gpu), ()
+    if gpu.one_process and gpu.is_computed_on:
+        return Obstacle.UNMANAGED, f"{_who_is_there(gpu)}, and {gpu.mode}", ()
     if demand > allocatable - unmanaged:
-        return Obstacle.UNMANAGED, f"{format_size(unmanaged)} is used outside any lease", ()
+        also = f"; {_who_is_there(gpu)}" if gpu.without_lease else ""
+        return Obstacle.UNMANAGED, f"{format_size(unmanaged)} is used outside any lease{also}", ()
     return _held_by_leases(claim, demand, gpu)
 
 
@@ -146,6 +152,8 @@ def _held_by_leases(claim: Claim, demand: int, gpu: GpuMemory) -> _Found:
         return Obstacle.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
     if claim.exclusive and holders:
         return Obstacle.LEASED, f"{_jobs(holders)} holds a lease on it", holders
+    if gpu.one_process and holders:
+        return Obstacle.LEASED, f"{_jobs(holders)} holds a lease on it, and {gpu.mode}", holders
     headroom = gpu.headroom or 0
     if demand > headroom:
         return Obstacle.LEASED, f"{format_size(headroom)} is free", holders
@@ -159,6 +167,13 @@ def _unmanaged_processes(gpu: GpuMemory) -> bool:
     """
     processes = gpu.reading.processes
     return bool(gpu.strangers) if processes is not None else bool(gpu.unmanaged)
+
+
+def _who_is_there(gpu: GpuMemory) -> str:
+    if not gpu.without_lease:
+        return "a process outside any lease is on it"
+    verb = "is" if len(gpu.without_lease) == 1 else "are"
+    return f"{_jobs(gpu.without_lease)} {verb} on it without a lease"
 
 
 def _jobs(jobs: Sequence[JobId]) -> str:

@@ -64,6 +64,8 @@ class Plan:
     """The ledgers after the grants."""
     reserved: Mapping[GpuUuid, JobId]
     """The GPUs that are kept for an earlier waiting job, and for which."""
+    holders: tuple[JobId, ...] = ()
+    """The jobs that hold memory after the grants."""
 
     @property
     def is_closed(self) -> bool:
@@ -109,6 +111,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         desk.waiting,
         tuple(desk.gpus.values()),
         desk.reserved,
+        (*desk.ends, *(job for job, _ in desk.grants)),
     )
 
 
@@ -123,7 +126,7 @@ class _Desk:
         self.grants: list[tuple[JobId, Placement]] = []
         self.gives_up: list[JobId] = []
         self.waiting: dict[JobId, Waiting] = {}
-        self._ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
+        self.ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
         self._refused: dict[Claim, Waiting] = {}
         """Answers that hold until the next grant or reservation: long queues repeat themselves."""
 
@@ -157,7 +160,7 @@ class _Desk:
         kept = [
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
-        start = expected_start(job.claim, refusal, open_gpus, self._ends, self.at)
+        start = expected_start(job.claim, refusal, open_gpus, self.ends, self.at)
         all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.order)
         full = Refusal(tuple(all_of_them), refusal.fits)
         return Waiting(full, start, reserves(job.claim, full))

@@ -70,7 +70,7 @@ def _free_at(
     for end, held in sorted(known, key=lambda pair: pair[0]):
         free += held.committed
         left.discard(held.job)
-        empty_enough = not left if claim.exclusive else not (left & exclusive)
+        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
         if free >= demand and empty_enough:
             return end
     return None

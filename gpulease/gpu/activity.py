@@ -29,7 +29,7 @@ def told_apart(
     """
     if not utilization or len(processes) < 2:
         return tuple(processes)
-    samples = binding.ask("nvmlDeviceGetProcessUtilization", handle, _ALL_SAMPLES)
+    samples = binding.ask_or_none("nvmlDeviceGetProcessUtilization", handle, _ALL_SAMPLES)
     if not samples or not all(_is_sane(sample) for sample in samples):
         return tuple(processes)
     busy: dict[int, int] = {}

@@ -1,7 +1,8 @@
 """The one importer of pynvml: NVML's functions by name, and its failures sorted by what they mean.
 
-Everything that differs between releases of the binding is settled here. It knows nothing of
-threads, deadlines or readings.
+Everything that differs between releases of the binding is settled here, and what a failure means
+to callers. It knows nothing of deadlines or readings, and notes the end of each call for those who
+have a deadline.
 """
 
 import ctypes
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NewType
 
 import pynvml
+
+from gpulease.gpu.lane import note_progress
 
 Handle = NewType("Handle", object)
 """A GPU as NVML hands it out; good until the session ends."""
@@ -36,8 +39,21 @@ EVENT_WAIT = "nvmlEventSetWait_v2" if hasattr(pynvml, "nvmlEventSetWait_v2") els
 
 LIBRARY_NOT_FOUND = int(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 DRIVER_NOT_LOADED = int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+INVALID_ARGUMENT = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 NO_PERMISSION = int(pynvml.NVML_ERROR_NO_PERMISSION)
 LIB_RM_VERSION_MISMATCH = int(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+NOT_FOUND = int(pynvml.NVML_ERROR_NOT_FOUND)
+INVALID_ARGUMENT = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_NO_SUCH_FIGURE = frozenset(
+    {
+        int(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+        # These two say that the driver does not know this version of a record or function.
+        int(getattr(pynvml, "NVML_ERROR_ARGUMENT_VERSION_MISMATCH", 25)),
+        int(getattr(pynvml, "NVML_ERROR_DEPRECATED", 26)),
+    }
+)
 
 _LIBRARY = "libnvidia-ml.so"
 _MOST_SESSIONS = 64
@@ -56,8 +72,11 @@ class NvmlFailure(Exception):
 
     @property
     def is_no_such_figure(self) -> bool:
-        """Say whether this GPU or driver has no such figure at all, rather than not just now."""
-        return self.code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        """Say whether this GPU, driver or binding never has this figure.
+
+        Every other failure means that the figure is unknown at this moment.
+        """
+        return self.code in _NO_SUCH_FIGURE
 
 
 class OldBinding(NvmlFailure):
@@ -109,10 +128,29 @@ def call(name: str, *arguments: object) -> Any:
         return answer.decode() if isinstance(answer, bytes) else answer
     except (pynvml.NVMLError, _MISMATCH, UnicodeDecodeError) as error:
         raise _failure(error) from error
+    finally:
+        note_progress()
 
 
 def ask(name: str, *arguments: object) -> Any:
-    """Call `name`, or return None where this one answer cannot be had.
+    """Call `name`, or return None where the GPU or the driver has no such figure.
+
+    Raises:
+        NvmlFailure: there is no answer at this moment. The caller has to treat the figure as
+            unknown, never as zero or absent.
+    """
+    try:
+        return call(name, *arguments)
+    except NvmlFailure as failure:
+        if failure.is_no_such_figure:
+            return None
+        raise
+
+
+def ask_or_none(name: str, *arguments: object) -> Any:
+    """Call `name`, or return None where there is no answer, whatever the reason.
+
+    For figures that are only displayed: no decision may depend on the difference.
 
     Raises:
         GpuLost, DriverGone: the calls after this one would fail as well.
@@ -126,14 +164,19 @@ def ask(name: str, *arguments: object) -> Any:
 
 
 def field(handle: Handle, number: int) -> int | None:
-    """Return a whole number that the driver tells by the number of its field, or None.
+    """Return a whole number by the number of its field, or None where there is no such field.
 
     Raises:
-        GpuLost, DriverGone: the calls after this one would fail as well.
+        NvmlFailure: see `ask`.
     """
     answer = ask("nvmlDeviceGetFieldValues", handle, [number])
-    if answer is None or answer[0].nvmlReturn != pynvml.NVML_SUCCESS:
+    if answer is None:
         return None
+    if answer[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        failure = _failure(pynvml.NVMLError(int(answer[0].nvmlReturn)))
+        if failure.is_no_such_figure:
+            return None
+        raise failure
     return int(answer[0].value.uiVal)
 
 

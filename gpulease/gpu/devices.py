@@ -4,7 +4,7 @@ A GPU is its UUID: its index may change whenever the driver is initialised, and 
 fallen off the bus keeps the identity it had.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid
@@ -12,6 +12,7 @@ from gpulease.gpu import binding
 from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
 
 _UNKNOWN = "unknown-"
+_UNNAMED = "unnamed GPU"
 _NO_LONGER_LISTED = "the driver no longer lists this GPU"
 
 
@@ -59,16 +60,30 @@ def _identify(index: int) -> Device:
     try:
         handle = binding.call("nvmlDeviceGetHandleByIndex", index)
         uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", handle)))
-        name = binding.ask("nvmlDeviceGetName", handle)
-        told = binding.ask("nvmlDeviceGetMinorNumber", handle)
+        return complete(Device(uuid, index, _UNNAMED, handle))
     except GpuLost as failure:
         return replace(nameless, fault=Fault.LOST, detail=str(failure))
     except DriverGone:
         raise
     except NvmlFailure as failure:
         return replace(nameless, fault=Fault.UNREADABLE, detail=str(failure))
-    minor = None if told is None else int(told)
-    return Device(uuid, index, str(name or "unnamed GPU"), handle, minor=minor)
+
+
+def complete(device: Device) -> Device:
+    """Return `device` with its name and minor number, asking for those that are not known yet.
+
+    Either call may have failed when the GPUs were listed, which happens once in a session.
+
+    Raises:
+        GpuLost, DriverGone: the GPU cannot be read.
+    """
+    if device.name == _UNNAMED:
+        name = binding.ask_or_none("nvmlDeviceGetName", device.handle)
+        device = replace(device, name=str(name or _UNNAMED))
+    if device.minor is None:
+        minor = binding.ask_or_none("nvmlDeviceGetMinorNumber", device.handle)
+        device = replace(device, minor=None if minor is None else int(minor))
+    return device
 
 
 def _nameless(index: int) -> Device:
@@ -86,6 +101,11 @@ def match(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...
         for device in absent
         if device.uuid not in recognised
     ]
+    return in_order(devices)
+
+
+def in_order(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return `devices` as people count them."""
     return tuple(sorted(devices, key=lambda device: (device.index, device.uuid)))
 
 

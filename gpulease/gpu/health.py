@@ -8,7 +8,7 @@ An event set belongs to a session of NVML. So no round is begun while NVML is be
 again, and the sets are freed before a session ends; see `NvmlProbe`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -22,8 +22,11 @@ from gpulease.gpu.devices import Device
 from gpulease.gpu.lane import Call, Lane, Monotonic
 
 _FIGURES_EVERY = timedelta(seconds=10)
-_MOST_AT_ONCE = 64
-"""Events of one GPU that one round takes; what is left is taken by the next."""
+_TAKES_FOR = timedelta(seconds=0.5)
+"""How long one round takes events that are queued; the next round takes the rest.
+
+A program can cause thousands of events in a second, and an event of the hardware is queued behind
+them. So the bound is a time, shorter than the time between two looks, and not a number."""
 _AT_LEAST_MS = 1
 """How long a round listens where nothing has happened: the queue in the library is looked at."""
 
@@ -38,6 +41,8 @@ class _Ears:
     listens: bool | None = None
     read_at: float | None = None
     """When the figures were last read."""
+    figures: Figures = field(default_factory=Figures)
+    """The latest that are known."""
     round: Call[Heard] | None = field(default=None)
 
 
@@ -94,18 +99,18 @@ class HealthEars:
         """Take the events of one GPU; read its figures if they are due, or if there were any."""
         if ears.listens is None:
             ears.events, ears.listens = _listen_to(handle)
-        xids = _take_xids(ears.events) if ears.events is not None else ()
+        xids = _take_xids(ears.events, self._clock) if ears.events is not None else ()
         due = ears.read_at is None or (
             self._clock() - ears.read_at >= _FIGURES_EVERY.total_seconds()
         )
         if not due and not xids:
             return Heard(uuid, listens=ears.listens)
         try:
-            figures, modes = read_figures(handle), read_modes(handle)
+            figures, modes = read_figures(handle, ears.figures), read_modes(handle)
         except NvmlFailure:
             # It cannot be read, which its readings say; what was heard of it counts.
             return Heard(uuid, xids, listens=ears.listens)
-        ears.read_at = self._clock()
+        ears.read_at, ears.figures = self._clock(), figures
         return Heard(uuid, xids, figures, ears.listens, modes)
 
 
@@ -129,9 +134,10 @@ def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
     return None, listens
 
 
-def _take_xids(events: Any) -> tuple[int, ...]:
+def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
     xids: list[int] = []
-    while len(xids) < _MOST_AT_ONCE:
+    until = clock() + _TAKES_FOR.total_seconds()
+    while clock() < until:
         event = _try(binding.EVENT_WAIT, events, _AT_LEAST_MS)
         if event is None:
             break
@@ -140,22 +146,50 @@ def _take_xids(events: Any) -> tuple[int, ...]:
     return tuple(xids)
 
 
-def read_figures(handle: Handle) -> Figures:
+def read_figures(handle: Handle, before: Figures) -> Figures:
     """Read what the driver tells of a GPU's memory cells; each has its own "not supported".
+
+    A figure that cannot be read now is as it was in `before`: a fault is not over because the
+    driver does not answer.
 
     Raises:
         GpuLost, DriverGone: it tells nothing at all now.
     """
-    errors = binding.ask("nvmlDeviceGetTotalEccErrors", handle, *binding.UNCORRECTED_SINCE_LOADED)
-    rows = binding.ask("nvmlDeviceGetRemappedRows", handle)
-    pages = binding.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+    errors = _latest(
+        partial(
+            binding.ask, "nvmlDeviceGetTotalEccErrors", handle, *binding.UNCORRECTED_SINCE_LOADED
+        ),
+        before.uncorrectable,
+    )
+    rows = _latest(
+        partial(binding.ask, "nvmlDeviceGetRemappedRows", handle),
+        (None, None, before.remap_pending, before.remap_failed),
+    )
+    pages = _latest(
+        partial(binding.ask, "nvmlDeviceGetRetiredPagesPendingStatus", handle),
+        before.pages_pending,
+    )
+    recovery = partial(binding.field, handle, binding.RECOVERY_ACTION)
     return Figures(
         None if errors is None else int(errors),
-        None if rows is None else bool(rows[2]),
-        None if rows is None else bool(rows[3]),
-        None if pages is None else bool(pages),
-        binding.field(handle, binding.RECOVERY_ACTION),
+        _flag(None if rows is None else rows[2]),
+        _flag(None if rows is None else rows[3]),
+        _flag(pages),
+        _latest(recovery, before.recovery),
     )
+
+
+def _latest(read: Callable[[], Any], before: Any) -> Any:
+    try:
+        return read()
+    except (GpuLost, DriverGone):
+        raise
+    except NvmlFailure:
+        return before
+
+
+def _flag(answer: Any) -> bool | None:
+    return None if answer is None else bool(answer)
 
 
 def read_modes(handle: Handle) -> Modes:
@@ -164,12 +198,12 @@ def read_modes(handle: Handle) -> Modes:
     Raises:
         GpuLost, DriverGone: it tells nothing at all now.
     """
-    ecc = binding.ask("nvmlDeviceGetEccMode", handle)
-    persistence = binding.ask("nvmlDeviceGetPersistenceMode", handle)
-    compute = binding.ask("nvmlDeviceGetComputeMode", handle)
+    ecc = binding.ask_or_none("nvmlDeviceGetEccMode", handle)
+    persistence = binding.ask_or_none("nvmlDeviceGetPersistenceMode", handle)
+    compute = binding.ask_or_none("nvmlDeviceGetComputeMode", handle)
     return Modes(
-        None if ecc is None else bool(ecc[0]),
-        None if persistence is None else bool(persistence),
+        _flag(None if ecc is None else ecc[0]),
+        _flag(persistence),
         None if compute is None else int(compute),
     )
 

@@ -10,12 +10,21 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Monotonic = Callable[[], float]
 """Seconds on a clock that never goes back."""
 
 T = TypeVar("T")
+_thread = threading.local()
+
+
+def note_progress() -> None:
+    """Note that the call which runs on this thread has come one step further."""
+    running: tuple[Call[Any], Monotonic] | None = getattr(_thread, "running", None)
+    if running is not None:
+        call, clock = running
+        call.progress_at = clock()
 
 
 @dataclass(slots=True)
@@ -24,6 +33,8 @@ class Call(Generic[T]):
 
     work: Callable[[], T]
     began_at: float
+    progress_at: float
+    """When it began or last came a step further."""
     ended_at: float | None = None
     outcome: Future[T] = field(default_factory=Future)
 
@@ -35,8 +46,17 @@ class Call(Generic[T]):
             return False
         return True
 
+    def wait_while_it_goes_on(self, step: float, whole: float, clock: Monotonic) -> bool:
+        """Wait for the end while each step takes at most `step` seconds, and all of it `whole`."""
+        until = self.began_at + whole
+        while not self.wait(min(until, self.progress_at + step) - clock()):
+            if clock() >= min(until, self.progress_at + step):
+                return self.outcome.done()
+        return True
+
     def run(self, clock: Monotonic) -> None:
         """Do the work and keep what came of it, for whoever still waits."""
+        _thread.running = self, clock
         try:
             result = self.work()
         except Exception as error:  # noqa: BLE001 - raised again where the outcome is asked for
@@ -65,7 +85,8 @@ class Lane(Generic[T]):
     def ask(self, work: Callable[[], T]) -> Call[T]:
         """Begin `work`, or return the call that is still under way."""
         if self._latest is None or self._latest.outcome.done():
-            self._latest = Call(work, self._clock())
+            now = self._clock()
+            self._latest = Call(work, now, now)
             self._queue.put(self._latest)
         return self._latest
 

@@ -2,7 +2,8 @@
 
 Driver r615 and later (NVIDIA, "MPS: memory partitioning"): all that the processes of a cgroup hold
 of a GPU counts, contexts included, and an allocation over the hard limit fails with
-CUDA_ERROR_OUT_OF_MEMORY. Nothing here is believed before it was read back.
+CUDA_ERROR_OUT_OF_MEMORY. Nothing here is believed before it was read back. MIG devices have no such
+limits, and the driver is not asked about them.
 """
 
 from contextlib import suppress
@@ -18,7 +19,11 @@ from gpulease.units import MIB, format_size
 
 _STEP = 256 * MIB
 """What NVIDIA's guide saw limits rounded to: 3000 MiB became 2560."""
+_AGAINST_THIS_CGROUP = frozenset({binding.INVALID_ARGUMENT, binding.NOT_FOUND})
+"""What the driver may answer about one cgroup although it has memory limits."""
 _BINDING = "13.615"
+_NOT_ON_MIG = "drivers have no memory limits for MIG devices: the size of the device is the limit"
+"""NVIDIA, "MPS: memory partitioning": the calls take no MIG handles, so they are not made."""
 _NONE_HERE = "this driver has no memory limits; they come with r615"
 
 
@@ -38,13 +43,17 @@ class DriverLimits:
         Raises:
             NotLimited: there is no telling now.
         """
+        if _is_mig(gpu):
+            return _NOT_ON_MIG
         try:
             self._probe.on_gpu(gpu, partial(binding.memory_limits, cgroup=cgroup))
         except NoAnswer as failure:
             raise NotLimited(str(failure)) from failure
         except NvmlFailure as failure:
-            # Anything else it may have against this one cgroup.
-            return _why(failure) if _is_final(failure) else None
+            if _is_final(failure):
+                return _why(failure)
+            if failure.code not in _AGAINST_THIS_CGROUP:
+                raise NotLimited(_why(failure)) from failure
         return None
 
     def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
@@ -55,6 +64,8 @@ class DriverLimits:
         Raises:
             NotLimited: it is not in force, or cannot be known to be.
         """
+        if _is_mig(gpu):
+            raise NotLimited(_NOT_ON_MIG)
         return self._on(gpu, partial(_limit, cgroup=cgroup, memory=memory))
 
     def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
@@ -63,16 +74,28 @@ class DriverLimits:
         Raises:
             NotLimited: there is no telling.
         """
+        if _is_mig(gpu):
+            return None
         held = self._on(gpu, partial(_kept, cgroup=cgroup))
         return None if held == binding.NO_LIMIT else held
 
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away, as has to be before it is removed.
 
+        Does nothing where the driver has no limits at all.
+
         Raises:
             NotLimited: the driver does not answer, or refuses.
         """
-        self._on(gpu, partial(_lift, cgroup=cgroup))
+        if _is_mig(gpu):
+            return
+        try:
+            self._probe.on_gpu(gpu, partial(_lift, cgroup=cgroup))
+        except NoAnswer as failure:
+            raise NotLimited(str(failure)) from failure
+        except NvmlFailure as failure:
+            if not _is_final(failure):
+                raise NotLimited(_why(failure)) from failure
 
     def _on(self, gpu: GpuUuid, work: "partial[int]") -> int:
         try:
@@ -81,6 +104,10 @@ class DriverLimits:
             raise NotLimited(str(failure)) from failure
         except NvmlFailure as failure:
             raise NotLimited(_why(failure)) from failure
+
+
+def _is_mig(gpu: GpuUuid) -> bool:
+    return gpu.startswith("MIG-")
 
 
 def _limit(handle: Handle, cgroup: Path, memory: int) -> int:

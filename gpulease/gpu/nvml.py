@@ -1,14 +1,15 @@
-"""Reads the GPUs of this machine through NVML, within a deadline whatever the driver does.
+"""Reads the GPUs of this machine through NVML, with a deadline for each call of the driver.
 
-One lane for each GPU keeps a hanging one from holding up the others; one more lists the GPUs when
-NVML is initialised, and again, with growing pauses, for as long as something is wrong. Their health
-is listened to on lanes of its own, within the same sessions of NVML.
+One lane for each GPU keeps a hanging one from holding up the others. One more lists the GPUs when
+NVML is initialised: at the start, with growing pauses while the whole driver is away, and once a
+GPU that could not be read is seen to answer in a new session. Their health is listened to on lanes
+of its own, within the same sessions of NVML.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -18,18 +19,21 @@ from gpulease.domain.memory import Fault, GpuReading, GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu import binding
 from gpulease.gpu.binding import DriverGone, Handle, NvmlFailure
-from gpulease.gpu.devices import Device, list_devices, match
+from gpulease.gpu.devices import Device, in_order, list_devices, match
 from gpulease.gpu.health import HealthEars
 from gpulease.gpu.lane import Call, Lane, Monotonic
+from gpulease.gpu.new_session import NewSession
 from gpulease.gpu.parts import read_with_parts, unread
 from gpulease.gpu.refusals import no_answer, no_devices, refusal
 from gpulease.gpu.retry import Retry
 from gpulease.units import format_span
 
-_LONGEST_PAUSE_ALL = timedelta(minutes=1)
+_LONGEST_PAUSE = timedelta(minutes=1)
 """Between attempts while no GPU can be read: nothing is disturbed by them."""
-_LONGEST_PAUSE_SOME = timedelta(minutes=5)
-"""Between attempts while some can: each takes NVML away from these for a moment."""
+_DEADLINES_OF_A_READING = 5
+"""How many times the deadline of one call a reading may take, which is many calls."""
+_LONGEST_READING_S = 20.0
+"""The loop that grants waits for two readings at most; the unit's WatchdogSec is longer."""
 START_WITHIN = timedelta(minutes=2)
 """For all GPUs of a machine to wake up; the unit's TimeoutStartSec is longer."""
 
@@ -58,8 +62,8 @@ def _list_anew(stop_first: HealthEars | None) -> _Listing:
     if stop_first is not None:
         _stop(stop_first)
     binding.start()
-    driver = binding.ask("nvmlSystemGetDriverVersion")
-    library = binding.ask("nvmlSystemGetNVMLVersion")
+    driver = binding.ask_or_none("nvmlSystemGetDriverVersion")
+    library = binding.ask_or_none("nvmlSystemGetNVMLVersion")
     return _Listing(
         None if driver is None else str(driver),
         None if library is None else str(library),
@@ -73,7 +77,10 @@ class NvmlProbe:
     def __init__(self, deadline: timedelta, first_retry: timedelta, clock: Monotonic) -> None:
         self._deadline = deadline.total_seconds()
         self._clock = clock
+        self._reading = threading.Lock()
+        """Held by the one read at a time."""
         self._lock = threading.Lock()
+        """Held while calls are begun; never while a GPU is waited for."""
         self._lister: Lane[_Listing] = Lane("nvml-lister", clock)
         self._listing: Call[_Listing] | None = None
         self._lanes: dict[GpuUuid, Lane[_Readings]] = {}
@@ -86,6 +93,11 @@ class NvmlProbe:
         self._library: str | None = None
         self._trouble: str | None = None
         self._retry = Retry(first_retry, clock)
+        self._new_session = NewSession(first_retry, clock)
+        self._found: frozenset[GpuUuid] = frozenset()
+        """The GPUs that a new session could read when one was last tried."""
+        self._faulty: frozenset[GpuUuid] = frozenset()
+        """The GPUs that this session could not read at the last look; not those that were late."""
         self._ears = HealthEars(clock)
 
     @classmethod
@@ -99,8 +111,10 @@ class NvmlProbe:
     ) -> Self:
         """Initialise NVML and list the GPUs.
 
-        `deadline` bounds every `read`. `start_within` bounds this call alone, and is longer because
-        a driver without persistence mode wakes its GPUs one after the other, seconds each.
+        `deadline` bounds every call of the driver. A `read` takes at most five times as long, or
+        20 s if that is less, or the deadline if that is more. `start_within` bounds this method
+        alone, and is longer because a driver without persistence mode wakes its GPUs one after the
+        other, seconds each.
 
         Raises:
             NoGpus: no driver, no GPU, no permission, or no answer; the message says which.
@@ -114,20 +128,28 @@ class NvmlProbe:
         return probe
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return a reading of every GPU by index, within the deadline.
+        """Return a reading of every GPU by index; none is older than this call.
 
-        A GPU that cannot be read stands among them with its `fault`. A call that has been hanging
-        since an earlier read is not waited for again.
+        A GPU whose driver takes longer than the deadline for one call, or too long for all of them
+        (see `open`), stands among them with its `fault`. A call that has been under way since an
+        earlier read is not waited for.
         """
-        with self._lock:
-            until = self._clock() + self._deadline
-            self._list_if_due(until)
-            if self._trouble is None:
-                try:
-                    return self._read_all(until)
-                except DriverGone as failure:
+        with self._reading:
+            with self._lock:
+                begun_at = self._clock()
+                self._list_if_due(begun_at + self._deadline)
+                known = [] if self._trouble is not None else self._devices
+                calls = [(device, self._begin(device)) for device in known]
+                if not calls:
+                    return self._all_unreadable(self._trouble or "")
+            try:
+                collected = self._collect(calls, begun_at)
+            except DriverGone as failure:
+                with self._lock:
                     self._fail(str(failure))
-            return self._all_unreadable(self._trouble or "")
+                    return self._all_unreadable(str(failure))
+            self._plan_retry([readings[0] for readings in collected])
+            return tuple(reading for readings in collected for reading in readings)
 
     def on_gpu(self, uuid: GpuUuid, work: Callable[[Handle], T]) -> T:
         """Return what `work` makes of a GPU, beside the readings and within the deadline.
@@ -167,6 +189,7 @@ class NvmlProbe:
         with self._lock:
             idle = self._is_idle() and not self._lister.is_busy
             self._lister.close()
+            self._new_session.close()
             self._ears.close()
             for lane in (*self._lanes.values(), *self._beside.values()):
                 lane.close()
@@ -190,14 +213,16 @@ class NvmlProbe:
     def _list_if_due(self, until: float) -> None:
         """Initialise NVML again if that is due, or see what became of the last attempt."""
         if self._listing is None:
-            if not self._retry.is_due:
+            self._look_in_new_session()
+            if not self._is_listing_due():
                 return
             self._retry.begun()
+            self._found = frozenset()
             # Never under a call that still hangs in the driver: NVML does not say that it may.
             ended = self._ears if self._is_idle() else None
             self._listing = self._lister.ask(partial(_list_anew, stop_first=ended))
         call = self._listing
-        if not self._wait(call, until):
+        if not call.wait(min(until, call.began_at + self._deadline) - self._clock()):
             self._trouble = f"the driver is being initialised again, {self._age(call)} so far"
             return
         self._listing = None
@@ -205,6 +230,31 @@ class NvmlProbe:
             self._adopt(call.outcome.result())
         except NvmlFailure as failure:
             self._fail(str(failure))
+
+    def _look_in_new_session(self) -> None:
+        """Take over what a new session shows: which GPUs it reads, and their order.
+
+        The order is that of the programs which start now.
+        """
+        seen = self._new_session.poll() if self._trouble is None else {}
+        if seen:
+            self._found = frozenset(seen)
+            self._devices = in_order(
+                replace(each, index=seen.get(each.uuid, each.index)) for each in self._devices
+            )
+
+    def _is_listing_due(self) -> bool:
+        """Say whether NVML is to be initialised now, which takes it away from all GPUs.
+
+        While some can be read, that is only for GPUs that a new session reads and this one does
+        not, and not while a call hangs: the session could not be ended.
+        """
+        if self._trouble is not None:
+            return self._retry.is_due
+        unidentified = any(not device.is_identified for device in self._devices)
+        known = {device.uuid for device in self._devices}
+        wanted = self._found & self._faulty or (unidentified and self._found - known)
+        return bool(wanted) and self._is_idle()
 
     def _adopt(self, listing: _Listing) -> None:
         if self._trouble is not None:
@@ -219,13 +269,7 @@ class NvmlProbe:
 
     def _fail(self, reason: str) -> None:
         self._trouble = reason
-        self._retry.wanted(_LONGEST_PAUSE_ALL)
-
-    def _read_all(self, until: float) -> tuple[GpuReading, ...]:
-        calls = [(device, self._begin(device)) for device in self._devices]
-        collected = [self._collect(device, call, until) for device, call in calls]
-        self._plan_retry([readings[0] for readings in collected])
-        return tuple(reading for readings in collected for reading in readings)
+        self._retry.wanted(_LONGEST_PAUSE)
 
     def _begin(self, device: Device) -> Call[_Readings]:
         if device.uuid not in self._lanes:
@@ -238,10 +282,10 @@ class NvmlProbe:
         """Begin `work`, or return the call before it that has not returned, and which of the two.
 
         Raises:
-            NoAnswer: readings hold the driver up, or there is no such GPU now.
+            NoAnswer: NVML is being initialised, or there is no such GPU now.
         """
         if not self._lock.acquire(timeout=max(0.0, until - self._clock())):
-            raise NoAnswer("the driver does not answer to readings")
+            raise NoAnswer("the driver is being initialised again")
         try:
             found = next((each for each in self._devices if each.uuid == uuid), None)
             if self._trouble is not None or found is None or found.handle is None:
@@ -254,30 +298,56 @@ class NvmlProbe:
         finally:
             self._lock.release()
 
-    def _collect(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
-        """Return the reading of a GPU, and those of its MIG devices after it."""
-        readings = self._answer(device, call, until)
-        if readings[0].fault is not None:
-            return tuple(unread(device, self._parts.get(device.uuid, ()), readings[0]))
-        self._parts[device.uuid] = readings[1:]
-        return readings
+    def _collect(
+        self, calls: Sequence[tuple[Device, Call[_Readings]]], begun_at: float
+    ) -> list[_Readings]:
+        """Return the readings of each GPU, and of its MIG devices after it.
 
-    def _answer(self, device: Device, call: Call[_Readings], until: float) -> _Readings:
-        if not self._wait(call, until):
-            detail = f"the driver has not answered for {self._age(call)}"
-            return (device.unread(Fault.UNREADABLE, detail),)
-        if call.ended_at is not None and call.ended_at - call.began_at > self._deadline:
-            # Its figures are as old as its first part: the next read will have fresh ones.
-            detail = f"the driver took {self._age(call)} to answer"
-            return (device.unread(Fault.UNREADABLE, detail),)
-        return call.outcome.result()
+        Raises:
+            DriverGone: no GPU can be read. What one says alone is taken for its own fault.
+        """
+        collected, gone = [], None
+        for device, call in calls:
+            try:
+                readings = self._answer(device, call, begun_at)
+            except DriverGone as failure:
+                gone = failure
+                readings = (device.unread(Fault.UNREADABLE, str(failure)),)
+            if readings[0].fault is not None:
+                readings = tuple(unread(device, self._parts.get(device.uuid, ()), readings[0]))
+            else:
+                self._parts[device.uuid] = readings[1:]
+            collected.append(readings)
+        if gone is not None and all(readings[0].fault is not None for readings in collected):
+            raise gone
+        return collected
+
+    def _answer(self, device: Device, call: Call[_Readings], begun_at: float) -> _Readings:
+        """Return what came of a call, unless it is late or was begun before `begun_at`.
+
+        What an earlier read began is older than this one: the next read has fresh figures.
+        """
+        whole = max(
+            self._deadline, min(_DEADLINES_OF_A_READING * self._deadline, _LONGEST_READING_S)
+        )
+        if call.began_at >= begun_at and call.wait_while_it_goes_on(
+            self._deadline, whole, self._clock
+        ):
+            return call.outcome.result()
+        silent_for = self._clock() - call.progress_at
+        detail = f"the driver has not answered for {_span(silent_for)}"
+        if silent_for < self._deadline:
+            detail = f"the driver is slow: it has been read for {self._age(call)}"
+        return (device.unread(Fault.UNREADABLE, detail),)
 
     def _plan_retry(self, readings: Sequence[GpuReading]) -> None:
-        faulty = [reading for reading in readings if reading.fault is not None]
+        faulty = [reading.uuid for reading in readings if reading.fault is not None]
+        self._faulty = frozenset(uuid for uuid in faulty if not self._lanes[uuid].is_busy)
         if not faulty:
             self._retry.needless()
-        elif not all(self._lanes[reading.uuid].is_busy for reading in faulty):
-            self._retry.wanted(_LONGEST_PAUSE_SOME)
+            self._new_session.needless()
+        elif self._faulty:
+            self._new_session.wanted()
 
     def _is_idle(self) -> bool:
         lanes = (*self._lanes.values(), *self._beside.values())
@@ -294,9 +364,10 @@ class NvmlProbe:
             )
         )
 
-    def _wait(self, call: Call[Any], until: float) -> bool:
-        return call.wait(min(until, call.began_at + self._deadline) - self._clock())
-
     def _age(self, call: Call[Any]) -> str:
         ended_at = self._clock() if call.ended_at is None else call.ended_at
-        return format_span(timedelta(seconds=ended_at - call.began_at))
+        return _span(ended_at - call.began_at)
+
+
+def _span(seconds: float) -> str:
+    return format_span(timedelta(seconds=seconds))

@@ -31,6 +31,11 @@ def read_with_parts(device: Device) -> tuple[GpuReading, ...]:
         parts = tuple(_parts(device, device.handle, whole))
     except GpuLost as failure:
         return (device.unread(Fault.LOST, str(failure)),)
+    except DriverGone:
+        raise
+    except NvmlFailure as failure:
+        # Which MIG devices there are is not known now: those that were known are unreadable.
+        return (device.unread(Fault.UNREADABLE, str(failure)),)
     if parts and all(part.processes is not None for part in parts):
         # Each is on one of the parts, and is shown there.
         whole = replace(whole, processes=())
@@ -43,37 +48,58 @@ def read_with_parts(device: Device) -> tuple[GpuReading, ...]:
 
 
 def _parts(device: Device, handle: Handle, whole: GpuReading) -> Iterator[GpuReading]:
+    """Yield the reading of each MIG device.
+
+    Raises:
+        NvmlFailure: the driver does not say now which there are.
+    """
     count = binding.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
     for place in range(min(int(count or 0), _MOST_PARTS)):
-        try:
-            part = binding.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
-            uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", part)))
-        except (GpuLost, DriverGone):
-            raise
-        except NvmlFailure:
-            # There is none at this place; or none that is told, which cannot be leased either.
+        part = _part_at(handle, place)
+        if part is None:
             continue
-        name = binding.ask("nvmlDeviceGetName", part)
-        known = Device(uuid, device.index, str(name or "MIG device"), part, minor=device.minor)
+        uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", part)))
+        name = binding.ask_or_none("nvmlDeviceGetName", part)
+        known = Device(uuid, device.index, str(name or "MIG device"), part, minor=whole.minor)
         yield replace(
             read_gpu(known, is_part=True),
             parent=device.uuid,
             place=place,
             temperature=whole.temperature,
-            access=_access(device, part),
+            access=_access(whole.minor, part),
         )
 
 
-def _access(device: Device, part: Handle) -> tuple[str, ...] | None:
+def _part_at(handle: Handle, place: int) -> Handle | None:
+    """Return the MIG device at `place`, or None where there is none.
+
+    NVIDIA's own go-nvlib (VisitMigDevices) takes an invalid argument for an empty place, too.
+
+    Raises:
+        NvmlFailure: the driver does not say now.
+    """
+    try:
+        part: Handle = binding.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+    except NvmlFailure as failure:
+        if failure.code in (binding.NOT_FOUND, binding.INVALID_ARGUMENT):
+            return None
+        raise
+    return part
+
+
+def _access(minor: int | None, part: Handle) -> tuple[str, ...] | None:
     """Return the nodes that open a MIG device; None where they cannot be found out.
 
     Source: NVIDIA, "MIG User Guide", "Device Nodes and Capabilities".
+
+    Raises:
+        NvmlFailure: the driver does not say now.
     """
     gpu_instance = binding.ask("nvmlDeviceGetGpuInstanceId", part)
     compute_instance = binding.ask("nvmlDeviceGetComputeInstanceId", part)
-    if None in (gpu_instance, compute_instance, device.minor):
+    if None in (gpu_instance, compute_instance, minor):
         return None
-    mig = _CAPABILITIES / f"gpu{device.minor}" / "mig" / f"gi{int(gpu_instance)}"
+    mig = _CAPABILITIES / f"gpu{minor}" / "mig" / f"gi{int(gpu_instance)}"
     nodes = (_node(mig / "access"), _node(mig / f"ci{int(compute_instance)}" / "access"))
     return tuple(node for node in nodes if node) if all(nodes) else None
 

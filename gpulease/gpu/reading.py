@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpulease.domain.memory import Fault, GpuReading, ProcessReading
+from gpulease.domain.memory import ComputeMode, Fault, GpuReading, ProcessReading
 from gpulease.gpu import binding
 from gpulease.gpu.activity import told_apart
 from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
-from gpulease.gpu.devices import Device
+from gpulease.gpu.devices import Device, complete
 
 _NO_TOTAL = "the driver tells no memory size for this GPU (unified memory?), so it cannot be leased"
 _LARGEST_GPU = 2**44
 """Bytes; what is larger than 16 TiB is no size of this decade, and would be leased."""
+_COMPUTE_MODES = {
+    0: ComputeMode.DEFAULT,
+    1: ComputeMode.EXCLUSIVE_PROCESS,  # exclusive thread: obsolete, and no wider
+    2: ComputeMode.PROHIBITED,
+    3: ComputeMode.EXCLUSIVE_PROCESS,
+}
 _LARGEST_PID = 2**22
 """The kernel's own bound on kernel.pid_max."""
 
@@ -42,7 +48,8 @@ def read_gpu(device: Device, *, is_part: bool = False) -> GpuReading:
     try:
         return _read(device, device.handle, is_part)
     except GpuLost as failure:
-        return device.unread(Fault.LOST, str(failure))
+        # A GPU that is really lost says so itself at the next look, and its parts are lost with it.
+        return device.unread(Fault.UNREADABLE if is_part else Fault.LOST, str(failure))
     except DriverGone:
         raise
     except NvmlFailure as failure:
@@ -50,8 +57,10 @@ def read_gpu(device: Device, *, is_part: bool = False) -> GpuReading:
 
 
 def _read(device: Device, handle: Handle, is_part: bool) -> GpuReading:
-    memory = _read_memory(handle)
+    if not is_part:
+        device = complete(device)
     divided = not is_part and _is_divided(handle)
+    memory = _read_memory(handle, is_leased=not divided)
     detail = _NO_TOTAL if memory.total is None and not divided else None
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
@@ -64,25 +73,52 @@ def _read(device: Device, handle: Handle, is_part: bool) -> GpuReading:
         reserved=memory.reserved,
         processes=processes and told_apart(handle, processes, utilization),
         utilization=utilization,
-        temperature=_read_temperature(handle),
+        # A MIG device is shown with the temperature of its GPU.
+        temperature=None if is_part else _read_temperature(handle),
         detail=detail,
         minor=device.minor,
         divided=divided,
+        compute_mode=_read_compute_mode(handle),
     )
 
 
-def _read_memory(handle: Handle) -> _Memory:
-    """Read the second version of the memory figures, else the first, which has no `reserved`."""
+def _read_compute_mode(handle: Handle) -> ComputeMode | None:
+    """Return the default where there are no compute modes, and None where there is no answer now.
+
+    Of a GPU that MIG divides, only its MIG devices have one (nvmlDeviceGetComputeMode).
+    """
+    try:
+        return _COMPUTE_MODES.get(int(binding.call("nvmlDeviceGetComputeMode", handle)))
+    except (GpuLost, DriverGone):
+        raise
+    except NvmlFailure as failure:
+        has_none = failure.is_no_such_figure or failure.code == binding.INVALID_ARGUMENT
+        return ComputeMode.DEFAULT if has_none else None
+
+
+def _read_memory(handle: Handle, is_leased: bool) -> _Memory:
+    """Read the memory figures; those of a GPU that is not leased itself may stay unknown."""
+    try:
+        return _read_memory_info(handle)
+    except (GpuLost, DriverGone):
+        raise
+    except NvmlFailure:
+        if is_leased:
+            raise
+        return _Memory()
+
+
+def _read_memory_info(handle: Handle) -> _Memory:
+    """Read the second version of the memory figures, else the first, which has no `reserved`.
+
+    The first is asked only where there is no second: without `reserved`, more could be leased.
+    """
     if binding.MEMORY_V2 is not None:
         answer = binding.ask("nvmlDeviceGetMemoryInfo", handle, binding.MEMORY_V2)
         if answer is not None:
             return _memory(answer, reserved=int(answer.reserved))
-    try:
-        return _memory(binding.call("nvmlDeviceGetMemoryInfo", handle), reserved=None)
-    except NvmlFailure as failure:
-        if failure.is_no_such_figure:
-            return _Memory()
-        raise
+    answer = binding.ask("nvmlDeviceGetMemoryInfo", handle)
+    return _Memory() if answer is None else _memory(answer, reserved=None)
 
 
 def _memory(answer: Any, reserved: int | None) -> _Memory:
@@ -108,14 +144,14 @@ def _is_divided(handle: Handle) -> bool:
 
 
 def _read_utilization(handle: Handle) -> int | None:
-    answer = binding.ask("nvmlDeviceGetUtilizationRates", handle)
+    answer = binding.ask_or_none("nvmlDeviceGetUtilizationRates", handle)
     return int(answer.gpu) if answer is not None and answer.gpu <= 100 else None
 
 
 def _read_temperature(handle: Handle) -> int | None:
     # The first is to go with CUDA 14; bindings and drivers of today may not have the second.
     for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
-        answer = binding.ask(name, handle, binding.TEMPERATURE_OF_GPU)
+        answer = binding.ask_or_none(name, handle, binding.TEMPERATURE_OF_GPU)
         if answer is not None:
             return int(answer) if answer < 1000 else None
     return None
@@ -124,17 +160,20 @@ def _read_temperature(handle: Handle) -> int | None:
 def _read_processes(handle: Handle, total: int | None) -> tuple[ProcessReading, ...] | None:
     """Merge the processes that compute with those that draw; a process in both counts once.
 
-    Without the first list the answer is unknown. Without the second it is the first: what draws
-    then counts as memory in use with no process, which errs on the safe side.
+    The answer is unknown without the first list. Where the driver has no second list, what draws
+    counts as memory in use with no process.
     """
-    compute = _read_list("nvmlDeviceGetComputeRunningProcesses", handle, total)
-    if compute is None:
+    compute = _read_list("nvmlDeviceGetComputeRunningProcesses", handle, total, without=None)
+    graphics = _read_list("nvmlDeviceGetGraphicsRunningProcesses", handle, total, without=[])
+    if compute is None or graphics is None:
         return None
-    graphics = _read_list("nvmlDeviceGetGraphicsRunningProcesses", handle, total) or []
     held: dict[int, int | None] = {}
     for pid, memory in compute + graphics:
         held[pid] = _larger(held.get(pid), memory)
-    return tuple(ProcessReading(pid, held[pid]) for pid in sorted(held))
+    computing = {pid for pid, _ in compute}
+    return tuple(
+        ProcessReading(pid, held[pid], graphics=pid not in computing) for pid in sorted(held)
+    )
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
@@ -143,25 +182,47 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return max(one, other)
 
 
-def _read_list(name: str, handle: Handle, total: int | None) -> list[tuple[int, int | None]] | None:
+_List = list[tuple[int, int | None]]
+
+
+def _read_list(name: str, handle: Handle, total: int | None, without: _List | None) -> _List | None:
     """Return pids and sizes by the newest function whose answer can be true, or None.
 
     Some drivers of the 530 series are said to write records longer than the binding expects, so
-    that all but the first are misread; their older function is right.
+    that all but the first are misread; their older function is right. Where the driver has no such
+    function at all, the answer is `without`.
+
+    Raises:
+        NvmlFailure: there is no answer at this moment. The GPU is then unreadable: without the list
+            a stranger's memory would pass for that of a job which uses less than its lease.
     """
     versions = [f"{name}{version}" for version in ("_v3", "_v2") if binding.has(f"{name}{version}")]
     highest = _highest_pid()
+    exists, failure = False, None
     for version in versions or [name]:
-        answer = _ask_list(version, handle)
+        try:
+            answer = _ask_list(version, handle)
+        except (GpuLost, DriverGone):
+            raise
+        except NvmlFailure as error:
+            failure = error
+            continue
+        exists |= answer is not None
         if answer is not None and all(0 < int(process.pid) <= highest for process in answer):
             return [(int(process.pid), _held(process, total)) for process in answer]
-    return None
+    if failure is not None and failure.code != binding.NO_PERMISSION:
+        raise failure
+    return None if exists or failure else without
 
 
 def _ask_list(version: str, handle: Handle) -> Any:
-    # A process that starts between the binding's two calls can overfill its array: ask again.
-    answer = binding.ask(version, handle)
-    return binding.ask(version, handle) if answer is None else answer
+    try:
+        return binding.ask(version, handle)
+    except (GpuLost, DriverGone):
+        raise
+    except NvmlFailure:
+        # A process that starts between the binding's two calls can overfill its array: ask again.
+        return binding.ask(version, handle)
 
 
 def _held(process: Any, total: int | None) -> int | None:

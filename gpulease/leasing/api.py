@@ -6,13 +6,14 @@ import threading
 from gpulease import config
 from gpulease.client import Client
 from gpulease.errors import AlreadyClaimed, AlreadyLeased
+from gpulease.leasing.around import InForce, in_force, lease_around, lease_variables
 from gpulease.leasing.claimed import CUDA, claimed_by
 from gpulease.leasing.force import put_into_force, variables
-from gpulease.leasing.held import Lease
+from gpulease.leasing.held import Lease, LeasedGpu
 from gpulease.leasing.reach import reach
 from gpulease.leasing.request import Span, Visible, claim_of, hold_request
 from gpulease.leasing.waiting import granted
-from gpulease.wire import HoldRequest
+from gpulease.wire import HoldRequest, NestedView
 
 _taking = threading.Lock()
 """Held by the thread that waits for this process's lease."""
@@ -41,9 +42,12 @@ def lease(  # noqa: PLR0913  each is a word of the public API
     `visible`, `growth` and `split` are the options of `gpulease run`. Without a `client` the
     daemon is found as the command finds it, or one is started.
 
+    Inside a job, or a shell that holds a lease, nothing is queued: what is returned is the lease
+    that is there. Releasing it does not end the job.
+
     Raises:
         AlreadyClaimed: a framework of this process uses the GPU already.
-        AlreadyLeased: this process holds a lease, or belongs to a job.
+        AlreadyLeased: this process holds a lease, or runs under one that is too small.
         NoRoomNow: it was not granted within `wait`.
         CannotLease: this machine could never grant it.
         NoDaemon: no daemon answers, and none can be started.
@@ -56,7 +60,8 @@ def lease(  # noqa: PLR0913  each is a word of the public API
         )
     try:
         _refuse_a_second()
-        _refuse_if_claimed()
+        if in_force() is None:
+            _refuse_if_claimed()
         request = hold_request(
             claim_of(memory, gpus, exclusive, time_limit),
             config.environment(),
@@ -66,7 +71,11 @@ def lease(  # noqa: PLR0913  each is a word of the public API
             growth=growth,
             split=split,
         )
-        return _take(client or reach(), request)
+        daemon = client or reach()
+        if (around := lease_around(daemon, request)) is not None:
+            return _share(daemon, around, split)
+        _refuse_if_claimed()
+        return _take(daemon, request)
     finally:
         _taking.release()
 
@@ -77,8 +86,30 @@ def _take(client: Client, request: HoldRequest) -> Lease:
         # The wait may have been long, and other threads busy.
         _refuse_if_claimed()
         lift = put_into_force(view)
-    _held = Lease(client, job, variables(view), lift, _forget)
+    gpus = [LeasedGpu(leased.gpu, leased.memory) for leased in job.leases]
+    _held = Lease(client, job.id, gpus, variables(view), lift, _forget)
     return _held
+
+
+def _share(client: Client, around: NestedView, split: int) -> Lease:
+    """Return the lease of the job that this process belongs to."""
+    global _held
+    job, view = around.job, around.environment
+    assert job is not None and view is not None, "the daemon sends both or none"
+    if (here := in_force()) is not None and here.job == str(job.id):
+        _refuse_another_split(here, split)
+        gpus, lift = here.gpus, _keep_the_hooks
+    else:
+        # The environment was cleared between the job and this process.
+        _refuse_if_claimed()
+        lift = put_into_force(view)
+        gpus = tuple(LeasedGpu(gpu, around.memory or 0) for gpu in around.gpus)
+    _held = Lease(client, job.id, gpus, lease_variables(), lift, _forget, shared=True)
+    return _held
+
+
+def _keep_the_hooks() -> None:
+    """Lift nothing: the hooks have been in force since this interpreter started."""
 
 
 def _forget() -> None:
@@ -99,10 +130,13 @@ def _refuse_a_second() -> None:
             "one that a framework has used lasts until the process ends, in a notebook until the "
             "kernel is restarted",
         )
-    if job := config.environment().get("GPULEASE_JOB"):
+
+
+def _refuse_another_split(here: InForce, split: int) -> None:
+    if split not in (1, here.split):
         raise AlreadyLeased(
-            f"cannot lease: this process belongs to job {job}, and has that job's lease",
-            "leave gpulease.lease out here: the limits are in force as it is",
+            f"cannot lease: job {here.job} shows each GPU as {here.split}, not as {split}",
+            f"start the job with --split {split}, or leave split= out",
         )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -13,7 +13,6 @@ from gpulease.errors import GpuleaseError, LeaseKept, NoSuchJob, WrongState
 from gpulease.leasing.claimed import claimed_by
 from gpulease.leasing.force import Lift
 from gpulease.units import format_size
-from gpulease.wire import JobView
 
 _ABOVE_US = 4
 """Frames from a warning to the line that gave the lease back, which is two above _release."""
@@ -38,23 +37,26 @@ class Lease:
     def __init__(
         self,
         client: Client,
-        job: JobView,
+        job: int,
+        gpus: Sequence[LeasedGpu],
         environment: Mapping[str, str],
         lift: Lift,
         when_over: Callable[[], None],
+        *,
+        shared: bool = False,
     ) -> None:
-        self.id: int = job.id
+        """`shared`: it is the lease of the job that this process belongs to, which keeps it."""
+        self.id: int = job
         """The job that stands for this lease in `gpulease status` and `gpulease cancel`."""
-        self.gpus: tuple[LeasedGpu, ...] = tuple(
-            LeasedGpu(leased.gpu, leased.memory) for leased in job.leases
-        )
+        self.gpus: tuple[LeasedGpu, ...] = tuple(gpus)
         self.environment: Mapping[str, str] = MappingProxyType(dict(environment))
-        """The variables that the lease has set in os.environ."""
+        """The variables of the lease, as they are in os.environ."""
         self.pid: int = os.getpid()
         """The process that took it."""
         self._client = client
         self._lift = lift
         self._when_over = when_over
+        self._shared = shared
         self._over = False
         self._warned = False
 
@@ -84,11 +86,16 @@ class Lease:
         Where a framework has begun to use the GPU, its memory is not free before this process
         ends, and so the lease stays until then; a `gpulease.errors.LeaseKept` warning says so,
         once.
+
+        Inside a job this is the job's lease, and the job keeps it.
         """
         self._release()
 
     def _release(self) -> None:
         if self._over or os.getpid() != self.pid:
+            return
+        if self._shared:
+            self._leave()
             return
         if framework := claimed_by():
             self._keep(f"{framework} holds GPU memory until this process ends, and so the lease")
@@ -102,6 +109,14 @@ class Lease:
             return
         self._over = True
         self._lift()
+        self._when_over()
+
+    def _leave(self) -> None:
+        """Stop using a lease that the job keeps."""
+        self._over = True
+        # Without the hooks a framework that has begun would be held by nothing.
+        if claimed_by() is None:
+            self._lift()
         self._when_over()
 
     def _keep(self, why: str) -> None:

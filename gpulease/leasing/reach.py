@@ -8,7 +8,6 @@ from gpulease.client import (
     answers,
     machine_daemon,
     trusted_users,
-    trusted_where_named,
 )
 
 _log = logging.getLogger("gpulease")
@@ -24,12 +23,11 @@ def reach() -> Client:
     """
     *system, own = config.candidate_sockets(None)
     if not system:
-        return Client(own, trusted=trusted_where_named(on_purpose=False))
+        return Client(own, trusted=trusted_users())
     state = config.personal_settings().state
     found = machine_daemon(_log.warning) or personal.answering(own, state, answers)
     if found is None:
         found, started = personal.ensure(own, state, answers, personal.daemon_command())
         if started:
             _log.warning("gpulease: no daemon was running; started one for you (socket %s)", found)
-    # A socket that nobody named is believed only if root or the user laid it.
     return Client(found, trusted=trusted_users())

@@ -26,6 +26,7 @@ from gpulease.process.record import (
     is_alive,
     main_exited,
     read_record,
+    read_with_life,
     started,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Exited",
     "Lost",
     "MainExited",
+    "Missing",
     "ShimEvent",
     "Started",
     "Stopping",
@@ -60,13 +62,18 @@ class Lost:
     """The shim died and left no end: whatever remains of the worker is on its own."""
 
 
-ShimEvent = Started | Stopping | MainExited | Exited | Lost
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """There is no record: nothing was launched here, or the directory was removed or moved."""
+
+
+ShimEvent = Started | Stopping | MainExited | Exited | Lost | Missing
 
 
 async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     """Yield what happens to the worker launched in `directory`, each once, from the beginning.
 
-    The last event is `Exited` or `Lost`.
+    The last event is `Exited`, `Lost` or `Missing`.
     """
     told: set[type[ShimEvent]] = set()
     pause = _FIRST_PAUSE_S
@@ -77,7 +84,7 @@ async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
                     told.add(type(event))
                     pause = _FIRST_PAUSE_S
                     yield event
-                if isinstance(event, Exited | Lost):
+                if isinstance(event, Exited | Lost | Missing):
                     return  # now, and not when the shim goes: it may linger for a slow reader
         # It lives and does not answer: it is about to listen, or about to be gone.
         await asyncio.sleep(pause)
@@ -129,9 +136,11 @@ def shim_pid(directory: Path) -> int | None:
 
 async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
     """Yield what the record says, then what the shim says while it talks to us."""
-    # Asked first: if it was dead before the record was read, then the record is final.
-    alive = is_alive(directory)
-    record = read_record(directory) or Record()
+    found = read_with_life(directory)
+    if found is None:
+        yield Missing()
+        return
+    record, alive = found
     for event in _recorded(record):
         yield event
     if record.exited is not None:

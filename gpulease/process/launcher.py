@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from errno import EAGAIN, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC
@@ -36,6 +36,8 @@ __all__ = ["AlreadyLaunched", "Identity", "Launch", "Launcher", "Started"]
 _BEFORE_THE_RECORD = ("directory", "record")
 _PASSING = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """What may be over in a moment; as long as there is no record, the launch can be tried again."""
+_BEGINS_WITHIN_S = 5.0
+"""From our word to the command, on a slow disk or on a busy machine."""
 _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
 
 
@@ -79,6 +81,8 @@ class Launch:
     """Between SIGTERM and SIGKILL at the time limit."""
     log_limit: int
     """Bytes of each log."""
+    keep_free: int = 0
+    """Bytes of the disk that the logs leave free."""
     nice: int = 0
     grace_at_shutdown: timedelta | None = None
     """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
@@ -98,8 +102,8 @@ class Launch:
 Enclose = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
 """Puts the process with this pid where the processes of the launch belong.
 
-Returns the worker's environment if that is another one there. May raise RecordUnwritable: nothing
-was launched then, and it can be tried again.
+Returns the worker's environment if that is another one there. May raise RecordUnwritable or
+LaunchDeferred: nothing was launched then, and it can be tried again.
 """
 
 
@@ -125,6 +129,7 @@ class Launcher:
             CommandNotFound: there is no such command.
             CommandNotExecutable: the command cannot be executed.
             RecordUnwritable: the disk is full, or the like; it may be tried again.
+            LaunchDeferred: nothing may be started now; it may be tried again.
             LaunchFailed: anything else was in the way.
         """
         request = _request(launch)
@@ -180,7 +185,7 @@ class Launcher:
                 _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await reader.rest()
+            return await _to_its_end(reader.rest())
 
     async def _pass_on(self, *descriptors: int) -> None:
         async with self._turn:
@@ -190,6 +195,21 @@ class Launcher:
                 await self._spawner.close()
             self._spawner = SpawnerProcess(self._confined)
             await self._spawner.send(*descriptors)
+
+
+async def _to_its_end(answer: Coroutine[Any, Any, bytes]) -> bytes:
+    """Wait for the answer of a shim that has our word, also when the daemon leaves meanwhile.
+
+    At a shutdown jobs are asked to go when the daemon has left. By then each either runs its
+    command or was never launched, and nothing in between is taken for a job that ran.
+    """
+    waiting = asyncio.ensure_future(answer)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await asyncio.wait({waiting}, timeout=_BEGINS_WITHIN_S)
+        waiting.cancel()
+        raise
 
 
 def _request(launch: Launch) -> bytes:
@@ -207,6 +227,7 @@ def _request(launch: Launch) -> bytes:
         log_limit=launch.log_limit,
         terminal=launch.terminal,
         early_signal=launch.early_signal,
+        keep_free=launch.keep_free,
     )
     worker = WorkerOrder(
         launch.argv,

@@ -1,14 +1,15 @@
 """The log of one output stream: all of it while there is room, then its newest part.
 
 Offsets are those of the stream: a file grows, and its oldest part becomes a hole, so the readable
-part is always its last `limit` bytes. What cannot be written is counted and said later; a log
-that fails never stops a job.
+part is always its last `limit` bytes, or fewer where the disk has no room for them. What cannot be
+written is counted and said later; a log that fails never stops a job.
 """
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
-from errno import ENOSYS, EOPNOTSUPP
+from errno import EDQUOT, ENOSPC, ENOSYS, EOPNOTSUPP
 
 from gpulease.conduit import Conduit
 from gpulease.process.linux import punch_hole
@@ -16,14 +17,28 @@ from gpulease.process.linux import punch_hole
 _BLOCK = 4096
 _SLACK = 16
 """A hole is punched when the file is over its limit by one part in so many."""
+LEAST_KEPT = 256 << 10
+"""Bytes at the end of a log that are kept however little room the disk has."""
+_CHECK_EVERY = 256 << 10
+"""Bytes that are written between two checks of the disk's free space."""
+_SHORTENED = "the disk is nearly full: the oldest part of this output is removed"
 
 
 class JobLog:
     """One log, of which we are the only writer."""
 
-    def __init__(self, fd: int, limit: int) -> None:
+    def __init__(self, fd: int, limit: int, keep_free: int = 0) -> None:
+        """`keep_free`: bytes of the disk that this log leaves free by removing its oldest part.
+
+        The shim checks this itself, because a log grows faster than the daemon could look.
+        """
         self._fd = fd
         self._limit = max(limit, _BLOCK)
+        self._keep_free = keep_free
+        self._unchecked = _CHECK_EVERY
+        self._held_back = False
+        self._shortened = False
+        self._told_shortened = False
         self._size = os.fstat(fd).st_size
         self._freed = 0
         self._dropped = 0
@@ -60,7 +75,10 @@ class JobLog:
         return self.tail(1) not in (b"", b"\n")
 
     def finish(self) -> None:
-        """Say what was dropped, if there is room by now."""
+        """Say what was dropped or removed, if there is room by now."""
+        if self._shortened:
+            # Again: the line that said so may be among what was removed.
+            self._say(_SHORTENED)
         if self._dropped and not self._stopped:
             self._tell_dropped()
 
@@ -74,6 +92,11 @@ class JobLog:
         """Tell whether so many bytes may be tried; those that may not are counted."""
         if self._stopped:
             return False
+        if not self._leaves_room(size):
+            self._dropped += size
+            return False
+        if self._shortened and not self._told_shortened:
+            self._told_shortened = self._say(_SHORTENED)
         if self._dropped and not self._tell_dropped():
             self._dropped += size
             return False
@@ -90,6 +113,8 @@ class JobLog:
             try:
                 written = writer(done)
             except OSError as error:
+                if error.errno in (ENOSPC, EDQUOT) and self._free_half():
+                    continue
                 self._why = error.strerror or str(error)
                 break
             done += written
@@ -119,13 +144,66 @@ class JobLog:
         if self._size - self._freed > self._limit + max(_BLOCK, self._limit // _SLACK):
             self._free_oldest()
 
+    def _leaves_room(self, size: int) -> bool:
+        """Tell whether `size` more bytes leave the disk free space; the oldest part makes way.
+
+        A log that is short by now may grow on; one that cannot be shortened may not.
+        """
+        self._unchecked += size
+        if self._unchecked >= _CHECK_EVERY:
+            self._unchecked, self._held_back = 0, False
+            while self._is_long and _free_space(self._fd) < self._keep_free + size:
+                if not self._free_half():
+                    self._why, self._held_back = os.strerror(ENOSPC), True
+                    break
+        return not self._held_back
+
+    @property
+    def _is_long(self) -> bool:
+        return self._size - self._freed >= 2 * LEAST_KEPT
+
+    def _free_half(self) -> bool:
+        """Free the older half of what is kept, if that is not too little and can be done."""
+        if not self._is_long or self._free_until((self._size + self._freed) // 2) is not None:
+            return False
+        self._shortened = True
+        return True
+
     def _free_oldest(self) -> None:
-        end = (self._size - self._limit) // _BLOCK * _BLOCK
+        if self._free_until(self._size - self._limit) in (EOPNOTSUPP, ENOSYS):
+            self._say("the log is full, and this file system cannot free its oldest part")
+            self._stopped = True
+
+    def _free_until(self, offset: int) -> int | None:
+        """Give what is before `offset` back to the file system; return the errno of a failure."""
+        end = offset // _BLOCK * _BLOCK
         try:
             punch_hole(self._fd, self._freed, end - self._freed)
         except OSError as error:
-            if error.errno in (EOPNOTSUPP, ENOSYS):
-                self._say("the log is full, and this file system cannot free its oldest part")
-                self._stopped = True
-            return
+            return error.errno
         self._freed = end
+        return None
+
+
+def _free_space(fd: int) -> int:
+    """Return how many bytes its user may still write to the file system of an open file."""
+    found = os.fstatvfs(fd)
+    return found.f_bavail * found.f_frsize
+
+
+def shorten(directory: int, name: str, keep: int) -> None:
+    """Free all but the last `keep` bytes of a log that its shim may be writing at this moment.
+
+    `directory` is the job's, open. What is no plain file of ours is left alone.
+
+    Raises:
+        OSError: there is no such log, or the file system cannot free a part of a file.
+    """
+    fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    try:
+        found = os.fstat(fd)
+        end = (found.st_size - max(keep, LEAST_KEPT)) // _BLOCK * _BLOCK
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and end > 0:
+            punch_hole(fd, 0, end)
+    finally:
+        os.close(fd)

@@ -56,6 +56,8 @@ class ShimOrder(NamedTuple):
     log_limit: int
     terminal: TerminalOrder | None = None
     early_signal: EarlySignalOrder | None = None
+    keep_free: int = 0
+    """Bytes of the disk that the logs leave free."""
 
 
 class WorkerOrder(NamedTuple):

@@ -22,16 +22,6 @@ _LAST_WORDS = 16
 """Times that we read at most of one who has hung up: more than a socket holds."""
 _SOCKET_ROOM = 1 << 20
 """Bytes that the system may hold for one who is attached, where it allows so much."""
-_NONSENSE = (
-    BadFrame,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What reading a payload may raise when its sender does not speak our language."""
 
 
 class Role(StrEnum):
@@ -51,6 +41,9 @@ class Host(Protocol):
 
     def handle(self, peer: "Peer", kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a peer."""
+
+    def met_bug(self, error: Exception) -> None:
+        """Put on record that a frame made this process fail, whatever was in it."""
 
     def lost(self, peer: "Peer") -> None:
         """Forget a peer whose connection has ended."""
@@ -182,12 +175,19 @@ class Peer:
         if not size:
             self.drop()
             return
+        self._take(_BUFFER[:size])
+
+    def _take(self, piece: memoryview) -> None:
+        """Hand on the frames in `piece`; who sends what is none is dropped."""
         try:
-            for kind, payload in self._reader.feed(_BUFFER[:size]):
+            for kind, payload in self._reader.feed(piece):
                 if not self.gone and not self.refused:
                     self._host.handle(self, kind, payload)
-        except _NONSENSE:
+        except BadFrame:
             self.drop()
+        except Exception as error:  # noqa: BLE001  the job must not end with one connection
+            self.drop()
+            self._host.met_bug(error)
 
     def _pours(self) -> bool:
         """Have input taken past us, if that is what comes next; it goes to the worker uncopied."""

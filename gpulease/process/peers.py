@@ -6,14 +6,14 @@ on what the job runs on: on a terminal the newest that comes writes, and whoever
 watches; on pipes the first one keeps the input, of which there is only one.
 """
 
-import json
 import socket
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gpulease.frames import HEADER, FrameKind
+from gpulease.frames import HEADER, BadFrame, FrameKind
 from gpulease.process.loop import Loop
+from gpulease.process.payload import Payload
 from gpulease.process.peer import Peer, Role
 
 _HELD_ROOM = 1 << 20
@@ -36,11 +36,14 @@ class Orders(Protocol):
     def welcome(self, peer: Peer) -> None:
         """Tell a peer that has said its role what happened before it came."""
 
-    def seat(self, peer: Peer, hello: Mapping[str, Any]) -> None:
+    def seat(self, peer: Peer, hello: Payload) -> None:
         """Go on with a peer that is the attached one now, and has sent this HELLO."""
 
     def obey(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
         """Carry out a frame."""
+
+    def met_bug(self, error: Exception) -> None:
+        """Put on record that a frame of a peer made this process fail."""
 
     def left_alone(self) -> None:
         """Go on without the attached peer, which was lost."""
@@ -142,11 +145,15 @@ class Peers:
     def handle(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a peer."""
         if kind is FrameKind.HELLO:
-            self._greet(peer, json.loads(payload))
+            self._greet(peer, Payload(payload))
         elif peer.role is not None:
             self._orders.obey(peer, kind, payload)
         else:
             peer.refuse("the first frame has to be HELLO")
+
+    def met_bug(self, error: Exception) -> None:
+        """Pass on that a frame of a peer made this process fail."""
+        self._orders.met_bug(error)
 
     def lost(self, peer: Peer) -> None:
         """Forget a peer whose connection has ended."""
@@ -171,8 +178,8 @@ class Peers:
             peer.queued or (peer.role is None and not peer.refused) for peer in self._all
         )
 
-    def _greet(self, peer: Peer, hello: Mapping[str, Any]) -> None:
-        role, is_new = Role(hello["role"]), peer.role is None
+    def _greet(self, peer: Peer, hello: Payload) -> None:
+        role, is_new = _role(hello), peer.role is None
         if not is_new and (peer.role is not Role.WATCH or role is not Role.ATTACH):
             return  # said twice; who watches may ask to write
         if role is Role.CONTROL and peer.uid not in self._masters:
@@ -210,3 +217,10 @@ class Peers:
 
     def _those_of(self, *roles: Role) -> list[Peer]:
         return [peer for peer in self._all if peer.role in roles]
+
+
+def _role(hello: Payload) -> Role:
+    try:
+        return Role(hello.text("role"))
+    except ValueError as error:
+        raise BadFrame("no such role") from error

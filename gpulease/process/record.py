@@ -98,12 +98,34 @@ def is_alive(directory: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _can_lock(fd)
     finally:
         os.close(fd)
-    return False
+
+
+def read_with_life(directory: str | os.PathLike[str]) -> tuple[Record, bool] | None:
+    """Return the record in a job's directory and whether its shim lives, or None without a record.
+
+    Both are read from one open file. The directory may be moved away and back between two.
+    """
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        # Asked first: if the shim was dead before the record was read, then the record is final.
+        is_dead = _can_lock(fd)
+        return parse(os.pread(fd, SIZE, 0)), not is_dead
+    finally:
+        os.close(fd)
+
+
+def _can_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def parse(text: bytes) -> Record:

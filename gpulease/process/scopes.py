@@ -17,6 +17,7 @@ from jeepney import (
     HeaderFields,
     MatchRule,
     Message,
+    MessageFlag,
     message_bus,
     new_method_call,
 )
@@ -33,7 +34,14 @@ _ONCE_MORE_AFTER_S = 0.2
 _NAME = "org.freedesktop.systemd1"
 _REQUEST = "ssa(sv)a(sa(sv))"
 _UNIT_EXISTS = f"{_NAME}.UnitExists"
+_DESTRUCTIVE = f"{_NAME}.TransactionIsDestructive"
+_SHUTDOWN = "shutdown.target"
+_SHUTTING_DOWN = "the machine is shutting down"
+_DAEMON = "gpuleased.service"
 _MANAGER = DBusAddress("/org/freedesktop/systemd1", _NAME, f"{_NAME}.Manager")
+_LOGIND = DBusAddress(
+    "/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.DBus.Properties"
+)
 _REMOVED = MatchRule(
     type="signal",
     interface=f"{_NAME}.Manager",
@@ -51,6 +59,10 @@ Left out: nvidia-modeset, which sets displays, and nvidia-caps, which configures
 
 class NoScope(Exception):
     """systemd made no scope, or not in time; the process is where it was."""
+
+
+class NotNow(Exception):
+    """systemd starts no scope at this moment: it is stopping units, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +92,49 @@ async def enclose(pid: int, scope: Scope) -> None:
 
     Raises:
         NoScope: it was not to be had.
+        NotNow: it can be had later; the machine is shutting down, say.
     """
     try:
         async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus="SYSTEM") as router:
+            if await _prepares_for_shutdown(router):
+                raise NotNow(_SHUTTING_DOWN)
             await Proxy(message_bus, router).AddMatch(_REMOVED)
             await _ask(router, "Subscribe")
             await _start(router, pid, scope)
-    except (DBusErrorResponse, OSError, RouterClosed, TimeoutError, ValueError) as error:
-        raise NoScope(f"{scope.name}: {error!r}") from error
+    except (RouterClosed, TimeoutError) as error:
+        raise NotNow("systemd does not answer") from error
+    except (DBusErrorResponse, OSError, ValueError) as error:
+        if isinstance(error, DBusErrorResponse) and error.name == _DESTRUCTIVE:
+            raise NotNow(_SHUTTING_DOWN if _SHUTDOWN in _text(error) else _text(error)) from error
+        raise NoScope(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """Say what went wrong, for people: an answer over D-Bus is an object."""
+    match error:
+        case DBusErrorResponse():
+            return f"systemd answered: {_text(error) or 'no reason'} ({error.name})"
+        case OSError():
+            return f"D-Bus cannot be reached: {error.strerror or error}"
+        case _:
+            return str(error)
+
+
+def _text(error: DBusErrorResponse) -> str:
+    return next((each for each in error.data or () if isinstance(each, str)), "")
+
+
+async def _prepares_for_shutdown(router: DBusRouter) -> bool:
+    """Ask logind: it announces a shutdown some seconds before systemd begins to stop units."""
+    body = "org.freedesktop.login1.Manager", "PreparingForShutdown"
+    question = new_method_call(_LOGIND, "Get", "ss", body)
+    # Where logind is not running, there is nothing to wait for and no reason to start it.
+    question.header.flags |= MessageFlag.no_auto_start
+    try:
+        (answer,) = unwrap_msg(await router.send_and_get_reply(question))
+    except DBusErrorResponse:
+        return False
+    return bool(answer[1])
 
 
 async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
@@ -105,6 +152,9 @@ async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
             await asyncio.sleep(_ONCE_MORE_AFTER_S)
             answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
         result = await _result(removed, answer)
+    if result == "canceled":
+        # By a shutdown that began in between, or by a stop of the slice.
+        raise NotNow("systemd took back the start of a scope")
     if result != "done":
         raise ValueError(f"its start was {result}")
 
@@ -132,6 +182,9 @@ def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]
     yield "PIDs", ("au", [pid])
     yield "Description", ("s", f"gpulease job {scope.job} of {scope.user}")
     yield "Slice", ("s", SLICE)
+    # Units stop in the reverse order: at a shutdown the daemon stops first and grants nothing more,
+    # then the jobs are ended. A stop of the daemon alone stops no job.
+    yield "Before", ("as", [_DAEMON])
     # Also one that failed goes when it is empty; its record is ours.
     yield "CollectMode", ("s", "inactive-or-failed")
     stop_us = int(scope.grace.total_seconds() * 1e6)

@@ -133,7 +133,8 @@ def _take(wanted: IdentityOrder) -> None:
 
 def _open_log(directory: int, name: str, order: ShimOrder) -> JobLog:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return JobLog(os.open(name, flags, 0o600, dir_fd=directory), order.log_limit)
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    return JobLog(fd, order.log_limit, order.keep_free)
 
 
 def _listen(directory: int, order: ShimOrder) -> socket.socket:

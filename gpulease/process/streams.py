@@ -66,6 +66,11 @@ class Output:
         begin = end if self._log.is_mid_line else ""
         self._show(f"{begin}{text}{end}".encode(errors="replace"))
 
+    def note(self, text: str) -> None:
+        """Put a line of ours into the log alone."""
+        begin = "\n" if self._log.is_mid_line else ""
+        self._log.write(f"{begin}[gpulease: {text}]\n".encode(errors="replace"))
+
     def replay(self, peer: Peer) -> None:
         """Send the end of the log to a peer that came late."""
         if last := self._log.tail(_REPLAY):

@@ -20,6 +20,7 @@ from gpulease.process.logs import JobLog
 from gpulease.process.loop import Loop
 from gpulease.process.main_process import MainProcess
 from gpulease.process.orders import ShimOrder
+from gpulease.process.payload import Payload
 from gpulease.process.peer import Peer, Role
 from gpulease.process.peers import Peers
 from gpulease.process.record import Failure, failure
@@ -241,14 +242,16 @@ class Supervisor:
             _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
         _tell(peer, FrameKind.EXITED, told.exited)
 
-    def seat(self, peer: Peer, hello: Mapping[str, Any]) -> None:
+    def seat(self, peer: Peer, hello: Payload) -> None:
         """Let this peer write from now on, on a terminal of the size that its HELLO may tell."""
         self._peers.release()
         self._loop.cancel_timer("attach")
+        if self._chronicle.exited is not None:
+            return  # the descriptors of the worker are closed, and their numbers may be reused
         if self._terminal is None:
             peer.pour = self._input.pour
         if "window" in hello:
-            self._resize(hello["window"])
+            self._resize(hello.inner("window"))
             if self._terminal is not None:
                 self._terminal.ask_to_redraw()
 
@@ -264,13 +267,20 @@ class Supervisor:
             case FrameKind.STDIN_END if peer is self._peers.attached:
                 self._input.end()
             case FrameKind.WINDOW if peer is self._peers.attached:
-                self._resize(json.loads(payload))
+                self._resize(Payload(payload))
             case FrameKind.SIGNAL:
-                self._main.send(int(json.loads(payload)["signal"]))
+                self._main.send(Payload(payload).number("signal"))
             case FrameKind.STOP | FrameKind.TIME_LIMIT | FrameKind.NOTICE:
-                self._obey_master(peer, kind, json.loads(payload))
+                self._obey_master(peer, kind, Payload(payload))
             case _:
                 pass  # the input of one who does not write, or does no longer
+
+    def met_bug(self, error: Exception) -> None:
+        """Leave an error of this shim's own in the job's log, which is all that it can write to."""
+        where, at = "", error.__traceback__
+        while at is not None:
+            where, at = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}", at.tb_next
+        self._messages.note(f"the shim failed and dropped a connection: {error!r} ({where})")
 
     def left_alone(self) -> None:
         """Let the worker see the end of its input: who typed it is gone.
@@ -280,21 +290,21 @@ class Supervisor:
         if self._terminal is None:
             self._input.end()
 
-    def _resize(self, window: Mapping[str, Any]) -> None:
-        rows, columns = int(window["rows"]), int(window["columns"])
+    def _resize(self, window: Payload) -> None:
+        rows, columns = window.number("rows"), window.number("columns")
         if self._terminal is not None:
             self._terminal.resize(rows, columns)
 
-    def _obey_master(self, peer: Peer, kind: FrameKind, content: Mapping[str, Any]) -> None:
+    def _obey_master(self, peer: Peer, kind: FrameKind, content: Payload) -> None:
         if peer.role is not Role.CONTROL:
             peer.refuse("only the daemon may control a job this way")
         elif kind is FrameKind.STOP:
-            self._stop(str(content["reason"]), float(content["grace_s"]))
+            self._stop(content.text("reason"), content.seconds("grace_s"))
         elif kind is FrameKind.NOTICE:
-            self._messages.insert(f"gpulease: {content['text']}"[:_LONGEST_NOTICE])
+            self._messages.insert(f"gpulease: {content.text('text')}"[:_LONGEST_NOTICE])
         else:
-            limit = content["time_limit_s"]
-            self._time_limit.set(None if limit is None else float(limit))
+            unlimited = content.is_null("time_limit_s")
+            self._time_limit.set(None if unlimited else content.seconds("time_limit_s"))
 
     def _tell(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
         self._peers.tell(kind, content)

@@ -9,14 +9,15 @@ import asyncio
 import os
 import pwd
 import signal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import psutil
 
 from gpulease.domain.memory import JobId
-from gpulease.process import cgroups
+from gpulease.process import cgroups, tree
 from gpulease.process.patience import command_of, name_of, read, real_uid
 from gpulease.process.proc import Entry, deliver, entry, other_thread, processes
 
@@ -142,15 +143,41 @@ class ProcessTable:
         scope: JobId | None = None,
     ) -> None:
         """Ask the survivors of a shim to go, and kill them after `grace`, until none is left."""
+        await self.end(partial(self._survivors, marker, owner, session, scope), grace)
+
+    async def end(self, look: Callable[[], set[Entry]], grace: timedelta) -> None:
+        """Send SIGTERM to the processes that `look` finds, and SIGKILL after `grace`.
+
+        Returns when `look` finds none.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace.total_seconds()
         asked: set[Entry] = set()
-        while left := await asyncio.to_thread(self._survivors, marker, owner, session, scope):
+        while left := await asyncio.to_thread(look):
             killing = loop.time() >= deadline
             for found in left if killing else left - asked:
                 deliver(found, *((signal.SIGKILL,) if killing else _PLEASE))
             asked |= left
             await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def of_job(
+        self, job: JobId, marker: str, owner: int, shim: Entry | None, session: int | None
+    ) -> set[Entry]:
+        """Return the living processes of a job, without its shim, if its directory tells nothing.
+
+        They are below `shim`, or they belong to `owner` and carry `marker` or are in `session`.
+        A scope with the number of the job may belong to another daemon. It belongs to this job if
+        one of these processes, or the shim, is in it.
+        """
+        found = self._survivors(marker, owner, session, None)
+        if shim is not None:
+            found.update(tree.descendants(shim.pid))
+        known = {each.pid for each in found} | ({shim.pid} if shim is not None else set())
+        enclosed = cgroups.members(job)
+        if enclosed & known:
+            entries = (entry(pid) for pid in enclosed - known)
+            found.update(each for each in entries if each is not None and not each.zombie)
+        return {each for each in found if shim is None or each.pid != shim.pid}
 
     def _survivors(
         self, marker: str, owner: int | None, session: int | None, scope: JobId | None
@@ -206,13 +233,14 @@ def _by_ancestry(
 
 
 def _read_marker(pid: int) -> str | None:
-    for variable in _environment(pid).split(b"\0"):
+    for variable in environment_of(pid).split(b"\0"):
         if variable.startswith(_MARKER_START):
             return variable.removeprefix(_MARKER_START).decode("ascii", "replace")
     return None
 
 
-def _environment(pid: int) -> bytes:
+def environment_of(pid: int) -> bytes:
+    """Return the environment that a process was started with; empty where it cannot be read now."""
     found = read(pid, "environ", _LARGEST_ENVIRONMENT) or b""
     if found:
         return found

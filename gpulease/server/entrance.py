@@ -14,11 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 
-import msgspec
-
 from gpulease.errors import TooMany
-from gpulease.server.peer import PeerProtocol
-from gpulease.wire import ErrorBody, ErrorReply
+from gpulease.server.peer import PeerProtocol, plain_answer
+from gpulease.service.complaints import Complaints
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ class Entrance:
         self._coming_in: dict[asyncio.Task[object], int] = {}
         """By uid: those for whom a connection is being set up, and is not counted yet."""
         self._open = True
+        self._complaints = Complaints(_log)
         listening.setblocking(False)
         self._resume()
 
@@ -72,10 +71,12 @@ class Entrance:
                 break
             except OSError as error:
                 # For want of descriptors, say: the line stays, and so would the event.
-                _log.error("cannot take in callers at this moment: %s", error)
+                text = f"cannot take in callers at this moment: {error}"
+                self._complaints.say("accept", text, level=logging.ERROR)
                 self._loop.remove_reader(self._listening.fileno())
                 self._loop.call_later(_TRY_AGAIN_AFTER_S, self._resume)
                 break
+            self._complaints.passed("accept")
             self._line_up(link)
         if nobody_waited and self._waiting:
             self._loop.call_soon(self._let_in)
@@ -131,9 +132,4 @@ def _turned_away(most: int) -> bytes:
         f"cannot reach the daemon: you have {most} connections open, the most for one user",
         "ask again when some of your commands have ended; jobs go on meanwhile",
     )
-    body = msgspec.json.encode(ErrorReply(ErrorBody(error.code, error.message, error.hint)))
-    head = (
-        f"HTTP/1.1 {error.http_status} Too Many Requests\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    return plain_answer(error, "Too Many Requests")

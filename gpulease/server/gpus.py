@@ -8,7 +8,7 @@ from gpulease.domain.memory import GpuReading
 from gpulease.errors import BadValue
 from gpulease.server.desk import Desk
 from gpulease.server.fields import user_of
-from gpulease.server.peer import Caller, caller_in
+from gpulease.server.peer import caller_in
 from gpulease.service.drains import Drained, named
 from gpulease.wire import DrainRequest, StandingView
 
@@ -23,20 +23,15 @@ class GpuHandlers:
 
     async def drain(self, request: Request, gpu: str) -> Response:
         """Grant nothing more on a GPU; what runs there goes on."""
-        caller = self._admin(request, "drain a GPU")
+        caller = caller_in(dict(request.scope))
         why = reason_of(await request.body())
         drained = await self._desk.drains.drain(await self._gpu(gpu), user_of(caller), why)
         return _reply(drained)
 
     async def resume(self, request: Request, gpu: str) -> Response:
         """Grant on a GPU again."""
-        caller = self._admin(request, "resume a GPU")
-        return _reply(await self._desk.drains.resume(await self._gpu(gpu), user_of(caller)))
-
-    def _admin(self, request: Request, what: str) -> Caller:
         caller = caller_in(dict(request.scope))
-        self._desk.rights.check_admin(caller, what)
-        return caller
+        return _reply(await self._desk.drains.resume(await self._gpu(gpu), user_of(caller)))
 
     async def _gpu(self, text: str) -> GpuReading:
         seen = await self._desk.keeper.recent_look()

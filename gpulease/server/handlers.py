@@ -18,7 +18,7 @@ from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.frames import FrameKind
 from gpulease.server.desk import Desk
-from gpulease.server.fields import owner_of, user_of
+from gpulease.server.fields import environment_of, owner_of, user_of
 from gpulease.server.gpus import GpuHandlers
 from gpulease.server.holds import (
     environment_view,
@@ -26,11 +26,12 @@ from gpulease.server.holds import (
     refuse_to_tell,
     refuse_within_a_job,
 )
+from gpulease.server.nested import invocation_of, job_around, part_of
 from gpulease.server.orders import cancel_grace_of, keep_span_of, order_of
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.peer import Caller, caller_in
 from gpulease.server.privacy import conceal, conceal_list, conceal_status
-from gpulease.server.rights import Who, check_submit
+from gpulease.server.rights import Who
 from gpulease.server.turns import turn_in
 from gpulease.service.ports import Event
 from gpulease.wire import (
@@ -39,6 +40,8 @@ from gpulease.wire import (
     HoldRequest,
     JobView,
     KeepRequest,
+    NestedRequest,
+    NestedView,
     SubmitRequest,
 )
 
@@ -54,7 +57,10 @@ _MOST_LISTED = 10_000
 
 
 class Handlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route; FastAPI reads the parameters from the signatures.
+
+    That the caller may use the route has been checked by then, as the table of routes says.
+    """
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -77,7 +83,6 @@ class Handlers:
         """Queue a job; the answer means that it is on disk."""
         caller = _caller(request)
         body = read_body(SubmitRequest, await request.body())
-        check_submit(caller, self._desk.rights.daemon_uid)
         job = await self._desk.keeper.submit(order_of(body, caller, self._desk.defaults))
         return json_response(self._desk.views.job(job, to_owner=True), 201)
 
@@ -85,13 +90,30 @@ class Handlers:
         """Queue a lease without a job; the answer means that it is on disk."""
         caller, desk = _caller(request), self._desk
         body = read_body(HoldRequest, await request.body())
-        check_submit(caller, desk.rights.daemon_uid)
         order = hold_order_of(body, caller, desk.defaults, desk.processes.living)
         live, jobs_of = desk.keeper.store.live(), desk.processes.jobs_of
         await asyncio.to_thread(refuse_within_a_job, order.holder, live, jobs_of)
         job = await desk.keeper.submit(order)
         desk.watch_asker(job)
         return json_response(desk.views.job(job, to_owner=True), 201)
+
+    async def nested(self, request: Request) -> Response:
+        """Tell the job under whose lease the caller runs, and a part of that lease."""
+        caller, desk = _caller(request), self._desk
+        body = read_body(NestedRequest, await request.body())
+        environment = environment_of(body.environment)
+        live, jobs_of = desk.keeper.store.live(), desk.processes.jobs_of
+        job = await asyncio.to_thread(job_around, caller, environment, live, jobs_of)
+        if job is None:
+            return json_response(NestedView(None))
+        allocatable = desk.views.allocatable()
+        invocation = invocation_of(desk.keeper.store.invocation(job.id), body, environment)
+        by_index = invocation.options.get("visible") == "index"
+        part = part_of(job, body, environment, desk.defaults, allocatable, by_index=by_index)
+        changes = environment_view(environment, desk.environment(part, invocation))
+        gpus = [lease.gpu for lease in part.leases]
+        memory = min(lease.memory for lease in part.leases)
+        return json_response(NestedView(self._view(job, caller), list(gpus), memory, changes))
 
     async def jobs(
         self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
@@ -140,7 +162,6 @@ class Handlers:
     async def cancel(self, request: Request, job_id: int) -> Response:
         """End a waiting job; ask a running one to go."""
         caller, job = _caller(request), self._job(job_id)
-        self._desk.rights.check(Who.MANAGER, caller, job, "cancel")
         grace = cancel_grace_of(read_body(CancelRequest, await request.body() or b"{}"), job)
         cancelled = await self._desk.keeper.cancel(job.id, _who(caller, job), grace)
         return json_response(self._view(cancelled, caller))
@@ -148,7 +169,6 @@ class Handlers:
     async def extend(self, request: Request, job_id: int) -> Response:
         """Give a job more time, or less."""
         caller, job = _caller(request), self._job(job_id)
-        self._desk.rights.check(Who.MANAGER, caller, job, "extend")
         by_s = read_body(ExtendRequest, await request.body()).by
         if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
             raise BadValue(
@@ -163,15 +183,13 @@ class Handlers:
     async def keep(self, request: Request, job_id: int) -> Response:
         """Let a job be idle for a while."""
         caller, job = _caller(request), self._job(job_id)
-        self._desk.rights.check(Who.MANAGER, caller, job, "keep")
         span = keep_span_of(read_body(KeepRequest, await request.body() or b"{}"), job)
         kept = await self._desk.keeper.keep(job.id, span, _who(caller, job))
         return json_response(self._view(kept, caller))
 
-    async def environment(self, request: Request, job_id: int) -> Response:
+    async def environment(self, job_id: int) -> Response:
         """Tell what a lease changes in the environment of its holder."""
         job = self._job(job_id)
-        self._desk.rights.check(Who.OWNER, _caller(request), job, "read the environment of")
         refuse_to_tell(job)
         invocation = self._desk.keeper.store.invocation(job.id)
         under_it = self._desk.environment(job, invocation)
@@ -190,7 +208,6 @@ class Handlers:
     ) -> Response:
         """Stream the kept output of a job as frames, each stream from a byte of it on."""
         job = self._job(job_id)
-        self._desk.rights.check(Who.OWNER, _caller(request), job, "read the output of")
         if job.holder is not None:
             raise WrongState(
                 f"cannot read the output of job {job.id}: it is a lease without a job",

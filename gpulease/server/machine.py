@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from gpulease import __version__
 from gpulease.domain.job import Job
-from gpulease.domain.memory import Fault, GpuMemory, GpuReading, GpuUuid, JobId
+from gpulease.domain.memory import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.server.instants import instant
@@ -44,6 +44,12 @@ class MachineViews:
             enforcement=self._machine.holds.rungs(),
         )
 
+    def allocatable(self) -> Mapping[GpuUuid, int]:
+        """Return the bytes that each GPU has to lease, as of the latest look."""
+        seen = self._keeper.seen
+        gpus = () if seen is None else self._ledgers((), seen, seen.at)
+        return {gpu.uuid: gpu.allocatable for gpu in gpus if gpu.allocatable is not None}
+
     def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
         drained = self._keeper.store.drained()
         return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
@@ -70,7 +76,7 @@ class MachineViews:
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail="; ".join(each for each in (reading.detail, gpu.drained) if each) or None,
+            detail="; ".join(filter(None, (reading.detail, gpu.mode, gpu.drained))) or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,
@@ -88,6 +94,7 @@ class MachineViews:
             events=events,
             label=reading.label,
             parent=reading.parent,
+            compute_mode=reading.compute_mode if reading.fault is None else None,
         )
 
     def _process_views(
@@ -126,4 +133,6 @@ def _state(gpu: GpuMemory) -> GpuState:
         return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"
+    if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
+        return "prohibited"
     return "drained" if gpu.drained is not None else "available"

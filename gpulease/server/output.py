@@ -38,19 +38,19 @@ class OutputQuery:
 async def frames_of(
     directory: Path, query: OutputQuery, limit: int, ended: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield the output kept in `directory`, and what is added until `ended` says so.
+    """Yield the output kept in `directory`; to follow it, also what is added until `ended`.
 
     Args:
         directory: the job's directory.
         query: which part.
-        limit: bytes that are kept of each stream; what came earlier is a hole in the file.
+        limit: bytes that are kept of each stream at most; what came earlier is a hole in the file.
         ended: whether the job is over.
     """
     wanted = [
         _Kept(kind, directory / _FILES[kind], begin, limit) for kind, begin in query.begin.items()
     ]
     for kept in wanted:
-        await _away(partial(kept.seek, query.tail))
+        await _away(partial(kept.seek, query.tail, follow=query.follow))
     while True:
         over = ended() or not query.follow
         idle = True
@@ -81,14 +81,21 @@ class _Kept:
         self._path = path
         self._limit = limit
         self._offset = begin
+        self._end: int | None = None
+        """Where to stop; None goes on with what is written meanwhile."""
 
-    def seek(self, lines: int | None) -> None:
-        """Go to the first kept byte, or to the first of the last `lines` lines."""
+    def seek(self, lines: int | None, *, follow: bool) -> None:
+        """Go to the first kept byte, or to the first of the last `lines` lines.
+
+        Without `follow`, the end is here: a job may write faster than anyone reads.
+        """
+        self._end = None if follow else 0
         try:
-            size = self._path.stat().st_size
+            with self._path.open("rb") as file:
+                size, first = self._extent(file.fileno(), 0)
         except FileNotFoundError:
             return
-        first = max(0, size - self._limit)
+        self._end = None if follow else size
         if lines is not None:
             self._offset = self._start_of_tail(lines, first, size)
         elif self._offset == 0:
@@ -119,18 +126,30 @@ class _Kept:
         """Return the next piece, empty where there is none yet."""
         try:
             with self._path.open("rb") as file:
-                if self._offset >= os.fstat(file.fileno()).st_size:
+                end = os.fstat(file.fileno()).st_size if self._end is None else self._end
+                if self._offset >= end:
                     return b""  # also where it is further than any file goes
-                # What is further back than the limit has been cut out of the file, and reads as
-                # zeros. Looked at after the reading, since the job goes on writing meanwhile.
+                # What was cut out of the file reads as zeros. Looked at after the reading, since
+                # the job goes on writing meanwhile.
                 file.seek(self._offset)
-                piece = file.read(_PIECE)
-                self.skipped = max(0, os.fstat(file.fileno()).st_size - self._limit - self._offset)
+                piece = file.read(min(_PIECE, end - self._offset))
+                first = self._extent(file.fileno(), self._offset)[1]
+                self.skipped = max(0, first - self._offset)
                 if self.skipped:
-                    self._offset += self.skipped
+                    self._offset = first
                     file.seek(self._offset)
-                    piece = file.read(_PIECE)
+                    piece = file.read(max(0, min(_PIECE, end - self._offset)))
         except FileNotFoundError:
             return b""
         self._offset += len(piece)
         return piece
+
+    def _extent(self, fd: int, begin: int) -> tuple[int, int]:
+        """Return the size of the file, and the first byte from `begin` on that is still kept."""
+        size = os.fstat(fd).st_size
+        try:
+            # Less than the limit is kept where the disk was nearly full.
+            begin = os.lseek(fd, begin, os.SEEK_DATA)
+        except OSError:
+            begin = min(begin, size)  # nothing follows, or this file system does not tell
+        return size, max(begin, size - self._limit)

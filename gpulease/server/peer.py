@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from errno import ERANGE
 from typing import Any, ClassVar
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gpulease.errors import GpuleaseError, TooLarge
+from gpulease.units import format_size
+from gpulease.wire import ErrorBody, ErrorReply
 
 _UCRED = struct.Struct("iII")
 _SO_PEERGROUPS = 59
@@ -65,6 +70,20 @@ class Pipelined(Exception):
     """A second request came before the first was answered; httptools makes it a refusal."""
 
 
+class HeadTooLarge(Exception):
+    """A request's line and headers are over the bound; httptools makes it a refusal."""
+
+
+def plain_answer(error: GpuleaseError, phrase: str) -> bytes:
+    """Return a whole HTTP answer that says an error, for whoever never gets to a handler."""
+    body = msgspec.json.encode(ErrorReply(ErrorBody(error.code, error.message, error.hint)))
+    head = (
+        f"HTTP/1.1 {error.http_status} {phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 class PeerProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with the caller in each request's state, and with bounds.
 
@@ -85,7 +104,10 @@ class PeerProtocol(HttpToolsProtocol):
         caller = caller_of(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "caller": caller, "abort": transport.abort}
         self._uid = caller.uid
-        self._head_size: int | None = 0
+        self._unparsed: int | None = 0
+        """Bytes that came of a head which is not complete; None between its end and the next."""
+        self._head_size = 0
+        """Bytes of the head so far as it is parsed, which may all have come at once."""
         self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
         self._connections[self._uid] += 1
 
@@ -98,23 +120,51 @@ class PeerProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head_size is None:
+        if self._unparsed is None or self.transport.is_closing():
             return
-        self._head_size += len(data)
+        self._unparsed += len(data)
+        if self._unparsed > _LARGEST_HEAD:
+            self._refuse_head()
+
+    def send_400_response(self, msg: str) -> None:
         if self._head_size > _LARGEST_HEAD:
-            self.transport.abort()
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        error = TooLarge(
+            "cannot take this request: its line and headers are larger than "
+            f"{format_size(_LARGEST_HEAD)}",
+            "what is large belongs into the body",
+        )
+        self.transport.write(plain_answer(error, "Content Too Large"))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         # Nobody we know does it, and one connection could queue requests without bound.
         if self._is_busy:
             raise Pipelined
-        self._head_size = 0
+        self._unparsed = self._head_size = 0
         self._deadline.cancel()
         self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > _LARGEST_HEAD:
+            raise HeadTooLarge
+
     def on_headers_complete(self) -> None:
-        self._head_size = None
+        self._unparsed = None
         self._deadline.cancel()
         super().on_headers_complete()
 

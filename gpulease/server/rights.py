@@ -14,12 +14,17 @@ class Who(Enum):
 
     ANYONE = auto()
     """Every local user."""
+    SUBMITTER = auto()
+    """The users as whom the daemon can run jobs: all where it is root's, else its own user."""
     MANAGER = auto()
     """The job's owner, and the admins: they may act on it, and see what it runs."""
     OWNER = auto()
     """The job's owner: what it printed and its environment may hold secrets."""
     ADMIN = auto()
     """The admins alone: it concerns everyone."""
+
+
+ABOUT_A_JOB = frozenset({Who.MANAGER, Who.OWNER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +50,36 @@ class Rights:
         return self.hide_commands and not self.is_admin(caller)
 
     def has(self, who: Who, caller: Caller, job: Job) -> bool:
-        """Tell whether `caller` may do with `job` what is open to `who`."""
-        match who:
-            case Who.ANYONE:
-                return True
-            case Who.MANAGER:
-                return caller.uid == job.owner.uid or self.is_admin(caller)
-            case Who.OWNER:
-                return caller.uid == job.owner.uid or self.is_master(caller)
-            case Who.ADMIN:
-                return self.is_admin(caller)
+        """Tell whether `caller` may do with `job` what is open to MANAGER or OWNER."""
+        above = self.is_master(caller) if who is Who.OWNER else self.is_admin(caller)
+        return caller.uid == job.owner.uid or above
 
-    def check(self, who: Who, caller: Caller, job: Job, verb: str) -> None:
-        """Check that `caller` may do `verb` with `job`.
+    def check(self, who: Who, caller: Caller, verb: str, job: Job | None = None) -> None:
+        """Check that `caller` is among `who` and so may do `verb`, with `job` if it is about one.
 
         Raises:
             NotAllowed: they may not.
         """
+        match who:
+            case Who.ANYONE:
+                return
+            case Who.SUBMITTER:
+                self._check_submitter(caller)
+            case Who.MANAGER | Who.OWNER:
+                assert job is not None, "the router finds the job"
+                self._check_job(who, caller, verb, job)
+            case Who.ADMIN:
+                self._check_admin(caller, verb)
+
+    def _check_submitter(self, caller: Caller) -> None:
+        # Only root's daemon can become another user.
+        if self.daemon_uid not in (0, caller.uid):
+            raise NotAllowed(
+                "cannot submit: this daemon belongs to another user and runs jobs as them alone",
+                "unset GPULEASE_SOCKET to use the system's daemon, or one of your own",
+            )
+
+    def _check_job(self, who: Who, caller: Caller, verb: str, job: Job) -> None:
         if not self.has(who, caller, job):
             raise NotAllowed(
                 f"cannot {verb} job {job.id}: it belongs to {job.owner.user}",
@@ -70,17 +88,12 @@ class Rights:
                 else "only its owner, the machine's admins and root may",
             )
 
-    def check_admin(self, caller: Caller, what: str) -> None:
-        """Check that `caller` may do `what`, which is about the machine and no job.
-
-        Raises:
-            NotAllowed: they may not.
-        """
+    def _check_admin(self, caller: Caller, verb: str) -> None:
         if self.is_admin(caller):
             return
         group = f"members of the group {self.admins}" if self.admins else "whose daemon it is"
         raise NotAllowed(
-            f"cannot {what}: that is for the admins of this machine", f"root and {group} may"
+            f"cannot {verb}: that is for the admins of this machine", f"root and {group} may"
         )
 
     def _admins_gid(self) -> int | None:
@@ -89,16 +102,3 @@ class Rights:
             return grp.getgrnam(self.admins).gr_gid if self.admins else None
         except KeyError:
             return None
-
-
-def check_submit(caller: Caller, daemon_uid: int) -> None:
-    """Check that a job can be run as `caller`: only root's daemon can become another user.
-
-    Raises:
-        NotAllowed: it cannot.
-    """
-    if daemon_uid not in (0, caller.uid):
-        raise NotAllowed(
-            "cannot submit: this daemon belongs to another user and runs jobs as them alone",
-            "unset GPULEASE_SOCKET to use the system's daemon, or one of your own",
-        )

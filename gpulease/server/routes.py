@@ -1,10 +1,10 @@
 """The table of routes: what is served, to whom, and in which shape."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter
@@ -13,12 +13,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from gpulease import __version__
-from gpulease.errors import BadValue, GpuleaseError
+from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.accounts import AccountHandlers
 from gpulease.server.bounded import Bounded
 from gpulease.server.desk import Desk
-from gpulease.server.handlers import FRAMES, JSON_LINES, Handlers, json_response
-from gpulease.server.rights import Who
+from gpulease.server.handlers import FRAMES, JSON_LINES, Handlers, existing_job, json_response
+from gpulease.server.peer import caller_in
+from gpulease.server.rights import ABOUT_A_JOB, Who
 from gpulease.wire import (
     API_PREFIX,
     CancelRequest,
@@ -32,6 +33,8 @@ from gpulease.wire import (
     JobList,
     JobView,
     KeepRequest,
+    NestedRequest,
+    NestedView,
     ReportView,
     StandingView,
     StatusView,
@@ -43,6 +46,7 @@ _SHAPES = "#/components/schemas/"
 _BODIES = (
     SubmitRequest,
     HoldRequest,
+    NestedRequest,
     ExtendRequest,
     CancelRequest,
     KeepRequest,
@@ -65,15 +69,21 @@ class Route:
     takes: type | None = None
     streams: str = ""
     """What is streamed where there is no one reply: its media type."""
+    verb: str = ""
+    """What a caller who is refused cannot do: "cancel", and the job follows."""
 
 
 def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
-    """Return every route; there is no other."""
+    """Return every route with who may use it; there is no other, and no handler checks that again.
+
+    What of an answer is hidden from a caller is the handler's.
+    """
     return (
         Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
         Route("GET", "/doctor", Who.ANYONE, handlers.doctor, DoctorView),
-        Route("POST", "/jobs", Who.ANYONE, handlers.submit, JobView, 201, SubmitRequest),
-        Route("POST", "/holds", Who.ANYONE, handlers.hold, JobView, 201, HoldRequest),
+        Route("POST", "/jobs", Who.SUBMITTER, handlers.submit, JobView, 201, SubmitRequest),
+        Route("POST", "/holds", Who.SUBMITTER, handlers.hold, JobView, 201, HoldRequest),
+        Route("POST", "/nested", Who.ANYONE, handlers.nested, NestedView, takes=NestedRequest),
         Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
         Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
         Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None, streams=JSON_LINES),
@@ -84,16 +94,45 @@ def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
             handlers.extend,
             JobView,
             takes=ExtendRequest,
+            verb="extend",
         ),
         Route(
-            "POST", "/jobs/{job_id}/keep", Who.MANAGER, handlers.keep, JobView, takes=KeepRequest
+            "POST",
+            "/jobs/{job_id}/keep",
+            Who.MANAGER,
+            handlers.keep,
+            JobView,
+            takes=KeepRequest,
+            verb="keep",
         ),
         Route(
-            "GET", "/jobs/{job_id}/environment", Who.OWNER, handlers.environment, EnvironmentView
+            "GET",
+            "/jobs/{job_id}/environment",
+            Who.OWNER,
+            handlers.environment,
+            EnvironmentView,
+            verb="read the environment of",
         ),
-        Route("POST", "/jobs/{job_id}/usage", Who.OWNER, accounts.usage, None, 204, UsageRequest),
+        Route(
+            "POST",
+            "/jobs/{job_id}/usage",
+            Who.OWNER,
+            accounts.usage,
+            None,
+            204,
+            UsageRequest,
+            verb="report on",
+        ),
         Route("GET", "/report", Who.ANYONE, accounts.report, ReportView),
-        Route("GET", "/jobs/{job_id}/logs", Who.OWNER, handlers.logs, None, streams=FRAMES),
+        Route(
+            "GET",
+            "/jobs/{job_id}/logs",
+            Who.OWNER,
+            handlers.logs,
+            None,
+            streams=FRAMES,
+            verb="read the output of",
+        ),
         Route(
             "POST",
             "/jobs/{job_id}/cancel",
@@ -101,6 +140,7 @@ def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
             handlers.cancel,
             JobView,
             takes=CancelRequest,
+            verb="cancel",
         ),
         Route(
             "POST",
@@ -109,22 +149,44 @@ def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
             handlers.gpus.drain,
             StandingView,
             takes=DrainRequest,
+            verb="drain a GPU",
         ),
-        Route("POST", "/gpus/{gpu}/resume", Who.ADMIN, handlers.gpus.resume, StandingView),
+        Route(
+            "POST",
+            "/gpus/{gpu}/resume",
+            Who.ADMIN,
+            handlers.gpus.resume,
+            StandingView,
+            verb="resume a GPU",
+        ),
     )
 
 
-def build_api(desk: Desk) -> ASGIApp:
-    """Return the ASGI application."""
+def guard(route: Route, desk: Desk) -> Callable[..., Awaitable[None]]:
+    """Return what runs before the handler of `route`, and refuses those who may not use it."""
+
+    async def check(request: Request) -> None:
+        desk.rights.check(route.who, caller_in(dict(request.scope)), route.verb)
+
+    async def check_with_job(request: Request, job_id: int) -> None:
+        caller = caller_in(dict(request.scope))
+        desk.rights.check(route.who, caller, route.verb, existing_job(desk, job_id))
+
+    return check_with_job if route.who in ABOUT_A_JOB else check
+
+
+def build_api(desk: Desk, routes: Sequence[Route] | None = None) -> ASGIApp:
+    """Return the ASGI application, which serves the table, or `routes` in its place."""
     api = FastAPI(
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
         openapi_url=f"{API_PREFIX}/openapi.json",
     )  # fmt: skip
-    for route in table(Handlers(desk), AccountHandlers(desk)):
+    for route in table(Handlers(desk), AccountHandlers(desk)) if routes is None else routes:
         api.add_api_route(
             API_PREFIX + route.path,
             route.endpoint,
             methods=[route.method],
+            dependencies=[Depends(guard(route, desk))],
             status_code=route.status,
             response_model=None,
             response_class=StreamingResponse if route.streams else JSONResponse,
@@ -191,7 +253,7 @@ async def _not_understood(request: object, error: Exception) -> Response:
 
 async def _no_such_route(_request: object, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = ErrorBody("no_such_route", f"cannot serve this: {error.detail}")
+    body = ErrorBody(NoSuchRoute.code, f"cannot serve this: {error.detail}")
     return json_response(ErrorReply(body), error.status_code)
 
 

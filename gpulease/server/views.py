@@ -1,7 +1,7 @@
 """What the API shows: jobs, GPUs and the queue as wire objects, as far as the caller may see."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from datetime import datetime
 from itertools import takewhile
@@ -10,7 +10,7 @@ from gpulease.domain.account import Use
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.memory import JobId
+from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.plan import Plan, Waiting, waiting_in
 from gpulease.server.instants import instant
 from gpulease.server.leased import LeaseViews, Machine, Watches
@@ -37,6 +37,7 @@ class Views:
         self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
     ) -> None:
         self._keeper = keeper
+        self._processes = processes
         self._machine = machine
         self._of_machine = MachineViews(keeper, processes, machine)
         self._of_leases = LeaseViews(keeper, machine, watches)
@@ -51,6 +52,10 @@ class Views:
     def machine(self, live: Sequence[Job], now: datetime) -> StatusView:
         """Return one look at the whole machine, without the jobs."""
         return self._of_machine.status(live, now)
+
+    def allocatable(self) -> Mapping[GpuUuid, int]:
+        """Return the bytes that each GPU has to lease, as of the latest look."""
+        return self._of_machine.allocatable()
 
     def job(
         self,
@@ -94,6 +99,7 @@ class Views:
             kind="run" if job.holder is None else "hold",
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
+            suspended=self._is_suspended(job),
             grace=seconds(self._keeper.grace(job)),
             gives_up_at=instant(job.gives_up_at) if job.state is State.QUEUED else None,
             kept_until_at=instant(job.kept_until_at) if job.holds_memory else None,
@@ -111,6 +117,15 @@ class Views:
             retried_as=job.account.retried_as,
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
+
+    def _is_suspended(self, job: Job) -> bool:
+        """Tell whether the main process of a job, or the holder of a lease, is stopped."""
+        if job.state is not State.ACTIVE or job.main_exited_at is not None or job.pid is None:
+            return False
+        try:
+            return self._processes.is_stopped(job.pid)
+        except OSError:
+            return False  # it cannot be seen at this moment
 
     def waiting(self, job: Job) -> Waiting | None:
         """Return why a job waits; the same object as long as nothing of it has changed."""

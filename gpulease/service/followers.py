@@ -6,7 +6,7 @@ second path.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory import JobId
-from gpulease.errors import GpuleaseError, RecordUnwritable
+from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable
 from gpulease.service import leases
+from gpulease.service.complaints import Complaints
 from gpulease.service.ports import (
     Clock,
     InThread,
@@ -29,9 +30,6 @@ from gpulease.service.ports import (
 )
 
 _log = logging.getLogger(__name__)
-
-_TRY_AGAIN_AFTER_S = 5.0
-"""A fault that stopped the following of a job (a full disk, say) may pass."""
 
 Examine = Callable[[JobId, WorkerExited], Awaitable[leases.Settle]]
 
@@ -62,10 +60,15 @@ class Followers:
         wake: Callable[[], None],
     ) -> None:
         """`wake` is called when memory may have come free."""
+        self.try_again_after_s = 5.0
+        """A fault that stopped the following of a job (a full disk, say) may pass."""
         self.examine: Examine | None = None
         """Looks at how a job ended before its end is stored."""
         self.unrecorded: dict[JobId, Job] = {}
         """Jobs that were asked to go while that could not be stored, as they were to be stored."""
+        self.deferred: dict[JobId, str] = {}
+        """Granted jobs that may not be launched at this moment, and why; nothing more is granted
+        as long as there are any."""
         self.freed_at: datetime | None = None
         """When memory last came free; a look from before still shows it in use."""
         self._store = store
@@ -74,14 +77,30 @@ class Followers:
         self._writing = writing
         self._changes = changes
         self._wake = wake
+        self._complaints = Complaints(_log)
         self._following: dict[JobId, asyncio.Task[None]] = {}
+        self._retries: set[JobId] = set()
+        """Jobs that are attended again in a moment."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_stopped = False
 
     def attend(self, job_id: JobId) -> None:
         """See to a job that holds memory: launch it if nobody has, and follow it to its end."""
+        self._retries.discard(job_id)
+        if self._has_stopped:
+            return
         task = asyncio.create_task(self._attend(job_id), name=f"job {job_id}")
         self._following[job_id] = task
         task.add_done_callback(lambda done: self._left(job_id, done))
+
+    def attend_all(self, holders: Iterable[JobId]) -> None:
+        """Attend to those of `holders` that hold memory and that nothing attends to."""
+        for job_id in holders:
+            if job_id in self._following or job_id in self._retries:
+                continue
+            job = self._store.job(job_id)
+            if job is not None and job.holds_memory:
+                self.attend(job_id)
 
     def recover(self) -> int:
         """Attend to every job on record that holds memory; return how many."""
@@ -92,7 +111,8 @@ class Followers:
         return len(holders)
 
     async def stop(self) -> None:
-        """Let go of the jobs; their shims go on without us."""
+        """Launch nothing more and let go of the jobs; their shims go on without us."""
+        self._has_stopped = True
         followers = [*self._following.values(), *self._tasks]
         for task in followers:
             task.cancel()
@@ -102,16 +122,33 @@ class Followers:
         self._following.pop(job_id, None)
         if done.cancelled() or (error := done.exception()) is None:
             self.unrecorded.pop(job_id, None)
+            self._complaints.passed("follow")
             return
+        if isinstance(error, LaunchDeferred):
+            pass  # the reason is shown with each job that waits
+        elif isinstance(error, RecordUnwritable) and error.is_in_the_log:
+            _log.debug("cannot follow job %s now, trying again: %s", job_id, error)
+        else:
+            self._complain(job_id, error)
+        self._retries.add(job_id)
+        asyncio.get_running_loop().call_later(self.try_again_after_s, self.attend, job_id)
+
+    def _complain(self, job_id: JobId, error: BaseException) -> None:
         bug = None if isinstance(error, GpuleaseError) else error
-        _log.warning("cannot follow job %s now, trying again: %s", job_id, error, exc_info=bug)
-        asyncio.get_running_loop().call_later(_TRY_AGAIN_AFTER_S, self.attend, job_id)
+        # What is wrong with a disk or with D-Bus is met by every job, and by each once a second.
+        self._complaints.say(
+            "follow", f"cannot follow job {job_id} now, trying again: {error}",
+            why=str(error).rpartition(": ")[2], bug=bug,
+        )  # fmt: skip
 
     async def _attend(self, job_id: JobId) -> None:
         job = self._store.job(job_id)
         assert job is not None, "only stored jobs are granted"
         never_started = job.started_at is None and not self._launcher.was_launched(job)
-        if never_started and not await self._launch(job):
+        is_there = not never_started or await self._launch(job)
+        if self.deferred.pop(job_id, None) is not None:
+            self._wake()
+        if not is_there:
             return
         async for news in self._launcher.follow(job):
             await self._hear(job_id, news)
@@ -126,6 +163,11 @@ class Followers:
                     return True
                 raise GpuleaseError("cancelled before its worker was started")
             await self._launcher.launch(job, self._store.invocation(job.id))
+        except LaunchDeferred as error:
+            if job.id not in self.deferred:
+                _log.warning("job %s is granted and waits for its start: %s", job.id, error)
+            self.deferred[job.id] = error.message
+            raise
         except RecordUnwritable:
             # Nothing was started and nothing says that it was: it is tried again, see `_left`.
             raise

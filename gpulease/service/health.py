@@ -5,6 +5,7 @@ and writes only when there is something to write.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,7 +13,6 @@ from functools import partial
 
 from gpulease.domain.health import (
     Act,
-    Blame,
     Figures,
     Finding,
     GpuEvent,
@@ -27,6 +27,7 @@ from gpulease.domain.health import (
 )
 from gpulease.domain.memory import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.standing import Standing
+from gpulease.domain.xid import Blame
 from gpulease.service.look import Look
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
@@ -38,6 +39,8 @@ _RELAPSE_WITHIN = timedelta(days=1)
 _MOST_EVENTS = 10_000
 _SAY_AGAIN_AFTER = timedelta(minutes=10)
 """One kind of fault is told to the owner of a job no more often than this."""
+_STORE_AGAIN_AFTER = timedelta(seconds=10)
+"""More of what is on record already is stored no more often than this, unless it drains a GPU."""
 FAULTY, RECOVERED = "faulty", "recovered"
 """What gpulease did about a fault, in the history of a GPU."""
 
@@ -58,6 +61,14 @@ class _News:
     gpu: GpuReading
     found: tuple[Finding, ...]
     at: datetime
+
+    def then(self, later: "_News") -> "_News":
+        """Return this and what came later: the same again is counted, and takes no more room."""
+        counts: Counter[Finding] = Counter()
+        for each in (*self.found, *later.found):
+            counts[replace(each, count=0)] += each.count
+        found = tuple(replace(each, count=count) for each, count in counts.items())
+        return _News(later.gpu, found, later.at)
 
 
 class HealthWatch:
@@ -90,7 +101,8 @@ class HealthWatch:
         self._looking = looking
         self._lost: set[GpuUuid] = set()
         self._well_since: dict[GpuUuid, timedelta] = {}
-        self._unwritten: list[_News] = []
+        self._unwritten: dict[GpuUuid, _News] = {}
+        self._stored_at: dict[tuple[GpuUuid, str], timedelta] = {}
         self._told_at: dict[tuple[JobId, str], timedelta] = {}
 
     async def observe(self, seen: Look) -> None:
@@ -102,17 +114,43 @@ class HealthWatch:
         is_off = self.policy.act is Act.OFF
         heard, standings = await self._looking(partial(self._hear, is_off))
         there = {reading.uuid: reading for reading in seen.readings}
-        if not is_off:
-            self._unwritten += self._new_in(there, heard, seen.at)
+        for each in () if is_off else self._new_in(there, heard, seen.at):
+            before = self._unwritten.get(each.gpu.uuid)
+            self._unwritten[each.gpu.uuid] = each if before is None else before.then(each)
         moves = any(self._next(*each, seen.at) != each[1] for each in standings.items())
-        if not self._unwritten and not moves:
+        if not moves and not self._has_due():
             return
-        news = list(self._unwritten)
+        news = list(self._unwritten.values())
         await self._writing(partial(self._store_news, news, seen.at))
-        del self._unwritten[: len(news)]
+        self._unwritten.clear()
+        self._note_stored(news)
         self._wake()
         for each in news:
             await self._tell(each, there)
+
+    def _has_due(self) -> bool:
+        """Tell whether there is news that has to be put on record now.
+
+        A program can cause thousands of XIDs a minute. More of the same waits for a while, so that
+        a storm costs a transaction now and then, and not one at each look.
+        """
+        return any(
+            each.blame is Blame.HARDWARE or not self._was_stored(gpu, each.kind)
+            for gpu, news in self._unwritten.items()
+            for each in news.found
+        )
+
+    def _was_stored(self, gpu: GpuUuid, kind: str) -> bool:
+        at = self._stored_at.get((gpu, kind))
+        return at is not None and self._clock.steady() - at < _STORE_AGAIN_AFTER
+
+    def _note_stored(self, news: Sequence[_News]) -> None:
+        now = self._clock.steady()
+        self._stored_at = {
+            key: at for key, at in self._stored_at.items() if now - at < _STORE_AGAIN_AFTER
+        }
+        for each in news:
+            self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
     def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, Standing]]:
         return () if is_off else self._probe.health(), self._store.standings()
@@ -164,7 +202,8 @@ class HealthWatch:
         gpu = news.gpu.uuid
         for each in news.found:
             tx.note_gpu(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
-            _log.warning("GPU %s (%s): %s", news.gpu.label, gpu, each.what)
+            times = f", {each.count} times" if each.count > 1 else ""
+            _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
         before = standings.get(gpu, Standing())
         standing = after(before, news.found, news.at)
         if self.policy.act is not Act.DRAIN or standing == before:

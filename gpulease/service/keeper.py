@@ -6,7 +6,7 @@ One asyncio task plans; each job that holds memory has a task of its own, see `f
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from gpulease.domain.job import Job, Outcome, asked_to_go
@@ -38,6 +38,13 @@ _TOLD_WITHIN_S = 15.0
 """A shim that does not listen, or a launch that hangs, keeps no answer back for longer."""
 
 
+Obstacle = Callable[[], Awaitable[str | None]]
+
+
+async def _no_obstacle() -> None:
+    return None
+
+
 class Keeper:
     """Keeps the promises: grants what fits, starts what was granted, frees what has ended."""
 
@@ -59,6 +66,10 @@ class Keeper:
         self.peaks = Peaks()
         self.plan: Plan | None = None
         self.seen: Look | None = None
+        self.obstacle: Obstacle = _no_obstacle
+        """Tells why no job can be started on this machine now."""
+        self.closed: str | None = None
+        """Why nothing was granted in the last pass, for whatever claim."""
         self._processes = processes
         self._launcher = launcher
         self._clock = clock
@@ -67,6 +78,10 @@ class Keeper:
         self._awake = asyncio.Event()
         self._changes = Changes()
         self._look_under_way = asyncio.Lock()
+        self._looks = 0
+        """How many looks have begun."""
+        self._seen_number = 0
+        """Which of them `seen` is."""
         self.followers = Followers(store, launcher, clock, writing, self._changes, self.wake)
 
     async def submit(self, order: Order) -> Job:
@@ -93,7 +108,8 @@ class Keeper:
             changed = leases.cancelled(job, by, self._clock.now())
             job = self._goes_unrecorded(job if changed is None else changed, error)
         self._changes.tell()
-        if job.state is State.RELEASING and self._launcher.was_launched(job):
+        has_begun = job.started_at is not None or self._launcher.was_launched(job)
+        if job.state is State.RELEASING and has_begun:
             self.followers.background(self._launcher.stop(job, "cancelled", grace))
         self.wake()
         return job
@@ -137,7 +153,7 @@ class Keeper:
             await self._writing(lambda: leases.note_notice(self.store, job_id, line, self._clock))
         except RecordUnwritable as error:
             self._unrecorded(job_id, error)
-            _log.warning("%s; job %s is told in its output alone: %s", error.message, job_id, line)
+            _log.debug("%s; job %s is told in its output alone: %s", error.message, job_id, line)
         self._changes.tell()
         job = self.store.job(job_id)
         if job is not None and job.state in (State.ACTIVE, State.RELEASING):
@@ -177,9 +193,7 @@ class Keeper:
     def _goes_unrecorded(self, job: Job, error: RecordUnwritable) -> Job:
         """Note what is to be stored with the end of a job that goes, since it cannot be now."""
         self.followers.unrecorded.setdefault(job.id, job)
-        _log.warning(
-            "%s; job %s is asked to go all the same: %s", error.message, job.id, job.detail
-        )
+        _log.debug("%s; job %s is asked to go all the same: %s", error.message, job.id, job.detail)
         return job
 
     async def _see_off(self, job: Job, notice: str) -> None:
@@ -196,12 +210,20 @@ class Keeper:
         return self.seen if self.seen is not None else await self.look()
 
     async def look(self) -> Look:
-        """Look at the GPUs now; who comes while a look is under way gets the next one."""
+        """Look at the GPUs; the look begins after this call.
+
+        All callers that come while a look is under way share the next one.
+        """
+        wanted = self._looks + 1
         async with self._look_under_way:
+            if self.seen is not None and self._seen_number >= wanted:
+                return self.seen
+            self._looks += 1
+            number = self._looks
             seen = await self._looking(
-                lambda: look(self.store, self.probe, self._processes, self._clock)
+                lambda: look(self.store, self.probe, self._processes, self._clock, self.seen)
             )
-        self.seen = seen
+            self.seen, self._seen_number = seen, number
         self.peaks.take_in(seen)
         return seen
 
@@ -227,13 +249,21 @@ class Keeper:
             passed()
 
     async def one_pass(self) -> Plan:
-        """Look, decide, commit, and set going what was granted."""
+        """Look, decide, commit, and start what was granted.
+
+        Nothing is granted on readings from before this pass. A pass that grants nothing on the
+        recent readings takes no new ones: the timer's look wakes the loop again.
+        """
         await self._follow_clock()
-        seen = await self._look_not_older_than_what_ended()
-        decided = await self._writing(lambda: reconcile(self.store, seen, self.policy, self._clock))
+        closed = next(iter(self.followers.deferred.values()), None) or await self.obstacle()
+        decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
+        if decided is None or decided.grants:
+            await self.look()
+            decided = await self._decide(closed, fresh=True)
+        self.closed = closed
         self.plan = decided
-        for job_id, _ in decided.grants:
-            self.followers.attend(job_id)
+        # Not the grants alone: a pass may have failed after it committed some.
+        self.followers.attend_all(decided.holders)
         self._changes.tell()
         return decided
 
@@ -245,9 +275,13 @@ class Keeper:
             self.followers.freed_at = None
             await self.look()
 
-    async def _look_not_older_than_what_ended(self) -> Look:
-        """Return a look in which memory that came free is seen to be free."""
+    def _is_seen_outdated(self) -> bool:
+        """Tell whether the recent look may show memory in use that has come free since."""
+        freed_at = self.followers.freed_at
+        return self.seen is None or (freed_at is not None and self.seen.at <= freed_at)
+
+    async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.recent_look()
-        if self.followers.freed_at is not None and seen.at <= self.followers.freed_at:
-            return await self.look()
-        return seen
+        return await self._writing(
+            lambda: reconcile(self.store, seen, self.policy, self._clock, closed, fresh=fresh)
+        )

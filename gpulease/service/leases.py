@@ -10,6 +10,7 @@ from gpulease.domain.job import (
     Job,
     Outcome,
     asked_to_go,
+    back_in_queue,
     main_exited,
     worker_gone,
     worker_started,
@@ -280,6 +281,24 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
             return job
         tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))
     return changed
+
+
+def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: Clock) -> int:
+    """Queue the jobs again that were granted before a reboot and never launched; return how many.
+
+    Only after a reboot: until then, a shim of a former daemon may be about to launch one.
+    """
+    never = [
+        job
+        for job in store.live()
+        if job.state is State.GRANTED and job.holder is None and not was_launched(job)
+    ]
+    if never:
+        with store.write() as tx:
+            for job in never:
+                why = "the machine was restarted before the job was started"
+                tx.save(back_in_queue(job), Event(clock.now(), Trigger.LAUNCH_DEFERRED, why))
+    return len(never)
 
 
 def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:

@@ -10,6 +10,8 @@ from gpulease.domain.plan import Snapshot
 from gpulease.service.bounds import Bounds
 from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
 
+_READ_AGAIN = "it counts as lost if the next reading says the same"
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -36,6 +38,8 @@ class Look:
     """The pids that the driver lists are not known to be those that this daemon knows."""
     withheld: frozenset[GpuUuid] = frozenset()
     """The GPUs on which jobs run and whose lists of processes were not believed for that."""
+    said_lost: frozenset[GpuUuid] = frozenset()
+    """The GPUs that the driver calls lost: for the first time in this look, they are unreadable."""
 
     @property
     def is_blind(self) -> bool:
@@ -52,6 +56,19 @@ class Look:
                     key = job, reading.uuid
                     sums[key] = sums.get(key, 0) + process.memory
         return sums
+
+    def gpus_by_job(self) -> dict[JobId, set[GpuUuid]]:
+        """Return on which GPUs each job has processes, leased or not.
+
+        A GPU that MIG divides is left out: what it lists is on one of its MIG devices.
+        """
+        found: dict[JobId, set[GpuUuid]] = {}
+        for reading in self.readings:
+            for process in () if reading.divided else reading.processes or ():
+                job = self.jobs_by_pid.get(process.pid)
+                if job is not None:
+                    found.setdefault(job, set()).add(reading.uuid)
+        return found
 
     def used(
         self, job: JobId, gpu: GpuUuid, sums: Mapping[tuple[JobId, GpuUuid], int]
@@ -92,10 +109,22 @@ class Look:
         return min(sum(mine), 100)
 
 
-def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) -> Look:
-    """Read every GPU and find out whose its processes are."""
+def look(
+    store: Store,
+    probe: GpuProbe,
+    processes: ProcessFinder,
+    clock: Clock,
+    before: Look | None = None,
+) -> Look:
+    """Read every GPU and find out whose its processes are.
+
+    `before` is the last look. A compute mode that the driver does not tell now is as it was then,
+    and a GPU is lost when the driver says so in two looks: the answer to a single call may be odd.
+    """
     at = clock.now()
-    readings = probe.read()
+    read = _with_known_modes(probe.read(), before)
+    said_lost = frozenset(each.uuid for each in read if each.fault is Fault.LOST)
+    readings = _with_doubt(read, said_lost - (before.said_lost if before else frozenset()))
     readings += _leased_and_not_there(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
@@ -103,8 +132,31 @@ def look(store: Store, probe: GpuProbe, processes: ProcessFinder, clock: Clock) 
     known = pids - processes.inherited(pids)
     found = processes.jobs_of(known, holders)
     if not processes.knows_pids(known, found):
-        return _of_foreign_pids(readings, holders, at)
-    return Look(readings, found, at, processes.mps_servers(known))
+        return replace(_of_foreign_pids(readings, holders, at), said_lost=said_lost)
+    return Look(readings, found, at, processes.mps_servers(known), said_lost=said_lost)
+
+
+def _with_known_modes(
+    readings: Sequence[GpuReading], before: Look | None
+) -> tuple[GpuReading, ...]:
+    known = {each.uuid: each.compute_mode for each in before.readings} if before else {}
+    return tuple(
+        replace(each, compute_mode=known.get(each.uuid))
+        if each.compute_mode is None or each.fault is not None
+        else each
+        for each in readings
+    )
+
+
+def _with_doubt(
+    readings: Sequence[GpuReading], doubted: frozenset[GpuUuid]
+) -> tuple[GpuReading, ...]:
+    return tuple(
+        replace(each, fault=Fault.UNREADABLE, detail=f"{each.detail or 'lost'}; {_READ_AGAIN}")
+        if each.uuid in doubted
+        else each
+        for each in readings
+    )
 
 
 def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime) -> Look:
@@ -122,13 +174,17 @@ def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at:
 def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
     """Return the GPUs that jobs hold and the driver does not show, as after a start without one.
 
-    Their leases are kept and shown for as long as the jobs last.
+    Their leases are kept and shown for as long as the jobs last. A GPU that cannot be read now may
+    be one of them, or have them as its MIG devices: until it is read, they are not known to be
+    lost.
     """
     shown = {reading.uuid for reading in readings}
     leased = {lease.gpu for job in store.live() if job.holds_memory for lease in job.leases}
+    fault, detail = Fault.LOST, "the driver does not show this GPU"
+    if any(reading.fault is Fault.UNREADABLE for reading in readings):
+        fault, detail = Fault.UNREADABLE, f"{detail}, and there is one that cannot be read now"
     return tuple(
-        replace(store.gpu(uuid), fault=Fault.LOST, detail="the driver does not show this GPU")
-        for uuid in sorted(leased - shown)
+        replace(store.gpu(uuid), fault=fault, detail=detail) for uuid in sorted(leased - shown)
     )
 
 

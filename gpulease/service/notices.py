@@ -7,9 +7,11 @@ from gpulease.domain.overuse import Consequence
 from gpulease.domain.sizing import enough_for
 from gpulease.service.idleness import AtRest
 from gpulease.service.overuse import Finding
+from gpulease.service.shortfall import Shortfall
 from gpulease.units import GIB, MIB, format_size, format_span
 
 _NO_MORE = "no GPU here offers more"
+_USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or lease more with --gpus"
 _A_SECOND = timedelta(seconds=1)
 
 
@@ -26,8 +28,24 @@ def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
 
 def overuse_warning(found: Finding, peak: int, most: int) -> str:
     """Say that a job holds more than its lease, and what comes of that."""
+    if not found.is_leased:
+        return _without_lease(found)
     why = ", and others wait for that memory" if found.policy.elastic and found.wanted else ""
     return f"{_holds(found)}{why}; {_what_comes(found, peak, most)}"
+
+
+def _without_lease(found: Finding) -> str:
+    what = f"{_shown(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
+    said = f"job {found.job.id} uses {what}, which it did not lease"
+    left = found.standing.left(found.policy)
+    if left is None:
+        return f"{said}; {_USE_OWN}"
+    why = ", and others wait for that memory" if found.policy.elastic else ""
+    return f"{said}{why}; unless that ends {_within(left)}, the job is stopped; {_USE_OWN}"
+
+
+def _within(left: timedelta) -> str:
+    return "now" if left < _A_SECOND else f"within {format_span(left)}"
 
 
 def _what_comes(found: Finding, peak: int, most: int) -> str:
@@ -38,17 +56,22 @@ def _what_comes(found: Finding, peak: int, most: int) -> str:
     if found.policy.consequence is Consequence.WARN:
         return next_time
     left = found.standing.left(found.policy) or timedelta(0)
-    within = "now" if left < _A_SECOND else f"within {format_span(left)}"
-    return f"unless that ends {within}, the job is stopped; {next_time}"
+    return f"unless that ends {_within(left)}, the job is stopped; {next_time}"
 
 
 def overuse_clear(found: Finding) -> str:
     """Say that a job is not stopped for what its owner was told of."""
-    job, gpu = f"job {found.job.id}", f"GPU {found.index}"
-    if found.used <= found.lease.memory + found.policy.tolerance:
+    job, gpu = f"job {found.job.id}", f"GPU {found.label}"
+    within = found.used <= found.lease.memory + found.policy.tolerance
+    if within and not found.is_leased:
+        return f"{job} holds no more than a context on {gpu} now, and is not stopped"
+    if within:
         return f"{job} is within its lease of {gpu} again, and is not stopped"
+    where = f"its lease of {gpu}" if found.is_leased else f"a context on {gpu}"
     if found.policy.consequence is Consequence.WARN:
-        return f"{job} holds more than its lease of {gpu}, but is not stopped for it any more"
+        return f"{job} holds more than {where}, but is not stopped for it any more"
+    if not found.is_leased:
+        return f"{job} is not stopped: nobody waits for what it holds of {gpu} without a lease"
     return f"{job} is not stopped: nobody waits for what it holds of {gpu} beyond its lease"
 
 
@@ -56,13 +79,25 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     """Say why a job is stopped: for the record, with a hint, and for its output."""
     after = format_span(found.policy.grace)
     at_most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
-    why = (
-        f"it held {_shown(found.used)} of GPU {found.index}{at_most} under a lease of "
-        f"{format_size(found.lease.memory)} for longer than {after}"
-    )
-    ask = size_to_ask_for(found, peak, most)
-    hint = f"ask for --mem {ask}" if ask else f"{_NO_MORE}: let it use less, or more GPUs"
+    held = f"it held {_shown(found.used)} of GPU {found.label}{at_most}"
+    if found.is_leased:
+        why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
+        ask = size_to_ask_for(found, peak, most)
+        hint = f"ask for --mem {ask}" if ask else f"{_NO_MORE}: let it use less, or more GPUs"
+    else:
+        why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
     return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
+
+
+def shortfall_warning(found: Shortfall) -> str:
+    """Say that a job may not get all of its lease, and what its owner can do about it."""
+    return (
+        f"job {found.job.id} may run out of memory within its lease of "
+        f"{format_size(found.lease.memory)} on GPU {found.label}: {_shown(found.unmanaged)} is "
+        f"used there outside any lease, {_shown(found.promised)} of it promised to leases; save "
+        "the job's work, and have the processes ended that gpulease status lists as in use "
+        "without a lease, or run the job again"
+    )
 
 
 def idle_warning(found: AtRest) -> str:
@@ -96,7 +131,7 @@ def _gpus(found: AtRest) -> str:
 def _holds(found: Finding) -> str:
     lease = format_size(found.lease.memory)
     return (
-        f"job {found.job.id} holds {_shown(found.used)} of GPU {found.index}, "
+        f"job {found.job.id} holds {_shown(found.used)} of GPU {found.label}, "
         f"and its lease is {lease}"
     )
 

@@ -1,4 +1,7 @@
-"""The watch over leases that hold more than they were granted: look, decide, remember.
+"""The watch over jobs that hold more than they were granted: look, decide, remember.
+
+A job that uses a GPU without a lease there is over a lease of zero. A bare context is tolerated
+there, and its owner is notified of it once.
 
 What is to be done about a finding is for the caller to do; when that is done, and not before, the
 finding is `settled`, so that what failed (a full disk, say) is found again at the next look.
@@ -11,13 +14,21 @@ from datetime import timedelta
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.domain.overuse import Consequence, OverusePolicy, Standing, Step, judge
+from gpulease.domain.overuse import (
+    BARE_CONTEXT,
+    Consequence,
+    OverusePolicy,
+    Standing,
+    Step,
+    judge,
+)
 from gpulease.domain.placement import Obstacle
 from gpulease.domain.plan import Plan
 from gpulease.service.look import Look
 from gpulease.service.ports import Store
 
-_HELD_BY_OTHERS = frozenset({Obstacle.LEASED, Obstacle.RESERVED})
+HELD_BY_OTHERS = frozenset({Obstacle.LEASED, Obstacle.RESERVED})
+IN_USE = HELD_BY_OTHERS | {Obstacle.UNMANAGED}
 _SHORTEST_STEP = timedelta(seconds=1)
 Key = tuple[JobId, GpuUuid]
 
@@ -28,18 +39,25 @@ class Finding:
 
     job: Job
     lease: Lease
-    index: int
-    """Of the GPU."""
+    """Of zero bytes on a GPU that the job did not lease."""
+    label: str
+    """Of the GPU, as people call it."""
     used: int
+    """0 where the driver does not say."""
     policy: OverusePolicy
     wanted: bool
     step: Step
     standing: Standing
     """How it stands when that has been done."""
 
+    @property
+    def is_leased(self) -> bool:
+        """Whether the job has a lease on the GPU at all."""
+        return any(lease.gpu == self.lease.gpu for lease in self.job.leases)
 
-def wanted_gpus(plan: Plan | None) -> frozenset[GpuUuid]:
-    """Return the GPUs for whose leased memory somebody waits, as of the latest plan."""
+
+def wanted_gpus(plan: Plan | None, why: frozenset[Obstacle]) -> frozenset[GpuUuid]:
+    """Return the GPUs for which a job waits for one of these reasons, as of the latest plan."""
     if plan is None:
         return frozenset()
     # Of ten thousand that wait, most wait for the same reason, which is one object.
@@ -48,7 +66,7 @@ def wanted_gpus(plan: Plan | None) -> frozenset[GpuUuid]:
         each.gpu
         for waiting in reasons.values()
         for each in waiting.refusal.hindrances
-        if each.obstacle in _HELD_BY_OTHERS
+        if each.obstacle in why
     )
 
 
@@ -58,6 +76,8 @@ class OveruseWatch:
     def __init__(self, policy_of: Callable[[Owner], OverusePolicy]) -> None:
         self._policy_of = policy_of
         self._standings: dict[Key, Standing] = {}
+        self._notified: set[Key] = set()
+        """The uses without a lease that their owners know of."""
 
     def policy_of(self, owner: Owner) -> OverusePolicy:
         """Return what holds for the usual job of a user."""
@@ -74,6 +94,13 @@ class OveruseWatch:
             return replace(policy, consequence=Consequence.WARN)
         return policy
 
+    def _policy_without_lease(self, job: Job) -> OverusePolicy:
+        """Return what holds for a job on a GPU that it did not lease, exclusive or not."""
+        policy = self._policy_of(job.owner)
+        if job.holder is not None:
+            policy = replace(policy, consequence=Consequence.WARN)
+        return replace(policy, tolerance=max(policy.tolerance, BARE_CONTEXT))
+
     def stops(self, job: Job) -> bool:
         """Tell whether a job is stopped that stays over its lease."""
         return self.policy(job).consequence is Consequence.STOP
@@ -83,25 +110,50 @@ class OveruseWatch:
         return self._standings.get((job, gpu), Standing())
 
     def look(
-        self, jobs: Sequence[Job], seen: Look, wanted: frozenset[GpuUuid], now: timedelta
+        self,
+        jobs: Sequence[Job],
+        seen: Look,
+        wanted: frozenset[GpuUuid],
+        now: timedelta,
+        in_use: frozenset[GpuUuid] = frozenset(),
     ) -> list[Finding]:
         """Take in one look at the GPUs; return what something is to be done about.
 
-        `now` is when it was, by a clock that nobody can set.
+        Args:
+            jobs: those that wait or hold memory.
+            seen: the look.
+            wanted: the GPUs for whose leased memory somebody waits.
+            now: when the look was, by a clock that nobody can set.
+            in_use: the GPUs for whose memory somebody waits, leased or used without a lease.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
-        self._forget_all_but({(job.id, lease.gpu) for job in running for lease in job.leases})
-        sums = seen.used_by_job()
-        findings = []
+        self._forget_all_but({job.id for job in running})
+        sums, there = seen.used_by_job(), self._without_lease(running, seen)
+        labels = {each.uuid: each.label for each in seen.readings}
+        found = []
         for job in running:
             policy = self.policy(job)
             for lease in job.leases:
                 used = seen.used(job.id, lease.gpu, sums)
-                found = self._judge(job, lease, used, policy, lease.gpu in wanted, now)
-                if found is not None:
-                    index = next(each.index for each in seen.readings if each.uuid == lease.gpu)
-                    findings.append(replace(found, index=index))
-        return findings
+                found.append(self._judge(job, lease, used, policy, lease.gpu in wanted, now))
+            for gpu, is_there in there.get(job.id, {}).items():
+                none = Lease(gpu, 0, job.submitted_at)
+                used = seen.used(job.id, gpu, sums)
+                policy = self._policy_without_lease(job)
+                notify = is_there and (job.id, gpu) not in self._notified
+                found.append(self._judge(job, none, used, policy, gpu in in_use, now, notify))
+        return [replace(each, label=labels[each.lease.gpu]) for each in found if each is not None]
+
+    def _without_lease(
+        self, running: Sequence[Job], seen: Look
+    ) -> Mapping[JobId, Mapping[GpuUuid, bool]]:
+        """Return the GPUs that jobs use or used without a lease, and whether they do now."""
+        leases = {(job.id, lease.gpu) for job in running for lease in job.leases}
+        now = {(job, gpu) for job, gpus in seen.gpus_by_job().items() for gpu in gpus}
+        found: dict[JobId, dict[GpuUuid, bool]] = {}
+        for job, gpu in sorted((now | self._standings.keys()) - leases):
+            found.setdefault(job, {})[gpu] = (job, gpu) in now
+        return found
 
     def _judge(
         self,
@@ -111,11 +163,14 @@ class OveruseWatch:
         policy: OverusePolicy,
         wanted: bool,
         now: timedelta,
+        notify: bool = False,
     ) -> Finding | None:
         key = job.id, lease.gpu
         before = self._standings.get(key) or _recorded(lease, policy)
         after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
-        if step is Step.NOTHING or used is None:
+        if step is Step.NOTHING and notify:
+            step = Step.WARN
+        if step is Step.NOTHING:
             self._standings[key] = after
             return None
         # Time goes on; what is to be done about it is not done yet.
@@ -127,11 +182,14 @@ class OveruseWatch:
             threatened=before.threatened,
             within_since=before.within_since,
         )
-        return Finding(job, lease, 0, used, policy, wanted, step, after)
+        return Finding(job, lease, "", used or 0, policy, wanted, step, after)
 
     def settled(self, finding: Finding) -> None:
         """Note that what was to be done about a finding has been done."""
-        self._standings[finding.job.id, finding.lease.gpu] = finding.standing
+        key = finding.job.id, finding.lease.gpu
+        self._standings[key] = finding.standing
+        if not finding.is_leased:
+            self._notified.add(key)
 
     def unrecorded(self, jobs: Sequence[Job]) -> Mapping[Key, timedelta | None]:
         """Return how long leases have been over, where the record is behind by some steps.
@@ -149,9 +207,10 @@ class OveruseWatch:
                     behind[job.id, lease.gpu] = standing.over_for
         return behind
 
-    def _forget_all_but(self, held: set[Key]) -> None:
-        for key in self._standings.keys() - held:
+    def _forget_all_but(self, jobs: set[JobId]) -> None:
+        for key in [key for key in self._standings if key[0] not in jobs]:
             del self._standings[key]
+        self._notified = {key for key in self._notified if key[0] in jobs}
 
 
 def _recorded(lease: Lease, policy: OverusePolicy) -> Standing:

@@ -216,6 +216,9 @@ class ProcessFinder(Protocol):
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process that has this pid now, or None if there is none."""
 
+    def is_stopped(self, pid: int) -> bool:
+        """Tell whether a signal has stopped the process with this pid, as Ctrl-Z does."""
+
     def count(self, job: Job) -> int | None:
         """Return how many processes a job has; None where there is no telling. Takes its time."""
 

@@ -1,4 +1,4 @@
-"""One pass over the queue: plan on what was seen, and commit the decision."""
+"""One pass over the queue: plan on the readings, and commit the decision."""
 
 from gpulease.domain.job import Job, Outcome, asked_to_go, grant
 from gpulease.domain.lease import Trigger
@@ -9,13 +9,29 @@ from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import Clock, Event, Store, Transaction
 
 
-def reconcile(store: Store, seen: Look, policy: Policy, clock: Clock) -> Plan:
-    """Commit what fits and return the decision; no worker may start before this returns."""
+def reconcile(
+    store: Store,
+    seen: Look,
+    policy: Policy,
+    clock: Clock,
+    closed: str | None = None,
+    *,
+    fresh: bool = True,
+) -> Plan:
+    """Commit what fits and return the decision; no worker may start before this returns.
+
+    `closed` is why nothing may be granted on any GPU at this moment, or None. `fresh` False means
+    that `seen` is from before this pass. A plan with grants is then returned and not committed:
+    others may have taken the memory since, so the caller has to look again.
+    """
     with store.write() as tx:
         at = clock.now()
         tx.know(seen.readings, at)
         jobs = {job.id: job for job in tx.live()}
-        decided = plan(snapshot(tuple(jobs.values()), seen, policy, tx.drained(), at))
+        drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
+        decided = plan(snapshot(tuple(jobs.values()), seen, policy, drained, at))
+        if decided.grants and not fresh:
+            return decided
         for job_id, placement in decided.grants:
             _grant(tx, jobs[job_id], placement, Event(at, Trigger.GRANT, _where(placement)))
         for job_id in decided.gives_up:

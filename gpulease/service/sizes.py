@@ -7,7 +7,7 @@ from datetime import datetime
 from gpulease.domain.memory import GpuMemory
 from gpulease.domain.plan import ledgers
 from gpulease.domain.shape import script_name
-from gpulease.domain.sizing import MOST_RUNS, Run, size_for
+from gpulease.domain.sizing import MOST_RUNS, Run, deciding, size_for
 from gpulease.service.look import Look, Policy, snapshot
 from gpulease.service.ports import Order, Transaction
 from gpulease.units import format_size
@@ -47,14 +47,21 @@ def most_of(seen: Look | None, policy: Policy, count: int, at: datetime) -> int:
 
 
 def _because(order: Order, runs: Sequence[Run], memory: int) -> str:
-    size, count = format_size(memory), "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    size = format_size(memory)
     script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
-    short = max((run for run in runs if run.fell_short), key=lambda run: run.leased, default=None)
-    used = format_size(max(run.used for run in runs))
-    if short is None:
-        return f"{size}, since {script} used up to {used} in {count}"
-    lease = format_size(short.leased)
-    if short.out_of_memory:
+    run = deciding(runs)
+    assert run is not None, "something was sized by these runs"
+    lease, used = format_size(run.leased), format_size(run.used)
+    if run.out_of_memory:
         return f"{size}, since {script} ran out of memory in {lease}"
-    held = format_size(short.used)
-    return f"{size}, since {script} was stopped for holding {held} in a lease of {lease}"
+    if run.fell_short:
+        return f"{size}, since {script} was stopped for holding {used} in a lease of {lease}"
+    return f"{size}, since {script} used up to {used} in {_count(runs, run)}"
+
+
+def _count(runs: Sequence[Run], run: Run) -> str:
+    """Say how many runs used no more than `run`."""
+    within = sum(each.used <= run.used for each in runs)
+    if within < len(runs):
+        return f"{within} of {len(runs)} runs"
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import Float, cast, func, select
 from sqlalchemy.orm import Session
 
-from gpulease.domain.account import PROOF, Use
+from gpulease.domain.account import Use
 from gpulease.domain.lease import State
 from gpulease.store.faults import told
 from gpulease.store.repository import SqlStore
@@ -38,7 +38,6 @@ class Accounts:
             )
             .join(LeaseRow, LeaseRow.job == JobRow.id)
             .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
-            .where(JobRow.name != PROOF)
             .group_by(JobRow.user)
             .order_by(JobRow.user)
         )

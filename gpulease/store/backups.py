@@ -7,6 +7,7 @@ copies of their own, which are never removed.
 import re
 import shutil
 import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 from gpulease.errors import RecordUnwritable
@@ -51,6 +52,16 @@ def all_copies(path: Path) -> list[Path]:
     own = [copy for _, copy in reversed(_made(path))]
     others = [each for each in path.parent.glob(f"{path.name}.*.backup") if each not in own]
     return own + sorted(others, key=lambda each: each.stat().st_mtime, reverse=True)
+
+
+def last_job(path: Path) -> int:
+    """Return the highest id of a job that the copies of the database at `path` know of."""
+    last = 0
+    for copy in all_copies(path):
+        with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(copy)) as connection:
+            query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
+            last = max(last, *(int(seq) for (seq,) in connection.execute(query)))
+    return last
 
 
 def _made(path: Path) -> list[tuple[int, Path]]:

@@ -8,8 +8,9 @@ is the one lock between writers.
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
 _BUSY_TIMEOUT_S = 10.0
 _IMPATIENT_S = 0.1
@@ -20,11 +21,14 @@ WRITES = {"gpulease_writes": True}
 
 
 def open_engine(path: Path) -> Engine:
-    """Return an engine on the database file at `path`; the file may be new."""
-    engine = create_engine(
-        f"sqlite:///{path}",
-        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
-    )
+    """Return an engine on the database file at `path`, which may be empty."""
+
+    def connect() -> sqlite3.Connection:
+        # An empty file in the place of one that was removed would hide that it was.
+        uri = f"file:{quote(str(path))}?mode=rw"
+        return sqlite3.connect(uri, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=True)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine

@@ -46,6 +46,11 @@ def told(path: Path) -> Iterator[None]:
         raise told_of(path, error.orig) from error
 
 
+def may_lack_space(error: DatabaseError) -> bool:
+    """Tell whether more disk space might have helped; a quota shows as an input/output error."""
+    return _code(error.orig) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def at_start(path: Path, error: BaseException | None) -> GpuleaseError:
     """Return why a daemon cannot start with this file: StateUnwritable where that may pass."""
     code = _code(error)

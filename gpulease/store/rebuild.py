@@ -19,7 +19,7 @@ from gpulease.store.tables import EventRow, HolderRow, InvocationRow, JobRow, Le
 
 _IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "events")
 _HISTORY = "gpu_memory"
-_LEAP = 1000
+LEAP = 1000
 """Ids that are passed over where it is not known how many were given."""
 _ORPHANS = ("events", "invocations", "holders", "pools", "leases")
 
@@ -48,23 +48,26 @@ def is_sound(path: Path) -> bool:
         return False
 
 
-def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage]) -> Tally:
+def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int = 0) -> Tally:
     """Write a new database at `target`; rows of `copies` only fill what `damaged` lost.
+
+    Ids up to `taken` were given in any case, whatever the files say.
 
     Raises:
         StateUnusable, StateUnwritable: it cannot be written.
     """
     try:
-        return _rebuild(target, damaged, copies)
+        return _rebuild(target, damaged, copies, taken)
     except DatabaseError as error:
         raise at_start(target, error.orig) from error
     except sqlite3.DatabaseError as error:
         raise at_start(target, error) from error
 
 
-def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage]) -> Tally:
+def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int) -> Tally:
     tally = Tally()
     revision = next((it.revision for it in (damaged, *copies) if it.revision), None)
+    target.touch(mode=0o600)
     engine = open_engine(target)
     migrate(engine, revision if revision in known_revisions() else "head")
     engine.dispose()
@@ -74,7 +77,7 @@ def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage]) -> Tally
         for name in (*_IN_ORDER, _HISTORY):
             _fill(connection, name, damaged, copies, tally)
         _mend(connection, tally)
-        _pass_over_ids(connection, damaged, copies)
+        _pass_over_ids(connection, damaged, copies, taken)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     engine = open_engine(target)
@@ -151,15 +154,15 @@ def _mend(connection: sqlite3.Connection, tally: Tally) -> None:
 
 
 def _pass_over_ids(
-    connection: sqlite3.Connection, damaged: Salvage, copies: Sequence[Salvage]
+    connection: sqlite3.Connection, damaged: Salvage, copies: Sequence[Salvage], taken: int
 ) -> None:
     """See that no id that may have been given is given again."""
     told = [_sequence(it) for it in (damaged, *copies)]
-    last = max([number for number in told if number is not None], default=0)
+    last = max([taken, *(number for number in told if number is not None)])
     for query in ("SELECT max(id) FROM jobs", "SELECT max(job) FROM events"):
         last = max(last, connection.execute(query).fetchone()[0] or 0)
     if told[0] is None:
-        last += _LEAP
+        last += LEAP
     connection.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", (last,))
 

@@ -29,8 +29,10 @@ from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event
 from gpulease.store import gpus, statements
 from gpulease.store.engine import WRITES, be_patient, open_engine
-from gpulease.store.faults import at_start, told
+from gpulease.store.faults import at_start, may_lack_space, told
+from gpulease.store.presence import Presence
 from gpulease.store.reads import drained_gpus, invocation_sizes, jobs_where
+from gpulease.store.reserve import Reserve
 from gpulease.store.rows import unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.tables import (
@@ -57,11 +59,14 @@ class SqlStore:
             StateUnwritable: it cannot be used at this moment.
         """
         self.path = path
+        self.reserve = Reserve(path)
+        self.reserve.release_in_need()
         try:
             # SQLite gives the files beside it the same mode; the environments of jobs are in them.
             path.touch(mode=0o600)
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
+            self._presence = Presence(path, self.engine)
             with Session(self.engine) as session:
                 self._live = {
                     job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
@@ -79,7 +84,13 @@ class SqlStore:
 
     def close(self) -> None:
         """Let go of the file."""
+        self._presence.close()
         self.engine.dispose()
+
+    def ensure_file(self) -> None:
+        """See that what is committed goes to the file at its path. Raises as `alone` does."""
+        with self._writing:
+            self._presence.ensure()
 
     @contextmanager
     def write(self) -> Iterator[SqlTransaction]:
@@ -104,15 +115,21 @@ class SqlStore:
             RecordUnwritable: the file cannot be written at this moment, or is damaged.
         """
         with self._writing, told(self.path):
+            self.reserve.release_in_need()
+            self._presence.ensure()
             try:
                 with self.engine.connect() as connection:
                     be_patient(connection, not self._is_held_up)
                     yield connection.execution_options(**WRITES)
-            except OperationalError:
+            except OperationalError as error:
+                if may_lack_space(error):
+                    self.reserve.release()
                 # Who comes next does not wait as long again: all writers stand in one line.
                 self._is_held_up = True
                 raise
             self._is_held_up = False
+            # What was committed is acknowledged only if it is in the file.
+            self._presence.ensure()
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id, as last committed."""
@@ -192,6 +209,19 @@ class SqlStore:
         with self.alone() as connection, connection.begin():
             connection.execute(statements.START_SEQUENCE, {"last": last})
             connection.execute(statements.RAISE_SEQUENCE, {"last": last})
+
+    def boot(self) -> str | None:
+        """Return the boot in which a daemon last used this record, if one is stored."""
+        with self._reading() as session:
+            row = session.get(PropertyRow, "boot")
+            return None if row is None else row.value
+
+    def note_boot(self, boot: str) -> None:
+        """Store the boot in which a daemon uses this record."""
+        row = upsert(PropertyRow).values(key="boot", value=boot)
+        row = row.on_conflict_do_update(index_elements=["key"], set_={"value": boot})
+        with self.alone() as connection, connection.begin():
+            connection.execute(row)
 
     def installation(self, known: str | None = None) -> str:
         """Return the name of this database, made once; it tells our jobs from another daemon's.

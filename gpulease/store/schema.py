@@ -100,16 +100,26 @@ def copy_database(path: Path, to: Path) -> None:
     Raises:
         sqlite3.DatabaseError: one cannot be read, or the other not be written.
     """
+    with closing(sqlite3.connect(path)) as source:
+        copy_open_database(source, to)
+
+
+def copy_open_database(source: sqlite3.Connection, to: Path) -> None:
+    """Copy the database of an open connection, which need not have a name any more.
+
+    Raises:
+        sqlite3.DatabaseError: one cannot be read, or the other not be written.
+    """
     fresh = to.with_name(f"{to.name}.new")
     try:
         fresh.unlink(missing_ok=True)
         fresh.touch(mode=0o600)
-        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(fresh)) as target:
+        with closing(sqlite3.connect(fresh)) as target:
             source.backup(target)
             # A copy is one file: what is read of it makes no others beside it.
             target.execute("PRAGMA journal_mode=DELETE")
             if target.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError(f"{path} is damaged")
+                raise sqlite3.DatabaseError(f"{to.name} would be a copy of a damaged database")
         fresh.replace(to)
     finally:
         for left in (fresh, fresh.with_name(f"{fresh.name}-journal")):

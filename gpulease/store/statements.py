@@ -24,6 +24,7 @@ DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("th
 ADD_SUBMISSION = insert(_tables["submissions"])
 ADD_HOLDER = insert(_tables["holders"])
 ADD_LEASE = insert(_leases)
+DROP_LEASES = delete(_leases).where(_leases.c.job == bindparam("this"))
 _CHANGING = ("granted_at", "released_at", "enforced_by", "driver_limit", "used")
 CHANGE_LEASE = (
     update(_leases)

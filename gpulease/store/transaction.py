@@ -163,6 +163,8 @@ class SqlTransaction:
     def _save_leases(self, before: Job | None, job: Job) -> None:
         if before is not None and before.leases == job.leases:
             return
+        if not job.leases:
+            self._connection.execute(statements.DROP_LEASES, {"this": job.id})
         known = {lease.gpu for lease in before.leases} if before is not None else set()
         for place, lease in enumerate(job.leases):
             if lease.gpu not in known:

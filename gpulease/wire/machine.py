@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpulease.wire.views import JobView
 
-GpuState = Literal["available", "drained", "divided", "unreadable", "lost"]
+GpuState = Literal["available", "drained", "divided", "prohibited", "unreadable", "lost"]
 CheckState = Literal["ok", "warning", "failure"]
 
 
@@ -24,12 +24,12 @@ class MemoryView:
     committed: int
     unmanaged: int | None
     headroom: int | None
-    """What can be leased now; 0 of a drained one."""
+    """What can be leased now; 0 of a drained or prohibited one."""
 
 
 @dataclass(slots=True)
 class ProcessView:
-    """One process on a GPU; `job` is null for an unmanaged one."""
+    """One process on a GPU; it is unmanaged if `job` is null or has no lease on that GPU."""
 
     pid: int
     user: str | None
@@ -76,6 +76,8 @@ class GpuView:
     """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
     parent: str | None = None
     """Of a MIG device: the UUID of the GPU that it is a part of."""
+    compute_mode: str | None = None
+    """default, exclusive process or prohibited; null while it is not known."""
 
 
 @dataclass(slots=True)

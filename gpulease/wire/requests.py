@@ -103,6 +103,18 @@ class HoldRequest:
 
 
 @dataclass(slots=True)
+class NestedRequest:
+    """A part of the lease under which the process that asks runs already.
+
+    `environment` is what it is to be put into, one character per byte.
+    """
+
+    environment: dict[str, str]
+    claim: ClaimRequest = field(default_factory=ClaimRequest)
+    options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+
+
+@dataclass(slots=True)
 class PoolUsage:
     """What the pool of a framework holds on one GPU, in bytes; null where it does not tell."""
 

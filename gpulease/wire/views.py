@@ -158,6 +158,9 @@ class JobView:
     """Whether it runs on a pseudo-terminal."""
     main_exited_at: str | None = None
     """When the main process ended, while others of the job keep its leases."""
+    suspended: bool = False
+    """Its main process, or the process that holds the lease, is stopped by a signal, as by Ctrl-Z;
+    the lease is kept."""
     processes: int | None = None
     """How many processes it has; null where nobody counted."""
     grace: float | None = None
@@ -182,6 +185,19 @@ class JobView:
     retried_as: int | None = None
     """The job that tries this one again."""
     events: list[EventView] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class NestedView:
+    """The job under whose lease the process that asks runs, and its part of that lease."""
+
+    job: JobView | None
+    """Null: it runs under none, and there is no part."""
+    gpus: list[str] = field(default_factory=list)
+    memory: int | None = None
+    """Bytes on each of `gpus`."""
+    environment: EnvironmentView | None = None
+    """What puts the part into force."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from gpulease.wire import (
     ErrorReply,
     JobList,
     JobView,
+    NestedView,
     StatusView,
     SubmitRequest,
 )
@@ -140,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json(stand_in.status)
             case ["doctor"]:
                 self._json(stand_in.doctor)
+            case ["nested"]:
+                self._json(NestedView(None))
             case ["jobs"] if body:
                 stand_in.submitted.append(msgspec.json.decode(body, type=SubmitRequest))
                 job = stand_in.on_submit

@@ -213,9 +213,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no room on a small disk but in what is there, and return the file to remove."""
+    """Leave no room on a small disk but in what is there, and return the file to remove.
+
+    The daemon has a reserve, which it gives back when it is needed: filled again, it is gone too.
+    """
     ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
+    with ballast.open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(b"\0" * 4096)

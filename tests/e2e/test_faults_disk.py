@@ -38,7 +38,7 @@ def test_full_at_submit_grant_and_launch(on_small_disk: Daemon, small_disk: Path
     when_in(daemon, blocker, "active")
     accepted = [submit(daemon, "sh", "-c", f"exit {3 + n}") for n in range(3)]
     ballast = fill(small_disk)
-    error = wait_for("it is said", lambda: fails_to_submit(daemon))
+    error = wait_for("it is said", lambda: fill(small_disk) and fails_to_submit(daemon))
     assert error.hint
     known = {job.id for job in client(daemon).jobs().jobs}
     assert known >= {blocker, *accepted}
@@ -131,8 +131,13 @@ def test_what_was_seen_of_the_gpus_on_a_full_disk_is_written_when_there_is_room(
 ) -> None:
     daemon = on_small_disk.start()
     wait_for("samples are written", lambda: samples(daemon) > 0)
+
+    def cannot_be_written() -> bool:
+        fill(small_disk)
+        return "cannot write the record" in daemon.log
+
+    wait_for("they cannot be", cannot_be_written)
     ballast = fill(small_disk)
-    wait_for("they cannot be", lambda: "the history is kept in memory" in daemon.log)
     before = samples(daemon)
     ballast.unlink()
     wait_for("all of them are", lambda: samples(daemon) > before + 20)

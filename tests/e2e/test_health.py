@@ -1,7 +1,9 @@
 """Faults of GPUs, from NVML's events to who is told, on the daemon as it runs."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +120,36 @@ def test_the_fault_of_a_program_drains_nothing_and_is_kept_and_shown(
     )
     assert state(daemon, 0) == "available"
     assert [each["kind"] for each in daemon.status()["gpus"][0]["events"]] == ["xid 31"]
+
+
+def test_a_hardware_fault_behind_a_storm_of_a_programs_faults_drains_its_gpu(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, xids=[13] * 10_000 + [79])
+
+    def drained() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = daemon.status()["gpus"][0]["events"]
+        return events if any(each["kind"] == "faulty" for each in events) else []
+
+    events = wait_for("it was drained", drained)
+    counts = {each["kind"]: each["count"] for each in events}
+    assert (counts["xid 13"], counts["xid 79"]) == (10_000, 1)
+    assert len(events) <= 4, "a storm is one entry"
+
+
+def test_an_xid_that_nobody_can_judge_is_told_to_the_admin_and_drains_nothing(
+    machine: tuple[Daemon, StandIn],
+) -> None:
+    daemon, stand_in = machine
+    stand_in.change(0, xids=[121])
+    stand_in.change(1, xids=[69])
+
+    def kinds() -> list[str]:
+        return [each["kind"] for gpu in daemon.status()["gpus"] for each in gpu["events"]]
+
+    wait_for("both are on record", lambda: set(kinds()) == {"xid 121", "xid 69"})
+    assert [gpu["state"] for gpu in daemon.status()["gpus"]] == ["available", "available"]
+    checks = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
+    states = {check["name"]: check["state"] for check in checks}
+    assert (states["GPU 0 health"], states["GPU 1 health"]) == ("warning", "ok")

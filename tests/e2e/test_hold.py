@@ -247,7 +247,7 @@ def test_ctrl_c_gives_the_place_in_the_line_back(daemon: Daemon) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
 
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (-signal.SIGINT, b"")
     assert daemon.wait_until(number, "ended")["outcome"] == "cancelled"
 
 
@@ -389,14 +389,17 @@ def test_nothing_is_left_of_a_hold_but_the_lease(daemon: Daemon) -> None:
     end(process)
 
 
-def test_what_is_run_in_a_held_shell_is_said_to_have_a_lease_of_its_own(daemon: Daemon) -> None:
+def test_what_is_run_in_a_held_shell_runs_within_the_lease_that_it_holds(daemon: Daemon) -> None:
+    job = "sh -c 'echo $GPULEASE_JOB $GPULEASE_MEMORY'"
     ran = run(
         daemon,
-        f'eval "$({GPULEASE} hold --mem 3G)"; {GPULEASE} run --mem 1G true && echo first\n'
-        f"{GPULEASE} cancel $GPULEASE_JOB; {GPULEASE} run --mem 1G true && echo second",
+        f'eval "$({GPULEASE} hold --mem 3G)"; {GPULEASE} run --mem 1G {job}\n'
+        f"{GPULEASE} cancel $GPULEASE_JOB >/dev/null\n"
+        f"until {GPULEASE} show 1 | grep -q released; do :; done\n"
+        f"{GPULEASE} run --mem 1G {job}",
     )
-    assert "first" in ran.stdout and "second" in ran.stdout
-    assert ran.stderr.count("this shell holds 3G already, as job 1;") == 1
+    assert ran.stdout.splitlines() == [f"1 {G}", f"2 {G}"]
+    assert ran.stderr.count("gpulease: runs within the lease of job 1: 1G on 1 GPU\n") == 1
 
 
 def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from nvml_stand_in import Card, Part, StandIn
+import pytest
+
+from nvml_stand_in import Card, Code, Part, StandIn
 
 from .conftest import Daemon, wait_for
 
@@ -75,6 +77,34 @@ def test_a_lease_of_a_mig_device_counts_there_and_outlasts_its_gpus_loss(
     wait_for("it is back", lambda: daemon.status()["gpus"][0]["state"] == "divided")
     gone = next(gpu for gpu in daemon.status()["gpus"] if gpu["uuid"] == "MIG-aaaa-2")
     assert (gone["state"], gone["memory"]["leased"]) == ("lost", 8 * G)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"])
+def test_a_failing_call_neither_leases_a_divided_gpu_as_a_whole_nor_loses_its_parts(
+    make_daemon: Callable[..., Daemon], tmp_path: Path, function: str
+) -> None:
+    parts = (Part("MIG-aaaa-1", total=40 * G), Part("MIG-aaaa-2", total=20 * G))
+    daemon, stand_in = on(make_daemon, tmp_path, Card(mig=True, parts=parts))
+
+    def states() -> list[str]:
+        return [gpu["state"] for gpu in daemon.status()["gpus"]]
+
+    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+    daemon.wait_until(job, "active")
+    stand_in.change(0, faults={function: Code.UNKNOWN})
+    wait_for("the failure is seen", lambda: states() == ["unreadable"] * 3)
+    large = daemon.submit("--mem", "60G", "--", "true")
+    wait_for("it has a reason", lambda: daemon.job(large)["reason"])
+    assert daemon.job(large)["state"] == "queued"
+    daemon.kill()
+    daemon.start()
+    assert set(states()) == {"unreadable"}, "a part that is not shown now may still be there"
+    stand_in.change(0, faults={})
+    wait_for("all is well", lambda: states() == ["divided", "available", "available"])
+    shown = daemon.job(job)
+    assert (shown["state"], shown["leases"][0]["gpu"]) == ("active", "MIG-aaaa-1")
+    assert not [each for each in shown["events"] if "lost" in (each["detail"] or "")]
+    assert daemon.job(large)["state"] == "queued"
 
 
 def test_a_gpu_with_unified_memory_is_listed_with_the_reason_and_not_leased(

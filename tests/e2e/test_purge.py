@@ -1,10 +1,18 @@
 """Purging: of what a daemon has left in its state directory nothing stays, and of others' all."""
 
+import os
+import pty
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from gpulease.daemon.install import remove_state
+import pytest
 
+from gpulease.daemon.install import purge_notice, remove_state
+
+from .asking import hold, submit, when_in
 from .conftest import Daemon
 
 
@@ -30,3 +38,53 @@ def test_what_is_not_a_daemons_stays(daemon: Daemon) -> None:
     (state / "notes").touch()
     remove_state(state, lambda _: None)
     assert [path.name for path in state.iterdir()] == ["notes"]
+
+
+def test_who_purges_is_told_how_many_jobs_wait_hold_and_run(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon().start()
+    for _ in range(2):
+        when_in(daemon, submit(daemon, "true"), "ended")
+    when_in(daemon, hold(daemon, None, time_limit=3600), "active")
+    when_in(daemon, submit(daemon, "sleep", "1000"), "active")
+    exclusive = ("--exclusive", "--gpus", "2", "--mem", "1G", "--", "true")
+    for _ in range(3):
+        daemon.submit(*exclusive)
+    expected = f"the record in {daemon.state}: 3 waiting jobs, 1 hold, 1 running job, 2 ended jobs,"
+    assert expected in purge_notice(daemon.state)
+    assert "Waiting jobs do not run." in purge_notice(daemon.state)
+
+
+def test_a_record_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "gpulease.db").write_bytes(b"no database" * 1000)
+    assert "how many is not known because the record cannot be read" in purge_notice(tmp_path)
+    assert "0 waiting jobs" in purge_notice(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed"), [("y", True), ("yes", True), ("n", False), ("", False)]
+)
+def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None:
+    ask = (
+        "import sys; from gpulease.daemon.setup import _ask; sys.exit(not _ask('this deletes it'))"
+    )
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    asked = subprocess.run([sys.executable, "-c", ask], stdin=theirs, stdout=theirs, check=False)
+    os.close(theirs)
+    said = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert "this deletes itDelete it? [y/N]" in said
+    assert (asked.returncode == 0) == agreed
+
+
+def test_without_a_terminal_a_purge_is_refused_with_a_hint() -> None:
+    ask = "from gpulease.daemon.setup import _ask; _ask('this deletes it')"
+    asked = subprocess.run(
+        [sys.executable, "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert asked.returncode != 0
+    assert "there is no terminal to ask on: this deletes it" in asked.stderr
+    assert "gpulease-setup remove --purge --yes" in asked.stderr

@@ -1,15 +1,15 @@
 """`gpulease.lease` in real processes, against a real daemon on simulated GPUs."""
 
+import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.conftest import PATIENCE_S, Daemon, wait_for
-from e2e.python_process import PLAIN, START, Process, refusal, run, source
+from e2e.python_process import PLAIN, Process, refusal, run, source
 from gpulease.config import personal_state
 from gpulease.personal import serving
 
@@ -143,11 +143,7 @@ def test_a_forked_child_has_the_lease_and_cannot_release_it(daemon: Daemon) -> N
             child = os.fork()
             if child == 0:
                 lease.release()
-                try:
-                    gpulease.lease("1G")
-                except AlreadyLeased:
-                    os._exit(7)
-                os._exit(1)
+                os._exit(7 if gpulease.lease("1G").id == lease.id else 1)
             tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             tell(gpulease.Client().job(lease.id).state)
         """,
@@ -160,17 +156,83 @@ def test_a_second_lease_in_a_process_is_refused(daemon: Daemon) -> None:
     assert told.startswith("cannot lease: this process holds a lease already, job 1\n\nhint: ")
 
 
-def test_a_lease_inside_a_job_is_refused(daemon: Daemon) -> None:
-    script = START + refusal("AlreadyLeased")
-    ran = daemon.run("run", "--mem", "1G", "--", sys.executable, "-c", script)
-    assert "cannot lease: this process belongs to job 1, and has that job's lease" in ran.stdout
-
-
-def test_a_lease_inside_a_job_that_hides_it_is_refused_by_the_daemon(daemon: Daemon) -> None:
-    script = 'import os\ndel os.environ["GPULEASE_JOB"]\n' + START + refusal("AlreadyLeased")
+def inside_a_job(daemon: Daemon, script: str, *line: str) -> str:
+    """Return what a script of Python says that runs in a job of 2G."""
     reached = os.environ | {"GPULEASE_SOCKET": str(daemon.socket)}
-    ran = daemon.run("run", "--mem", "1G", "--", sys.executable, "-c", script, env=reached)
-    assert "it belongs to job 1, which has one" in ran.stdout
+    return daemon.run("run", "--mem", "2G", "--", *line, *source(script), env=reached).stdout
+
+
+def test_a_lease_inside_a_job_is_the_lease_of_the_job(daemon: Daemon) -> None:
+    told = inside_a_job(
+        daemon,
+        """\
+        with gpulease.lease("1G", name="mine", wait=0) as lease:
+            print(lease.id, lease.memory, lease.held, os.environ["GPULEASE_MEMORY"])
+            print(lease.environment["GPULEASE_JOB"], len(lease.gpus))
+        print(gpulease.Client().job(lease.id).state, os.environ["GPULEASE_JOB"])
+        with gpulease.lease() as again:
+            print(again.id)
+        """,
+    )
+    assert told.split() == ["1", str(2 * G), "True", str(2 * G), "1", "1", "active", "1", "1"]
+    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    assert [job["id"] for job in listed] == [1]
+
+
+def test_a_lease_inside_a_job_that_is_too_small_is_refused(daemon: Daemon) -> None:
+    told = inside_a_job(
+        daemon,
+        """\
+        for asked in ({"memory": "3G"}, {"gpus": 2}, {"time_limit": "1h"}, {"split": 2}):
+            try:
+                gpulease.lease(**asked)
+            except AlreadyLeased as error:
+                print(error.message, "|", error.hint)
+        """,
+    )
+    sizes, gpus, time, split = told.splitlines()
+    assert sizes.startswith("cannot run within the lease of job 1: it has 2G here, and this asks")
+    assert sizes.endswith(
+        "| ask for at most 2G; or start the job with more: gpulease run --mem SIZE"
+    )
+    assert "it has 1 GPU here, and this asks for 2" in gpus
+    assert "only a job has a time limit" in time
+    assert split.startswith("cannot lease: job 1 shows each GPU as 1, not as 2 | start the job")
+
+
+def test_a_lease_inside_a_job_is_put_into_force_where_the_environment_was_cleared(
+    daemon: Daemon,
+) -> None:
+    told = inside_a_job(
+        daemon,
+        """\
+        print("GPULEASE_JOB" in os.environ)
+        with gpulease.lease("1G") as lease:
+            print(lease.id, lease.memory, os.environ["GPULEASE_MEMORY"])
+        print("GPULEASE_JOB" in os.environ, gpulease.Client().job(lease.id).state)
+        """,
+        "env", "-i", f"GPULEASE_SOCKET={daemon.socket}",
+    )  # fmt: skip
+    assert told.split() == ["False", "1", str(G), str(G), "False", "active"]
+
+
+def test_a_variable_that_outlives_its_job_does_not_keep_a_process_from_a_lease(
+    daemon: Daemon,
+) -> None:
+    ended = daemon.submit("--mem", "1G", "true")
+    other = daemon.submit("--mem", "1G", "sleep", "600")
+    daemon.wait_until(ended, "ended")
+    daemon.wait_until(other, "active")
+    for number in (ended, other):
+        told = run(
+            daemon,
+            f"""\
+            os.environ["GPULEASE_JOB"] = "{number}"
+            with gpulease.lease("1G") as lease:
+                tell(lease.id)
+            """,
+        )
+        assert int(told) > other
 
 
 def test_a_lease_that_was_given_back_cannot_be_entered(daemon: Daemon) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from .conftest import Daemon, alive, wait_for
 
 
@@ -102,13 +104,51 @@ def test_ctrl_c_interrupts_the_job_and_the_status_says_by_which_signal(daemon: D
     assert run.returncode in (1, -signal.SIGINT)
 
 
-def test_ctrl_c_while_waiting_takes_the_job_out_of_the_queue(daemon: Daemon) -> None:
+def test_a_failed_job_ends_its_command_though_the_daemon_does_not_answer(daemon: Daemon) -> None:
+    run = daemon.open(
+        "run", "--mem", "1G", "--", "sh", "-c", "echo up; read line; exit 3",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert run.stdout is not None and run.stdout.readline() == b"up\n"
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        # Less than the 30 seconds that an answer may otherwise take.
+        run.communicate(b"go on\n", timeout=20)
+        assert run.returncode == 3
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_ctrl_c_ends_a_command_that_waits_though_the_daemon_does_not_answer(
+    daemon: Daemon,
+) -> None:
     daemon.wait_until(daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600"), "active")
     run = daemon.open("run", "--mem", "1G", "--", "true", stderr=subprocess.PIPE)
     wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
-    run.send_signal(signal.SIGINT)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert run.returncode == -signal.SIGINT
+    assert b"job 2 may not be cancelled" in err
+    # The daemon had the request all the same.
+    assert daemon.wait_until(2, "ended")["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_waiting_cancels_the_job_and_ends_the_command(
+    daemon: Daemon, signum: signal.Signals
+) -> None:
+    daemon.wait_until(daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600"), "active")
+    run = daemon.open("run", "--mem", "1G", "--", "true", stderr=subprocess.PIPE)
+    wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
+    run.send_signal(signum)
     run.communicate(timeout=60)
-    assert run.returncode == 130
+    assert run.returncode == -signum
     assert len(daemon.status()["jobs"]) == 1
     assert daemon.job(2)["outcome"] == "cancelled"
 

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -344,6 +345,28 @@ def test_ctrl_c_ends_a_script_around_it_as_well(sit: Open, daemon: Daemon, tmp_p
     terminal.finish()
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["gl run --mem 1G -- true", 'eval "$(gl hold --mem 1G)"', "gl logs -f {filler}"],
+    ids=["run", "hold", "logs"],
+)
+def test_ctrl_c_ends_a_loop_whose_command_waits(sit: Open, daemon: Daemon, line: str) -> None:
+    filler = daemon.submit("--exclusive", "--gpus", "2", "--", "sh", "-c", "echo up; sleep 600")
+    daemon.wait_until(filler, "active")
+    terminal = shell(daemon, sit)
+    until = "up\r\n" if "logs" in line else "gpulease: job "
+    loop = f"for n in 1 2 3; do echo round $n; {line.format(filler=filler)}; done"
+    command(terminal, loop, until)
+    begin = len(terminal.shown)
+    command(terminal, "\x03", "[ready] ")
+    command(terminal, "echo status $?", "status 130")
+    assert "round" not in terminal.shown[begin:]
+    waiting = [job for job in daemon.status()["jobs"] if job["state"] == "queued"]
+    assert waiting == []
+    terminal.type(b"exit\r")
+    terminal.finish()
+
+
 def test_bg_lets_the_job_go_on_without_the_terminal(
     sit: Open, daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -412,6 +435,32 @@ def test_ctrl_z_in_attach_stops_attach_alone(sit: Open, daemon: Daemon) -> None:
     terminal.read_until("[ready]", after=begin + len("[ready]"))
     terminal.type(b"exit\r")
     assert terminal.finish() == 0
+
+
+@pytest.mark.parametrize("kind", ["run", "hold"])
+def test_a_stopped_job_is_shown_as_suspended_until_it_goes_on(daemon: Daemon, kind: str) -> None:
+    with subprocess.Popen(["sleep", "600"]) as holder:
+        try:
+            if kind == "run":
+                job = daemon.submit("--mem", "1G", "--", "sleep", "600")
+            else:
+                daemon.run("hold", "--mem", "1G", "--pid", str(holder.pid))
+                job = only_job(daemon)
+            pid = daemon.wait_until(job, "active")["pid"]
+            assert not daemon.job(job)["suspended"]
+            os.kill(pid, signal.SIGSTOP)
+            wait_for("it is suspended", lambda: daemon.job(job)["suspended"])
+            (listed,) = daemon.status()["jobs"]
+            assert (listed["state"], listed["suspended"]) == ("active", True)
+            assert " suspended " in daemon.run("list", "--state", "suspended").stdout
+            assert " suspended " in daemon.run("status").stdout
+            shown = daemon.run("show", str(job)).stdout
+            assert "active, suspended" in shown and "the memory stays leased" in shown
+            os.kill(pid, signal.SIGCONT)
+            wait_for("it goes on", lambda: not daemon.job(job)["suspended"])
+            assert "no jobs" in daemon.run("list", "--state", "suspended").stdout
+        finally:
+            holder.kill()
 
 
 def test_a_shell_has_a_lease_until_it_is_left(sit: Open, daemon: Daemon) -> None:

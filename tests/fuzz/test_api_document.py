@@ -35,6 +35,7 @@ OPERATIONS = [
     ("GET", "/v1/doctor"),
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
+    ("POST", "/v1/nested"),
     ("GET", "/v1/jobs"),
     ("GET", "/v1/jobs/{job_id}"),
     ("GET", "/v1/jobs/{job_id}/watch"),

@@ -32,6 +32,9 @@ def directory(request: pytest.FixtureRequest) -> Iterator[Path]:
             launch = dataclasses.replace(launch, terminal=TerminalOrder(24, 80, None, True))
         start(launch)
         yield made
+        # What peers send is never taken for an error of the shim's own.
+        logs = [(made / name).read_bytes() for name in ("stdout", "stderr")]
+        assert not any(b"the shim failed" in log for log in logs), logs
 
 
 def shot(directory: Path, data: bytes, *, read: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fuzz.unix import said
 
 from e2e.conftest import Daemon, wait_for
 from gpulease.wire import LARGEST_REQUEST
@@ -201,6 +202,25 @@ def test_a_long_list_of_wrong_things_is_refused_at_the_first(daemon: Daemon) -> 
     status, content = post(daemon, json.dumps({**GOOD, "argv": [1] * 1_000_000}))
     assert status == 400
     assert len(content["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v1/status HTTP/1.1\r\nA: " + b"x" * 60_000, 200),
+        (b"GET /v1/status HTTP/1.1\r\nA: " + b"x" * 70_000, 413),
+        (b"GET /v1/status HTTP/1.1\r\n" + b"\r\n".join([b"A: " + b"x" * 1000] * 70), 413),
+        (b"GET /v1/status?" + b"x" * 70_000 + b" HTTP/1.1\r\nA: x", 413),
+    ],
+    ids=["below", "one header", "many headers", "address"],
+)
+def test_a_head_over_64_kib_is_refused_also_when_it_comes_all_at_once(
+    daemon: Daemon, head: bytes, status: int
+) -> None:
+    end = b"\r\nHost: g\r\nConnection: close\r\n\r\n"
+    answer = said(daemon.socket, head + end, more=True)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    assert (b"line and headers are larger than 64" in answer) == (status != 200)
 
 
 def test_headers_without_end_are_cut_off(daemon: Daemon) -> None:

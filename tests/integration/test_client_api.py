@@ -123,6 +123,8 @@ def test_a_daemon_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         listener.listen(4)
         with pytest.raises(NoDaemon, match="does not answer"):
             Client(path, answer_within=0.2).status()
+        with pytest.raises(NoDaemon, match="does not answer"):
+            Client(path).within(0.2).status()
 
 
 def test_a_full_queue_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:

@@ -219,13 +219,16 @@ def test_a_lost_terminal_leaves_the_job_running(
     assert daemon.cancelled == []
 
 
-def test_an_interrupt_while_it_waits_cancels(start: Start, daemon: StandIn) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_waits_cancels_the_job_and_ends_the_command(
+    start: Start, daemon: StandIn, signum: signal.Signals
+) -> None:
     process = start("--mem", "4G", "true")
     daemon.until(lambda: "GET /v1/jobs/17/watch" in daemon.asked)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     _, err = process.communicate(timeout=20)
     assert daemon.cancelled == [17]
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == -signum
     assert b"job 17 was cancelled" in err
 
 

@@ -4,6 +4,7 @@ Real cgroups, made by hand in the place of systemd; the real launcher; the drive
 """
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -255,6 +256,33 @@ def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
     run(Lifting(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
     assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
     rig.scope.mkdir()
+
+
+def test_a_driver_without_limits_leaves_no_line_for_each_job_that_ends(
+    tmp_path: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    older = StandIn(tmp_path, gpus=[Card()], driver="580.65.06")
+    with (
+        by_hand.scope() as (job, _),
+        ProbeProcess(older.environment(), deadline=1.0) as probe,
+    ):
+        lifting = Lifting(Limiter(probe), lambda _: True)
+        for _ in range(100):
+            run(lifting.of(JobId(job), [FIRST]))
+        assert [each.getMessage() for each in caplog.records] == []
+
+
+def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig.stand_in.change(0, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
+    lifting = Lifting(rig.limiter, lambda _: True)
+    for _ in range(20):
+        run(lifting.of(JobId(rig.job), [FIRST, SECOND]))
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert f"its limit on {FIRST} is not lifted: the driver answered" in line
 
 
 def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:

@@ -14,7 +14,7 @@ from gpulease.config import runtime_directory
 from gpulease.daemon.listen import listen
 from gpulease.daemon.state import StateDirectory
 from gpulease.errors import BadConfiguration, NoDaemon, StateUnusable
-from gpulease.footing import shaky
+from gpulease.footing import changeable, shaky
 from gpulease.personal import ensure
 from process_rig import ephemeral_user
 
@@ -91,6 +91,19 @@ def test_a_link_of_a_user_to_what_is_roots_is_refused(
     assert shaky(link / "state", 0) == f"{link} belongs to user {user.pw_uid}"
 
 
+def test_a_link_of_a_user_on_the_way_to_what_is_roots_is_refused(
+    tmp_path: Path, user: pwd.struct_passwd
+) -> None:
+    (tmp_path / "real").mkdir()
+    home = given_to(user, tmp_path / "home")
+    (home / "link").symlink_to(tmp_path / "real")
+    first = tmp_path / "first"
+    first.symlink_to("real/../home/link")
+    assert shaky(first / "state", 0) == f"{home} belongs to user {user.pw_uid}"
+    (tmp_path / "loop").symlink_to("loop")
+    assert shaky(tmp_path / "loop", 0) is None
+
+
 def test_the_folder_of_the_socket_must_be_roots(tmp_path: Path, user: pwd.struct_passwd) -> None:
     run = given_to(user, tmp_path / "run", 0o755)
     with pytest.raises(BadConfiguration, match="belongs to user"):
@@ -155,3 +168,56 @@ def test_the_runtime_directory_of_another_user_is_not_ours(
     theirs = given_to(user, tmp_path / "run")
     assert runtime_directory({"XDG_RUNTIME_DIR": str(theirs)}) == Path("/tmp/gpulease-0")
     assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "gpulease"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    (tmp_path / "etc").mkdir()
+    file = tmp_path / "etc" / "config.toml"
+    file.write_text('margin = "1G"\n')
+    return file
+
+
+def checked(settings: Path) -> subprocess.CompletedProcess[str]:
+    """Have a daemon look at its settings."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpulease.daemon", "--check", "--simulate", "1x8G",
+         "--config", str(settings)],
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+
+
+def test_settings_that_others_can_change_are_refused(
+    settings: Path, user: pwd.struct_passwd
+) -> None:
+    assert checked(settings).returncode == 0
+    for part, mode, owner, why in (
+        (settings, 0o646, 0, f"others than root may write to {settings}"),
+        (settings, 0o644, user.pw_uid, f"{settings} belongs to user {user.pw_uid}"),
+        (settings.parent, 0o777, 0, f"others than root may write to {settings.parent}"),
+        (settings.parent, 0o755, user.pw_uid, f"{settings.parent} belongs to user"),
+    ):
+        before = part.stat().st_mode & 0o7777
+        part.chmod(mode)
+        os.chown(part, owner, 0)
+        done = checked(settings)
+        assert done.returncode == 78, done
+        assert f"cannot use the configuration {settings}: {why}" in done.stderr
+        assert "hint: " in done.stderr
+        part.chmod(before)
+        os.chown(part, 0, 0)
+
+
+def test_a_users_own_daemon_reads_their_settings_and_roots_and_no_one_elses(
+    settings: Path, user: pwd.struct_passwd
+) -> None:
+    uid = user.pw_uid
+    for owner, mode, why in (
+        (0, 0o644, None),
+        (uid, 0o664, None),
+        (uid, 0o666, f"everybody may write to {settings}"),
+        (uid + 1, 0o644, f"{settings} belongs to user {uid + 1}"),
+    ):
+        os.chown(settings, owner, 0)
+        settings.chmod(mode)
+        assert changeable(settings, uid) == why

@@ -15,7 +15,7 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from gpulease import errors
-from gpulease.client import indent, trusted_where_named
+from gpulease.client import indent
 from gpulease.errors import BadValue
 from gpulease.wire import CheckView, DoctorView, EventView
 from process_rig import PYTHON, ephemeral_user
@@ -106,12 +106,6 @@ def test_what_json_says_is_the_same_with_its_characters_escaped() -> None:
     assert json.loads(text) == json.loads(written)
 
 
-def test_root_believes_an_option_and_not_an_environment() -> None:
-    assert trusted_where_named(on_purpose=True) is None
-    expected = frozenset({0}) if os.geteuid() == 0 else None
-    assert trusted_where_named(on_purpose=False) == expected
-
-
 _FAKE = """
 import os, socket, sys
 path, uid = sys.argv[1], int(sys.argv[2])
@@ -152,4 +146,5 @@ def test_root_tells_nothing_to_a_users_daemon_that_the_environment_names(
             assert fake.stdout.readline() == "heard 0\n"
             fake.kill()
     assert done.returncode == errors.EXIT_OWN_FAILURE
-    assert f"cannot trust the daemon on {path}" in done.stderr
+    assert f"cannot trust the daemon on {path}: it belongs to user {user.pw_name}" in done.stderr
+    assert "without GPULEASE_SOCKET and --socket gpulease finds" in done.stderr

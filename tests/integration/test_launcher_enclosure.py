@@ -60,6 +60,30 @@ def test_a_daemon_that_dies_in_between_leaves_no_record_and_the_launch_can_be_re
     assert finish(shell(directory, "exit 3")).exit_code == 3
 
 
+def test_a_daemon_that_leaves_lets_the_launches_that_it_began_come_to_their_end(
+    directory: Path,
+) -> None:
+    enclosed = asyncio.Event()
+
+    async def enclose(pid: int, _: Launch) -> None:
+        enclosed.set()
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=enclose)
+        launching = asyncio.create_task(launcher.launch(shell(directory, "exit 3")))
+        await enclosed.wait()
+        # What encloses it never waits, so the shim has the daemon's word by now.
+        launching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await launching
+        record = read_record(directory)
+        assert record is not None
+        assert record.started is not None
+        await launcher.close()
+
+    run(scenario())
+
+
 def test_a_shim_that_is_killed_while_it_waits_costs_no_more_than_an_attempt(
     directory: Path,
 ) -> None:

@@ -1,12 +1,19 @@
 """What NvmlProbe does while a GPU or the whole driver fails, hangs, or is replaced."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpulease.domain.memory import Fault, GpuReading
+from gpulease.gpu.new_session import readable_gpus
 from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 
 G = 1024**3
@@ -36,6 +43,16 @@ def faults(readings: tuple[GpuReading, ...]) -> list[Fault | None]:
 def are_well(readings: tuple[GpuReading, ...]) -> bool:
     """Say whether nothing is wrong with any GPU."""
     return not any(faults(readings))
+
+
+def attempts(stand_in: StandIn) -> int:
+    """Return how often NVML was initialised, by any process."""
+    return stand_in.calls().count("nvmlInitWithFlags -")
+
+
+def sessions_ended(stand_in: StandIn) -> int:
+    """Return how often the probe has ended a session; the last call of each finds none."""
+    return stand_in.calls().count("nvmlShutdown -") // 2
 
 
 def test_a_lost_gpu_keeps_its_identity_beside_healthy_ones(stand_in: StandIn) -> None:
@@ -91,9 +108,9 @@ def test_a_gpu_that_was_lost_from_the_start_has_no_identity_until_it_comes_back(
 def test_a_gpu_that_is_no_longer_listed_is_lost(stand_in: StandIn) -> None:
     first, second = stand_in.gpus
     with probing(stand_in) as probe:
-        stand_in.change(0, lost=True)
+        stand_in.update(faults={"*": Code.DRIVER_NOT_LOADED})
         probe.read()
-        stand_in.update(gpus=[second])
+        stand_in.update(faults={}, gpus=[second])
 
         readings = probe.read_until(lambda found: found[1].index == 0)
         assert [(each.uuid, each.fault) for each in readings] == [
@@ -104,6 +121,116 @@ def test_a_gpu_that_is_no_longer_listed_is_lost(stand_in: StandIn) -> None:
         stand_in.update(gpus=[second, first])
         readings = probe.read_until(are_well)
         assert [each.uuid for each in readings] == [second.uuid, first.uuid]
+
+
+def test_a_gpu_has_the_index_that_new_programs_see_while_another_is_lost(
+    stand_in: StandIn,
+) -> None:
+    first, second = stand_in.gpus
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True)
+        probe.read()
+        stand_in.update(gpus=[second])
+
+        readings = probe.read_until(lambda found: found[1].index == 0)
+
+    assert [(each.uuid, bool(each.fault)) for each in readings] == [
+        (first.uuid, True),
+        (second.uuid, False),
+    ]
+    assert sessions_ended(stand_in) == 1, "at the end alone"
+
+
+@pytest.mark.parametrize("delay", [HANG, 1.0])
+def test_the_other_gpus_are_read_while_nvml_cannot_be_initialised_for_a_lost_one(
+    stand_in: StandIn, delay: float
+) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, lost=True, stays_lost=True)
+        stand_in.update(delays={"nvmlInit*": delay})
+        tried, reads = attempts(stand_in), 0
+        while attempts(stand_in) == tried or reads < 50:
+            reads += 1
+            assert faults(probe.read()) == [Fault.LOST, None]
+        assert sessions_ended(stand_in) == 0
+
+        stand_in.change(0, lost=False)
+        stand_in.update(delays={})
+        probe.read_until(are_well)
+        assert sessions_ended(stand_in) == 1
+
+
+def test_nvml_is_initialised_anew_once_for_a_gpu_that_only_a_new_session_reads(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True, stays_lost=True)
+        assert faults(probe.read()) == [Fault.LOST, None]
+        stand_in.change(0, lost=False)
+        assert faults(probe.read()) == [Fault.LOST, None]
+
+        assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+        assert sessions_ended(stand_in) == 1
+
+
+def test_what_one_gpu_says_of_the_whole_driver_alone_ends_no_session(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, faults={_MEMORY: Code.UNINITIALIZED})
+        readings = probe.read()
+        stand_in.change(0, faults={})
+        probe.read_until(are_well)
+
+    assert faults(readings) == [Fault.UNREADABLE, None]
+    assert sessions_ended(stand_in) == 1, "at the end alone"
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+def test_a_process_that_asks_a_driver_which_hangs_is_killed(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    stand_in.update(delays={"nvmlInit*": HANG})
+    for name, value in stand_in.environment().items():
+        monkeypatch.setenv(name, value)
+
+    assert readable_gpus(timedelta(seconds=seconds)) == {}
+    assert psutil.Process().children() == []
+
+
+def test_a_process_that_asks_a_driver_which_hangs_ends_without_the_daemon(
+    stand_in: StandIn,
+) -> None:
+    stand_in.update(delays={"nvmlInit*": HANG})
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulease.gpu.new_session", "1"],
+        env={**os.environ, **stand_in.environment()},
+        check=False,
+        timeout=20,
+    )
+
+    assert done.returncode == -signal.SIGALRM
+
+
+def test_gpus_whose_calls_are_all_slow_are_read(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=1.0) as probe:
+        stand_in.update(delays={"nvmlDevice*": 0.3})
+        readings, seconds = probe.timed_read()
+        stand_in.update(delays={})
+
+    assert [each.total for each in readings] == [8 * G, 16 * G]
+    assert seconds > 1.0, "each call keeps to the deadline, and all of them do not"
+
+
+def test_a_gpu_whose_calls_together_take_too_long_is_unreadable_beside_healthy_ones(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, delays={"nvmlDevice*": 0.25})
+        tried = attempts(stand_in)
+        for _ in range(20):
+            assert faults(probe.read()) == [Fault.UNREADABLE, None]
+        assert attempts(stand_in) == tried, "a new session would be no faster"
+        stand_in.change(0, delays={})
+        probe.read_until(are_well)
 
 
 def test_a_hanging_gpu_is_unreadable_within_the_deadline_beside_healthy_ones(

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
+from gpulease.domain.memory import ComputeMode, Fault, GpuReading, GpuUuid, ProcessReading
 from nvml_stand_in import DRIVER, Card, Code, Part, ProbeProcess, StandIn
 
 G = 1024**3
@@ -28,7 +29,7 @@ _READING = GpuReading(
     total=80 * G,
     used=61 * G,
     reserved=G,
-    processes=(ProcessReading(101, 60 * G), ProcessReading(102, G)),
+    processes=(ProcessReading(101, 60 * G), ProcessReading(102, G, graphics=True)),
     utilization=97,
     temperature=61,
 )
@@ -82,6 +83,71 @@ def test_without_the_second_memory_function_what_the_driver_holds_counts_as_used
     (reading,) = read(tmp_path, _CARD, missing=("nvmlDeviceGetMemoryInfo_v2",))
 
     assert fields_of(reading) == without(_READING, used=62 * G, reserved=None)
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NO_PERMISSION, Code.INVALID_ARGUMENT])
+def test_a_gpu_is_not_larger_while_its_second_memory_function_fails(
+    tmp_path: Path, code: Code
+) -> None:
+    faults = {"nvmlDeviceGetMemoryInfo_v2": code}
+
+    (reading,) = read(tmp_path, replace(_CARD, faults=faults))
+
+    assert (reading.fault, reading.total) == (Fault.UNREADABLE, None)
+
+
+@pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_that_does_not_know_the_second_memory_figures_is_asked_for_the_first(
+    tmp_path: Path, code: Code
+) -> None:
+    faults = {"nvmlDeviceGetMemoryInfo_v2": code}
+
+    (reading,) = read(tmp_path, replace(_CARD, faults=faults))
+
+    assert fields_of(reading) == without(_READING, used=62 * G, reserved=None)
+
+
+@pytest.mark.parametrize(
+    ("function", "unknown"),
+    [
+        ("nvmlDeviceGetTemperature*", {"temperature": None}),
+        ("nvmlDeviceGetUtilizationRates", {"utilization": None}),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", {}),
+    ],
+)
+def test_a_figure_that_cannot_be_read_now_is_unknown_and_no_other(
+    tmp_path: Path, function: str, unknown: dict[str, object]
+) -> None:
+    (reading,) = read(tmp_path, replace(_CARD, faults={function: Code.UNKNOWN}))
+
+    assert fields_of(reading) == without(_READING, **unknown)
+
+
+@pytest.mark.parametrize("kind", ["Compute", "Graphics"])
+def test_a_gpu_whose_processes_cannot_be_listed_now_is_unreadable(
+    tmp_path: Path, kind: str
+) -> None:
+    function = f"nvmlDeviceGet{kind}RunningProcesses*"
+
+    (now,) = read(tmp_path / "now", replace(_CARD, faults={function: Code.UNKNOWN}))
+    (never,) = read(tmp_path / "never", replace(_CARD, faults={function: Code.NO_PERMISSION}))
+
+    assert (now.fault, now.used) == (Fault.UNREADABLE, None)
+    assert (never.fault, never.processes) == (None, None)
+
+
+def test_a_name_and_a_minor_number_are_asked_for_until_the_driver_tells_them(
+    tmp_path: Path,
+) -> None:
+    faults = dict.fromkeys(("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber"), Code.UNKNOWN)
+    stand_in = StandIn(tmp_path, [replace(_CARD, minor=3, faults=faults)])
+    with ProbeProcess(stand_in.environment()) as probe:
+        (before,) = probe.read()
+        stand_in.change(0, faults={})
+        (after,) = probe.read()
+
+    assert (before.name, before.minor, before.fault) == ("unnamed GPU", None, None)
+    assert (after.name, after.minor) == ("NVIDIA Stand-in", 3)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +245,34 @@ def test_a_full_card_of_processes_is_read(tmp_path: Path) -> None:
     assert reading.processes == tuple(ProcessReading(*process) for process in processes)
 
 
+@pytest.mark.parametrize(
+    ("fields", "mode"),
+    [
+        ({"compute_mode": 0}, ComputeMode.DEFAULT),
+        ({"compute_mode": 1}, ComputeMode.EXCLUSIVE_PROCESS),
+        ({"compute_mode": 2}, ComputeMode.PROHIBITED),
+        ({"compute_mode": 3}, ComputeMode.EXCLUSIVE_PROCESS),
+        ({"compute_mode": 9}, None),
+        ({"compute_mode": None}, ComputeMode.DEFAULT),
+        ({"faults": {"nvmlDeviceGetComputeMode": Code.UNKNOWN}}, None),
+        ({"faults": {"nvmlDeviceGetComputeMode": Code.INVALID_ARGUMENT}}, ComputeMode.DEFAULT),
+    ],
+)
+def test_a_compute_mode_is_unknown_only_where_the_driver_has_one(
+    tmp_path: Path, fields: dict[str, Any], mode: ComputeMode | None
+) -> None:
+    (reading,) = read(tmp_path, Card(**fields))
+
+    assert (reading.compute_mode, reading.fault) == (mode, None)
+
+
+def test_a_driver_without_compute_modes_has_the_default(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(compute_mode=2), missing=("nvmlDeviceGetComputeMode",))
+
+    assert reading.compute_mode is not None
+    assert reading.compute_mode == ComputeMode.DEFAULT
+
+
 def test_unified_memory_has_no_total_and_says_so(tmp_path: Path) -> None:
     unified, plain = read(tmp_path, Card(total=None, processes=[(5, G)]), Card(total=8 * G))
 
@@ -230,6 +324,71 @@ def test_mig_devices_come_and_go_and_are_lost_with_their_gpu(tmp_path: Path) -> 
         stand_in.change(0, lost=False, mig=False)
         (again,) = probe.read_until(lambda found: found[0].fault is None)
         assert (again.divided, again.total) == (False, 80 * G)
+
+
+_MIG_MODE = "nvmlDeviceGetMigMode"
+_LISTING_PARTS = (
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetUUID",
+)
+
+
+@pytest.mark.parametrize("function", [_MIG_MODE, *_LISTING_PARTS])
+def test_a_divided_gpu_and_its_parts_are_unreadable_while_the_driver_does_not_say_which_there_are(
+    tmp_path: Path, function: str
+) -> None:
+    card = Card(mig=True, parts=[Part("MIG-a"), Part("MIG-b")])
+    stand_in = StandIn(tmp_path, [card, Card()])
+    with ProbeProcess(stand_in.environment()) as probe:
+        before = probe.read()
+        stand_in.change(0, faults={function: Code.UNKNOWN})
+        during = probe.read()
+        stand_in.change(0, faults={})
+        after = probe.read()
+
+    unreadable = Fault.UNREADABLE
+    assert [each.uuid for each in during] == [each.uuid for each in before]
+    assert [each.fault for each in during] == [unreadable, unreadable, unreadable, None]
+    assert [each.total for each in during[:3]] == [None, None, None]
+    assert after == before
+
+
+def test_a_gpu_whose_mig_mode_is_not_known_now_is_not_leased(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, Card(faults={_MIG_MODE: Code.UNKNOWN}))
+
+    assert (reading.fault, reading.total, reading.divided) == (Fault.UNREADABLE, None, False)
+
+
+def test_a_place_that_the_driver_calls_invalid_holds_no_mig_device(tmp_path: Path) -> None:
+    faults = {"nvmlDeviceGetMigDeviceHandleByIndex": Code.INVALID_ARGUMENT}
+
+    (whole,) = read(tmp_path, Card(mig=True, faults=faults))
+
+    assert (whole.divided, whole.fault) == (True, None)
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INVALID_ARGUMENT, Code.GPU_IS_LOST])
+def test_a_mig_device_whose_memory_cannot_be_read_now_is_unreadable_and_not_lost(
+    tmp_path: Path, code: Code
+) -> None:
+    failing = Part("MIG-a", fault=("nvmlDeviceGetMemoryInfo*", int(code)))
+
+    whole, part, beside = read(tmp_path, Card(mig=True, parts=[failing, Part("MIG-b")]))
+
+    assert (part.uuid, part.fault) == ("MIG-a", Fault.UNREADABLE)
+    assert (whole.fault, whole.divided, beside.fault) == (None, True, None)
+
+
+def test_the_figures_of_a_divided_gpu_itself_may_be_unknown(tmp_path: Path) -> None:
+    card = Card(
+        mig=True, parts=[Part("MIG-a")], faults={"nvmlDeviceGetMemoryInfo*": Code.NO_PERMISSION}
+    )
+
+    whole, part = read(tmp_path, card)
+
+    assert (whole.divided, whole.fault, whole.used) == (True, None, None)
+    assert part.fault is Fault.UNREADABLE
 
 
 def test_a_mig_devices_memory_that_cannot_be_read_is_its_own_fault(tmp_path: Path) -> None:

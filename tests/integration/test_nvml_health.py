@@ -37,6 +37,17 @@ def test_an_xid_is_heard_once_and_on_its_gpu_alone(tmp_path: Path) -> None:
     assert (xids(heard), xids(heard, 1)) == ([31, 31], [])
 
 
+def test_an_xid_behind_a_storm_of_others_is_heard_within_a_few_looks(tmp_path: Path) -> None:
+    stand_in = StandIn(tmp_path, [Card(), Card()])
+    with ProbeProcess(stand_in.environment()) as probe:
+        probe.heard_until(listening)
+        stand_in.change(0, xids=[13] * 10_000 + [79])
+        heard = probe.heard_until(lambda found: 79 in xids(found))
+    assert xids(heard) == [13] * 10_000 + [79]
+    # Each of these is what one look begins. Sixty at a time they would be more than 150.
+    assert sum(bool(one.xids) for one in heard) <= 20
+
+
 def test_figures_are_read_at_the_first_look_and_at_once_when_there_was_an_xid(
     tmp_path: Path,
 ) -> None:
@@ -145,3 +156,19 @@ def test_events_are_heard_again_after_the_driver_was_replaced(tmp_path: Path) ->
         stand_in.change(1, xids=[48])
         probe.heard_until(lambda found: xids(found, 1) == [48])
         assert probe.threads() == threads
+
+
+def test_a_figure_that_cannot_be_read_now_stays_as_it_was(tmp_path: Path) -> None:
+    faulty = Card(ecc=1, remap_failed=True, pages_pending=True, recovery=1)
+    stand_in = StandIn(tmp_path, [faulty])
+    known = Figures(1, False, True, True, 1)
+    failing = ("TotalEccErrors", "RemappedRows", "RetiredPagesPendingStatus", "FieldValues")
+    with ProbeProcess(stand_in.environment()) as probe:
+        before = probe.heard_until(lambda found: bool(figures(found)) and bool(found[-1].listens))
+        assert figures(before) == [known]
+        # An XID has the figures read again at once.
+        stand_in.change(
+            0, xids=[31], faults={f"nvmlDeviceGet{each}": Code.UNKNOWN for each in failing}
+        )
+        heard = probe.heard_until(lambda found: bool(xids(found)))
+    assert figures(heard) == [known]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nvml_stand_in import HANG, Code, ProbeProcess, StandIn
+from nvml_stand_in import HANG, Card, Code, Part, ProbeProcess, StandIn
 
 M, G = 1024**2, 1024**3
 R615 = "615.10"
@@ -100,6 +100,7 @@ def test_an_older_driver_says_so_when_it_is_asked_beforehand(tmp_path: Path, cgr
     stand_in = StandIn(tmp_path)
     with ProbeProcess(stand_in.environment()) as probe:
         why = probe.limits("obstacle", GPU, cgroup)
+        assert probe.limits("lift", GPU, cgroup) is None, "there is nothing to lift"
     assert why == "this driver has no memory limits; they come with r615"
 
 
@@ -119,9 +120,14 @@ def test_a_driver_that_refuses_is_quoted(
     assert stand_in.limits() == {}
     stand_in.change(0, faults={_BOTH[1]: code})
     assert why in probe.limits("limit", GPU, cgroup, G)
-    obstacle = probe.limits("obstacle", GPU, cgroup)
-    # What is wrong with one cgroup is no reason to give up for all.
-    assert (obstacle is None) == (code is Code.UNKNOWN)
+    assert why in probe.limits("obstacle", GPU, cgroup), "a failure does not mean that it can"
+
+
+def test_what_the_driver_has_against_one_cgroup_is_no_reason_to_give_up_for_all(
+    stand_in: StandIn, probe: ProbeProcess, cgroup: Path
+) -> None:
+    stand_in.change(0, faults={_BOTH[1]: Code.INVALID_ARGUMENT})
+    assert probe.limits("obstacle", GPU, cgroup) is None
 
 
 def test_a_divided_gpu_has_no_limits(stand_in: StandIn, probe: ProbeProcess, cgroup: Path) -> None:
@@ -161,3 +167,25 @@ def test_an_old_binding_is_told_from_an_old_driver(
     for each in said:
         assert each.startswith("this release of nvidia-ml-py has no c_nvml")
         assert each.endswith("memory limits need 13.615 or later")
+
+
+def test_the_driver_is_not_asked_to_limit_a_job_on_a_mig_device(
+    stand_in: StandIn, probe: ProbeProcess, cgroup: Path
+) -> None:
+    stand_in.change(0, mig=True, parts=[Part("MIG-a", total=40 * G)])
+    assert [each.uuid for each in probe.read()] == [GPU, "MIG-a"]
+    before = len(stand_in.calls())
+    why = "drivers have no memory limits for MIG devices: the size of the device is the limit"
+    assert probe.limits("obstacle", "MIG-a", cgroup) == why
+    assert probe.limits("limit", "MIG-a", cgroup, 4 * G) == why
+    assert probe.limits("kept", "MIG-a", cgroup) is None
+    assert probe.limits("lift", "MIG-a", cgroup) is None
+    assert stand_in.calls()[before:] == []
+
+
+def test_a_limit_is_set_while_another_gpu_is_read_slowly(tmp_path: Path, cgroup: Path) -> None:
+    stand_in = StandIn(tmp_path, [Card(), Card()], driver=R615)
+    with ProbeProcess(stand_in.environment(), deadline=1.0) as probe:
+        stand_in.change(1, delays={"nvmlDevice*": 0.6})
+        assert probe.limits_during_read("limit", GPU, cgroup, G) == G
+        stand_in.change(1, delays={})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.process.control import Lost, follow, stop
+from gpulease.process.control import Lost, Missing, follow, stop
 from gpulease.process.record import Started, read_record
 from gpulease.process.table import MARKER, ProcessTable
 from process_rig import (
@@ -93,7 +93,7 @@ def test_the_loss_is_told_to_who_comes_later(directory: Path) -> None:
 def test_where_nothing_was_launched_nothing_lives(directory: Path) -> None:
     assert read_record(directory) is None
     assert not is_alive(directory)
-    assert run(events_of(directory)) == [Lost()]
+    assert run(events_of(directory)) == [Missing()]
 
 
 def survivor_of_a_lost_shim(directory: Path, marker: str, extra: str = "") -> int:

@@ -3,6 +3,9 @@
 import contextlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +137,42 @@ def test_news_and_order_of_news(directory: Path) -> None:
     # Whether its child was gone before the main process is a matter of luck.
     kinds = [kind for kind in kinds if kind is not FrameKind.MAIN_EXITED]
     assert kinds == [FrameKind.STARTED, FrameKind.STOPPING, FrameKind.EXITED]
+
+
+# A shim whose code is the repository's, but for one line.
+_WITH_A_BUG = """
+import sys
+from pathlib import Path
+from gpulease.frames import FrameKind
+from process_rig import Client, run, shell, start, stop, timedelta
+directory = Path(sys.argv[1])
+start(shell(directory, "while :; do sleep 1; done"))
+with Client(directory, "watch") as client:
+    client.send(FrameKind.SIGNAL, signal=10)
+    assert client.is_closed()
+with Client(directory, "attach") as other:
+    other.until(FrameKind.STARTED)
+run(stop(directory, "over", timedelta(0)))
+"""
+
+
+def test_an_error_of_the_shims_own_is_in_the_jobs_log_and_the_job_goes_on(tmp_path: Path) -> None:
+    repository = Path(__file__).parents[2]
+    shutil.copytree(repository / "gpulease", tmp_path / "gpulease")
+    broken = tmp_path / "gpulease" / "process" / "main_process.py"
+    promise = "if number not in signal.valid_signals():"
+    text = broken.read_text()
+    assert promise in text
+    broken.write_text(text.replace(promise, "if number not in self.misspelt:"))
+    with job_directory() as directory:
+        subprocess.run(
+            [sys.executable, "-c", _WITH_A_BUG, str(directory)],
+            check=True, timeout=60, cwd="/",
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{repository / 'tests'}"},
+        )  # fmt: skip
+        last = end(directory)
+        log = (directory / "stderr").read_text()
+    assert last.reason == "over"
+    assert log.startswith("[gpulease: the shim failed and dropped a connection: AttributeError(")
+    assert f"{broken}:" in log
+    assert log.count("\n") == 1

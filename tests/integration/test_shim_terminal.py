@@ -140,6 +140,21 @@ def test_who_attaches_later_has_the_screen_drawn_anew(directory: Path) -> None:
         read_until(client, b"drawn")
 
 
+def test_a_peer_that_attaches_after_the_end_gets_the_output_and_the_exit_code(
+    directory: Path,
+) -> None:
+    start(on_terminal(shell(directory, "echo hello; exit 3")))
+    assert end(directory).exit_code == 3
+    with Client(directory) as client:
+        client.send(FrameKind.HELLO, role="attach", window={"rows": 30, "columns": 100})
+        seen = client.collect()
+        assert client.is_closed()
+
+    assert seen[FrameKind.STDOUT] == b"hello\r\n"
+    assert json.loads(seen[FrameKind.EXITED])["exit_code"] == 3
+    assert (directory / "stderr").read_bytes() == b""
+
+
 def attributes() -> list[int]:
     """Return the attributes of a new terminal as the command sends them."""
     master, slave = pty.openpty()

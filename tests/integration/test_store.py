@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from gpulease.domain.job import (
     Job,
     Outcome,
     Terminal,
+    back_in_queue,
     grant,
     main_exited,
     worker_gone,
@@ -116,6 +117,31 @@ def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
         tx.save(over, EVENT)
     store = again(store)
     assert store.job(job.id) == over
+    store.close()
+
+
+def test_a_job_that_goes_back_to_the_queue_has_no_lease_and_can_be_granted_again(
+    store: SqlStore,
+) -> None:
+    waiting = add(store)
+    granted = grant(waiting, Placement(((GPU, G),)), NOON)
+    for step in (granted, back_in_queue(granted)):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    store = again(store)
+    assert store.live() == (waiting,)
+    ended = through_life(store, waiting)
+    store = again(store)
+    assert store.job(waiting.id) == ended
+    store.close()
+
+
+def test_the_boot_in_which_the_record_was_used_last_is_kept(store: SqlStore) -> None:
+    assert store.boot() is None
+    for boot in ("one", "another"):
+        store.note_boot(boot)
+        store = again(store)
+        assert store.boot() == boot
     store.close()
 
 
@@ -379,24 +405,41 @@ def test_peaks_only_rise(store: SqlStore) -> None:
     opened.close()
 
 
+def started(store: SqlStore, wanted: Order) -> Job:
+    with store.write() as tx:
+        job = grant(tx.add(wanted, NOON), Placement(((GPU, G),)), NOON)
+        tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)
+    return job
+
+
+def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
+    with store.write() as tx:
+        now = tx.job(number)
+        assert now is not None
+        used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
+        trigger, exit_ = Trigger.WORKER_EXITED, Exit(0)
+        tx.save(worker_gone(used, trigger, Outcome.EXITED, None, exit_, at) or used, EVENT)
+
+
+@pytest.mark.parametrize("name", ["train.py", "doctor --prove"])
+def test_no_name_keeps_a_job_out_of_the_report(store: SqlStore, name: str) -> None:
+    job = started(store, replace(order(), name=name))
+    ended_with_use(store, job.id, NOON + timedelta(hours=1))
+    (use,) = Accounts(store).by_user(None, None)
+    assert (use.jobs, use.seconds) == (1, 3600)
+
+
 @pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
 def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_reported_of_it(
     store: SqlStore, ahead: timedelta
 ) -> None:
     clock = FakeClock()
-    with store.write() as tx:
-        job = grant(tx.add(order(), NOON), Placement(((GPU, G),)), NOON)
-        tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)
+    job = started(store, order())
     clock.forward(hours=1)
     clock.ahead = ahead
     follow_clock(store, clock)
     clock.forward(hours=1)
-    with store.write() as tx:
-        now = tx.job(job.id) or job
-        used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
-        trigger, exit_ = Trigger.WORKER_EXITED, Exit(0)
-        ended = worker_gone(used, trigger, Outcome.EXITED, None, exit_, clock.now())
-        tx.save(ended or used, EVENT)
+    ended_with_use(store, job.id, clock.now())
     (use,) = Accounts(store).by_user(None, None)
     assert (use.seconds, use.asked) == (7200, 7200 * G)
 

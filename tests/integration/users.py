@@ -45,8 +45,8 @@ def tell(what):
 
 
 @contextmanager
-def daemon_for_all(**settings: str) -> Iterator[Daemon]:
-    """Yield a running daemon whose socket every user can reach.
+def daemon_for_all(state: Path | None = None, **settings: str) -> Iterator[Daemon]:
+    """Yield a running daemon whose socket every user can reach; `state` may be on another disk.
 
     In a folder of its own: every session of pytest closes the one that they share to others.
     """
@@ -54,6 +54,8 @@ def daemon_for_all(**settings: str) -> Iterator[Daemon]:
         folder = Path(name)
         folder.chmod(0o711)
         made = Daemon(folder, settings={"grace": "2s", **settings})
+        if state is not None:
+            made.state.symlink_to(state)
         try:
             yield made.start()
         finally:

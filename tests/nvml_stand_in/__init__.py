@@ -9,6 +9,6 @@ Any process started with that environment finds these GPUs, through an unchanged
 
 from nvml_stand_in.library import DRIVER
 from nvml_stand_in.probe_process import ProbeProcess
-from nvml_stand_in.state import HANG, Card, Code, Part, StandIn
+from nvml_stand_in.state import HANG, Card, Code, Part, StandIn, Told
 
-__all__ = ["DRIVER", "HANG", "Card", "Code", "Part", "ProbeProcess", "StandIn"]
+__all__ = ["DRIVER", "HANG", "Card", "Code", "Part", "ProbeProcess", "StandIn", "Told"]

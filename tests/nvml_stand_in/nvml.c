@@ -27,6 +27,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     TIMED_OUT = 10,
+    GPU_IS_LOST = 15,
     MISMATCH = 18,
     UNKNOWN = 999,
 };
@@ -50,9 +51,9 @@ struct rule { char function[TEXT]; long value; };
 struct rules { int count; struct rule rule[MOST_RULES]; };
 struct process { int kind; unsigned int pid; unsigned long long memory; };
 struct sample { unsigned int pid; unsigned long long at; unsigned int sm, memory, enc, dec; };
-struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int count; struct process process[8]; };
+struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int count; struct process process[8]; struct rule fault; };
 struct gpu {
-    char uuid[TEXT], name[TEXT];
+    char uuid[TEXT], name[TEXT], held[512];
     unsigned long long total, used, reserved;
     int utilization, temperature, mig, minor, long_records, count;
     long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
@@ -60,17 +61,19 @@ struct gpu {
     struct rules faults, delays;
     int compute_mode;
     int ecc, remap_pending, remap_failed, pages_pending, recovery;
-    int xid_count, xid[MOST_XIDS];
+    int xid_count, xid_runs;
+    struct xid_run { int code, times; } xid_run[MOST_XIDS];
     int sample_count;
     struct sample sample[MOST_PROCESSES];
     int parts;
     struct part part[MOST_PARTS];
-    int parent;
+    int parent, stays_lost;
 };
 enum { COMPUTE = 'c', GRAPHICS = 'g' };
 
 struct state {
-    char driver[TEXT], calls[512], limits[512], held[512];
+    char driver[TEXT], calls[512], limits[512], told[512];
+    unsigned long long chance, seed;
     int count;
     struct gpu gpu[MOST_GPUS], shown;
     struct rules faults, delays;
@@ -101,6 +104,15 @@ static void add_sample(struct gpu *gpu, const char *text)
     }
 }
 
+static void add_xids(struct gpu *gpu, const char *text)
+{
+    struct xid_run *run = &gpu->xid_run[gpu->xid_runs];
+    if (gpu->xid_runs < MOST_XIDS && sscanf(text, "%d %d", &run->code, &run->times) == 2) {
+        gpu->xid_count += run->times;
+        gpu->xid_runs++;
+    }
+}
+
 static void read_part_line(struct gpu *gpu, const char *word, const char *rest)
 {
     struct part *part = gpu->parts ? &gpu->part[gpu->parts - 1] : NULL;
@@ -111,6 +123,8 @@ static void read_part_line(struct gpu *gpu, const char *word, const char *rest)
         struct process *process = &part->process[part->count++];
         sscanf(rest, "%u %llu", &process->pid, &process->memory);
         process->kind = COMPUTE;
+    } else if (part && !strcmp(word, "part_fault")) {
+        sscanf(rest, "%95s %ld", part->fault.function, &part->fault.value);
     }
 }
 
@@ -128,11 +142,13 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
     else if (!strcmp(word, "graphics")) add_process(gpu, GRAPHICS, rest);
+    else if (!strcmp(word, "stays_lost")) gpu->stays_lost = atoi(rest);
     else if (!strcmp(word, "compute_mode")) gpu->compute_mode = atoi(rest);
     else if (!strcmp(word, "health"))
         sscanf(rest, "%d %d %d %d %d", &gpu->ecc, &gpu->remap_pending, &gpu->remap_failed,
                &gpu->pages_pending, &gpu->recovery);
-    else if (!strcmp(word, "xid") && gpu->xid_count < MOST_XIDS) gpu->xid[gpu->xid_count++] = atoi(rest);
+    else if (!strcmp(word, "xid")) add_xids(gpu, rest);
+    else if (!strcmp(word, "held")) snprintf(gpu->held, sizeof gpu->held, "%s", rest);
     else read_part_line(gpu, word, rest);
 }
 
@@ -150,21 +166,22 @@ static void read_line(struct state *state, char *line)
     else if (!strcmp(line, "delay")) add_rule(gpu ? &gpu->delays : &state->delays, rest);
     else if (gpu) read_gpu_line(gpu, line, rest);
     else if (!strcmp(line, "driver")) snprintf(state->driver, TEXT, "%s", rest);
-    else if (!strcmp(line, "held")) snprintf(state->held, sizeof state->held, "%s", rest);
+    else if (!strcmp(line, "told")) snprintf(state->told, sizeof state->told, "%s", rest);
+    else if (!strcmp(line, "chance")) sscanf(rest, "%llu %llu", &state->chance, &state->seed);
     else if (!strcmp(line, "limits")) snprintf(state->limits, sizeof state->limits, "%s", rest);
     else if (!strcmp(line, "calls")) snprintf(state->calls, sizeof state->calls, "%s", rest);
 }
 
-/* What processes have allocated through the stand-in for CUDA, a file for each, is on the first GPU. */
-static void add_holders(struct gpu *gpu, const char *folder_name)
+/* What processes have allocated on a GPU: a file for each in the folder that the state names. */
+static void add_holders(struct gpu *gpu)
 {
-    DIR *folder = opendir(folder_name);
+    DIR *folder = opendir(gpu->held);
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
         char path[800], text[TEXT];
         unsigned long long memory;
         snprintf(path, sizeof path, "/proc/%s", entry->d_name);
         if (!isdigit((unsigned char)entry->d_name[0]) || access(path, F_OK)) continue;
-        snprintf(path, sizeof path, "%s/%s", folder_name, entry->d_name);
+        snprintf(path, sizeof path, "%s/%s", gpu->held, entry->d_name);
         FILE *file = fopen(path, "re");
         if (!file) continue;
         if (fscanf(file, "%llu", &memory) == 1) {
@@ -175,6 +192,8 @@ static void add_holders(struct gpu *gpu, const char *folder_name)
         fclose(file);
     }
     if (folder) closedir(folder);
+    /* No GPU gives out more than it has: some of these would have been refused. */
+    if (gpu->used > gpu->total - gpu->reserved) gpu->used = gpu->total - gpu->reserved;
 }
 
 static void load(struct state *state)
@@ -186,7 +205,8 @@ static void load(struct state *state)
     if (!file) return;
     while (fgets(line, sizeof line, file)) read_line(state, line);
     fclose(file);
-    if (state->held[0] && state->count) add_holders(&state->gpu[0], state->held);
+    for (int i = 0; i < state->count; i++)
+        if (state->gpu[i].held[0]) add_holders(&state->gpu[i]);
 }
 
 /* A name that ends in a star stands for all that begin so. */
@@ -207,6 +227,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int started, sessions;
 static char known[MOST_GPUS * 8][TEXT];
 static int known_count;
+static int lost_in[MOST_GPUS * 8]; /* the last session that lost the GPU of a slot */
 
 static void *handle_of(const char *uuid)
 {
@@ -237,6 +258,9 @@ static struct gpu *part_of(struct state *state, const char *uuid)
             gpu->mig = parent->mig; /* nobody says that drivers refuse to tell */
             memcpy(gpu->process, part->process, sizeof part->process);
             gpu->faults = parent->faults, gpu->delays = parent->delays;
+            gpu->compute_mode = parent->compute_mode;
+            if (part->fault.value && gpu->faults.count < MOST_RULES)
+                gpu->faults.rule[gpu->faults.count++] = part->fault;
             gpu->parent = 1;
             return gpu;
         }
@@ -257,15 +281,46 @@ static struct gpu *gpu_of(struct state *state, void *handle)
 
 /* ---- what every call goes through ---- */
 
+static void append(const char *path, const char *line, int length)
+{
+    if (!path[0]) return;
+    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return;
+    if (write(file, line, (size_t)length) < 0) { /* a test that counts lines will see it */ }
+    close(file);
+}
+
 static void note(const struct state *state, const char *function, const struct gpu *gpu)
 {
     char line[TEXT * 3];
-    if (!state->calls[0]) return;
     int length = snprintf(line, sizeof line, "%s %s\n", function, gpu ? gpu->uuid : "-");
-    int file = open(state->calls, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) return;
-    if (write(file, line, (size_t)length) < 0) { /* a test that counts calls will see it */ }
-    close(file);
+    append(state->calls, line, length);
+}
+
+/* Write down, with the time, what a caller was told: the code, and bytes in use if that was asked. */
+static void note_told(const struct state *state, const char *function, const char *uuid, int code,
+                      unsigned long long used)
+{
+    char line[TEXT * 4];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    long long us = (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+    int length = snprintf(line, sizeof line, "%lld %s %s %d %llu\n", us, function, uuid, code, used);
+    append(state->told, line, length);
+}
+
+/* Fail by chance: the state says how many calls in a million, and the seed of what chance does. */
+static int draw_mischance(const struct state *state)
+{
+    static const int codes[] = {10, 11, 15, 17, 19, 20, 21, 23, 999}; /* no answer, this time */
+    static unsigned long long drawn;
+    if (!state->chance) return SUCCESS;
+    unsigned long long z = state->seed + 0x9e3779b97f4a7c15ull * __sync_add_and_fetch(&drawn, 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull; /* splitmix64 */
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    z ^= z >> 31;
+    if (z % 1000000 >= state->chance) return SUCCESS;
+    return codes[(z >> 32) % (sizeof codes / sizeof *codes)];
 }
 
 static long milliseconds(void)
@@ -290,6 +345,15 @@ static void wait_out(struct state *state, const char *function, void *handle)
     }
 }
 
+/* What a session has lost, it may not find again: the next one does. */
+static int fault_of(const struct gpu *gpu, const char *function, void *handle)
+{
+    int *lost = &lost_in[((uintptr_t)handle & 0xffff) - 1];
+    int fault = (int)rule_for(&gpu->faults, function);
+    if (fault == GPU_IS_LOST) *lost = sessions;
+    return gpu->stays_lost && *lost == sessions ? GPU_IS_LOST : fault;
+}
+
 /* Load the state, wait, and return the failure that this call shall have, if any. */
 static int enter(struct state *state, const char *function, void *handle, struct gpu **gpu)
 {
@@ -298,18 +362,27 @@ static int enter(struct state *state, const char *function, void *handle, struct
     wait_out(state, function, handle);
     long fault = rule_for(&state->faults, function);
     if (fault) return (int)fault;
+    int mischance = draw_mischance(state);
+    if (mischance) return mischance;
     if (state->driver[0] && strcmp(state->driver, VERSION)) return MISMATCH;
     if (strncmp(function, "nvmlInit", 8) && !started) return UNINITIALIZED;
     if (!gpu) return SUCCESS;
     *gpu = gpu_of(state, handle);
-    return *gpu ? (int)rule_for(&(*gpu)->faults, function) : INVALID_ARGUMENT;
+    return *gpu ? fault_of(*gpu, function, handle) : INVALID_ARGUMENT;
+}
+
+static int note_failure(struct state *state, const char *function, void *handle, int code)
+{
+    struct gpu *gpu = handle ? gpu_of(state, handle) : NULL;
+    note_told(state, function, gpu ? gpu->uuid : "-", code, 0);
+    return code;
 }
 
 #define ENTER(handle, gpu)                                         \
     struct state state;                                            \
     do {                                                           \
         int failure = enter(&state, __func__, (handle), (gpu));    \
-        if (failure) return failure;                               \
+        if (failure) return note_failure(&state, __func__, (handle), failure); \
     } while (0)
 
 static int copy_text(char *to, unsigned int size, const char *from)
@@ -402,6 +475,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory_v1 *memory)
     memory->total = gpu->total;
     memory->used = gpu->used + gpu->reserved;
     memory->available = gpu->total - memory->used;
+    note_told(&state, __func__, gpu->uuid, SUCCESS, gpu->used);
     return SUCCESS;
 }
 
@@ -414,6 +488,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory)
     memory->reserved = gpu->reserved;
     memory->used = gpu->used;
     memory->available = gpu->total - gpu->used - gpu->reserved;
+    note_told(&state, __func__, gpu->uuid, SUCCESS, gpu->used);
     return SUCCESS;
 }
 
@@ -589,7 +664,9 @@ int nvmlEventSetWait_v2(void *set, struct event_data *data, unsigned int within_
         nanosleep(&moment, NULL);
         return TIMED_OUT;
     }
-    long code = gpu->xid[events->told++];
+    int before = events->told++, run = 0;
+    while (before >= gpu->xid_run[run].times) before -= gpu->xid_run[run++].times;
+    long code = gpu->xid_run[run].code;
     *data = (struct event_data){events->device, XID_EVENT, (unsigned long long)code, ~0u, ~0u};
     return SUCCESS;
 }

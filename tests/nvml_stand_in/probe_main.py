@@ -32,6 +32,12 @@ def main() -> None:
 
 def obey(probe: NvmlProbe, command: str) -> dict[str, Any]:
     """Return the answer to one command."""
+    if command.startswith("during_read "):
+        reading = threading.Thread(target=probe.read)
+        reading.start()
+        answered = obey(probe, command.removeprefix("during_read "))
+        reading.join()
+        return answered
     if command == "threads":
         return {"threads": threading.active_count()}
     if command.startswith(("limit ", "lift ", "obstacle ", "kept ")):

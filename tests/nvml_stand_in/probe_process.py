@@ -79,6 +79,10 @@ class ProbeProcess:
         """Limit, lift, or ask for the obstacle; return what came of it, or why nothing did."""
         return self._ask(" ".join(map(str, (verb, *arguments))))["result"]
 
+    def limits_during_read(self, verb: str, *arguments: object) -> Any:
+        """Do as `limits` does while the GPUs are read."""
+        return self._ask(" ".join(map(str, ("during_read", verb, *arguments))))["result"]
+
     def threads(self) -> int:
         """Return how many threads the process has."""
         return int(self._ask("threads")["threads"])

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Code(IntEnum):
     NO_PERMISSION = 4
     DRIVER_NOT_LOADED = 9
     GPU_IS_LOST = 15
+    ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
 
 
@@ -50,11 +52,14 @@ class Part:
     used: int = 0
     reserved: int = 0
     processes: Sequence[tuple[int, int | None]] = ()
+    fault: tuple[str, int] | None = None
+    """A function that fails for it alone, and its code."""
 
     def lines(self) -> list[str]:
         """Return what the library reads about this device."""
         whole = f"part {self.uuid} {self.total} {self.used} {self.reserved}"
-        return [whole, *_process_lines("part_process", self.processes)]
+        fault = [] if self.fault is None else ["part_fault {} {}".format(*self.fault)]
+        return [whole, *_process_lines("part_process", self.processes), *fault]
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Card:
     mig: bool | None = False
     parts: Sequence["Part"] = ()
     """Its MIG devices, by their place."""
-    compute_mode: int = 0
+    compute_mode: int | None = 0
     ecc: int | None = 0
     """Memory errors that could not be corrected."""
     remap_pending: bool | None = False
@@ -87,6 +92,8 @@ class Card:
     xids: Sequence[int] = ()
     """All that it has had since the driver was loaded, oldest first."""
     lost: bool = False
+    stays_lost: bool = False
+    """A session of NVML that it was lost to does not find it again: only a new one does."""
     long_records: bool = False
     """Its newest process lists have records longer than the binding expects."""
     minor: int | None = None
@@ -110,7 +117,8 @@ class Card:
             f"temperature {self.temperature or 0}",
             f"mig {int(bool(self.mig))}",
             f"long_records {int(self.long_records)}",
-            f"compute_mode {self.compute_mode}",
+            f"compute_mode {self.compute_mode or 0}",
+            f"stays_lost {int(self.stays_lost)}",
             "health "
             + " ".join(
                 str(-1 if figure is None else int(figure))
@@ -122,7 +130,7 @@ class Card:
                     self.recovery,
                 )
             ),
-            *(f"xid {number}" for number in self.xids),
+            *(f"xid {number} {len(list(same))}" for number, same in groupby(self.xids)),
             *(line for part in self.parts for line in part.lines()),
             f"step {self.step}",
             f"minor {self.minor or 0}",
@@ -141,8 +149,20 @@ class Card:
         absent += ["nvmlDeviceGetProcessUtilization"] if self.samples is None else []
         absent += ["nvmlDeviceGetTemperature*"] if self.temperature is None else []
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
+        absent += ["nvmlDeviceGetComputeMode"] if self.compute_mode is None else []
         absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []
         return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one caller was told, and when, by the machine's clock."""
+
+    at: float
+    function: str
+    uuid: str
+    code: int
+    used: int
 
 
 class StandIn:
@@ -171,6 +191,8 @@ class StandIn:
         self._calls = self._folder / "calls"
         self._limits = self._folder / "limits"
         self._held = self._folder / "held"
+        self._told = self._folder / "told"
+        self._chance = (0, 0)
         self._loaded = driver
         self._faults = dict(faults or {})
         self._delays = dict(delays or {})
@@ -181,19 +203,39 @@ class StandIn:
     def environment(self) -> dict[str, str]:
         """Return the variables with which a child process finds this driver."""
         paths = [str(self._seen), os.environ.get("LD_LIBRARY_PATH", "")]
+        first = self.gpus[0].uuid if self.gpus else "none"
         return {
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
             "NVML_STAND_IN": str(self._seen / self._state.name),
-            "CUDA_STAND_IN": str(self._seen / self._held.name),
+            "CUDA_STAND_IN": str(self._seen / self._held.name / first),
         }
 
     def with_cuda(self) -> "StandIn":
         """Have programs allocate on the first card through CUDA; what they hold is shown there."""
         shutil.copy(build_cuda(), self._folder)
-        self._held.mkdir()
-        (self._held / "total").write_text(str(self.gpus[0].total))
-        self._write()
+        (self.held(0) / "total").write_text(str(self.gpus[0].total))
         return self
+
+    def held(self, index: int) -> Path:
+        """Return the folder of one card where each process that allocates there has a file.
+
+        Its name is the pid, and it says how many bytes; it counts while that process lives.
+        """
+        folder = self._held / self.gpus[index].uuid
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            self._write()
+        return folder
+
+    def told(self) -> list[Told]:
+        """Return what callers were told of memory in use, and every failure."""
+        if not self._told.exists():
+            return []
+        lines = [line.split() for line in self._told.read_text(encoding="ascii").splitlines()]
+        return [
+            Told(int(us) / 1e6, function, uuid, int(code), int(used))
+            for us, function, uuid, code, used in lines
+        ]
 
     def update(
         self,
@@ -201,8 +243,12 @@ class StandIn:
         gpus: Sequence[Card] | None = None,
         faults: Mapping[str, int] | None = None,
         delays: Mapping[str, float] | None = None,
+        chance: tuple[float, int] | None = None,
     ) -> None:
-        """Replace what is given; processes that use the library see it at their next call."""
+        """Replace what is given; processes that use the library see it at their next call.
+
+        `chance` is the share of all calls that fail for no reason, and the seed by which they do.
+        """
         if gpus is not None:
             self.gpus = tuple(
                 card if card.uuid else replace(card, uuid=self.uuid(index))
@@ -210,6 +256,8 @@ class StandIn:
             )
         self._faults = self._faults if faults is None else dict(faults)
         self._delays = self._delays if delays is None else dict(delays)
+        if chance is not None:
+            self._chance = (round(chance[0] * 1_000_000), chance[1])
         self._write()
 
     def change(self, index: int, **fields: Any) -> None:
@@ -257,12 +305,14 @@ class StandIn:
 
     def _write(self) -> None:
         kept = {"calls": self._calls.name, "limits": self._limits.name}
-        kept |= {"held": self._held.name} if self._held.exists() else {}
-        lines = [f"driver {self._loaded}"]
+        kept |= {"told": self._told.name} if self._held.exists() else {}
+        lines = [f"driver {self._loaded}", f"chance {self._chance[0]} {self._chance[1]}"]
         lines += [f"{word} {self._seen / name}" for word, name in kept.items()]
         lines += [*_fault_lines(self._faults), *_delay_lines(self._delays)]
         for card in self.gpus:
             lines += card.lines()
+            if (self._held / card.uuid).exists():
+                lines.append(f"held {self._seen / self._held.name / card.uuid}")
         new = self._state.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n", encoding="ascii")
         new.replace(self._state)

@@ -12,12 +12,18 @@ from typing import Any
 
 import pytest
 
+from nvml_stand_in import Card, StandIn
+
 from . import root
 from .machine import Machine, wait_for
 
 SERVICE = "gpuleased.service"
 SETUP = f"{root.ENVIRONMENT}/bin/gpulease-setup"
 CONFIG = 'simulate = "2x8G"\ngrace = "2s"\n'
+DRIVER = "/opt/stand-in"
+MAJOR = 195
+"""Of /dev/nvidia0 and its like: linux/Documentation/admin-guide/devices.txt."""
+NODES = {"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255, "nvidia-uvm": 250}
 # Short enough to be waited for; what the unit file says is a minute.
 WATCHDOG = "[Service]\nWatchdogSec=4s\nRestartSec=500ms\n"
 
@@ -156,8 +162,31 @@ def gpulease(installed: Gpulease) -> Iterator[Gpulease]:
     """Return gpulease running, with no job; whatever a test did to it is undone after."""
     yield installed
     machine = installed.machine
+    if not machine.is_up():
+        machine.boot()
     installed.configure(CONFIG)
     installed.drop_in(WATCHDOG)
     machine.run("systemctl", "reset-failed", SERVICE, check=False)
     machine.run("systemctl", "start", SERVICE)
     installed.end_all()
+
+
+@pytest.fixture
+def stand_in(gpulease: Gpulease) -> Iterator[StandIn]:
+    """Yield the driver r615 of a machine with two GPUs, on which the daemon runs."""
+    machine = gpulease.machine
+    cards = [Card(minor=0), Card(minor=1)]
+    made = StandIn(machine.root / DRIVER.lstrip("/"), cards, driver="615.10", seen_as=Path(DRIVER))
+    made.forget_limits()
+    for name, minor in NODES.items():
+        machine.run("mknod", "-m", "666", f"/dev/{name}", "c", str(MAJOR), str(minor))
+    variables = "".join(f"Environment={name}={it}\n" for name, it in made.environment().items())
+    gpulease.configure('grace = "2s"\n')
+    gpulease.drop_in(f"{WATCHDOG}{variables}ReadWritePaths={DRIVER}\n")
+    machine.run("systemctl", "restart", SERVICE)
+    yield made
+    gpulease.end_all()
+    gpulease.configure(CONFIG)
+    gpulease.drop_in(WATCHDOG)
+    machine.run("systemctl", "restart", SERVICE)
+    machine.run("rm", *(f"/dev/{name}" for name in NODES))

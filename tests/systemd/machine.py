@@ -109,6 +109,9 @@ class Machine:
         done = ("running", "degraded")
         wait_for(f"booted\n{self.console()}", lambda: self._state() in done, _BOOTS_WITHIN_S)
 
+    def is_up(self) -> bool:
+        return self._nspawn is not None and self._nspawn.poll() is None
+
     def _child(self) -> int | None:
         assert self._nspawn is not None
         assert self._nspawn.poll() is None, self.console()

@@ -20,7 +20,11 @@ REPOSITORY = Path(__file__).parents[2]
 SUITE = "bookworm"
 PYTHON = "3.11"
 """The one that the suite comes with."""
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv")
+PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv"),
+    # Users have a systemd instance of their own, and sessions of logind.
+    *("dbus-user-session", "libpam-systemd"),
+)
 USERS = {"alice": 2001, "bob": 2002}
 IDLE = (
     *("console-getty.service", "apt-daily.timer", "apt-daily-upgrade.timer"),

@@ -1,42 +1,21 @@
 """Jobs held from outside: the driver's limit, device rules and the scope, on a booted systemd."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
+from nvml_stand_in import StandIn
 
-from nvml_stand_in import Card, StandIn
-
-from .conftest import CONFIG, SERVICE, WATCHDOG, Gpulease
+from .conftest import MAJOR, NODES, SERVICE, Gpulease
 from .machine import Machine, wait_for
 
 M, G = 1024**2, 1024**3
-DRIVER = "/opt/stand-in"
-_NVIDIA = 195
-_NODES = {"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255, "nvidia-uvm": 250}
 _OPEN = "import os; os.open('/dev/nvidia1', os.O_RDWR)"
 CGROUPS = "/sys/fs/cgroup/gpulease.slice"
 
 
-@pytest.fixture
-def stand_in(gpulease: Gpulease) -> Iterator[StandIn]:
-    """Yield the driver r615 of a machine with two GPUs, on which the daemon runs."""
-    machine = gpulease.machine
-    cards = [Card(minor=0), Card(minor=1)]
-    made = StandIn(machine.root / DRIVER.lstrip("/"), cards, driver="615.10", seen_as=Path(DRIVER))
-    for name, minor in _NODES.items():
-        machine.run("mknod", "-m", "666", f"/dev/{name}", "c", str(_NVIDIA), str(minor))
-    variables = "".join(f"Environment={name}={it}\n" for name, it in made.environment().items())
-    gpulease.configure('grace = "2s"\n')
-    gpulease.drop_in(f"{WATCHDOG}{variables}ReadWritePaths={DRIVER}\n")
-    machine.run("systemctl", "restart", SERVICE)
-    yield made
-    gpulease.end_all()
-    gpulease.configure(CONFIG)
-    gpulease.drop_in(WATCHDOG)
-    machine.run("systemctl", "restart", SERVICE)
-    machine.run("rm", *(f"/dev/{name}" for name in _NODES))
+def held_by(gpulease: Gpulease, job: int) -> dict[str, object]:
+    """Return the one lease of a job without its use, which no driver tells in this container."""
+    (lease,) = gpulease.job(job)["leases"]
+    return {name: value for name, value in lease.items() if name != "used"}
 
 
 def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
@@ -49,7 +28,7 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
     job = gpulease.submit("--mem", "3000M", "--", "sh", "-c", script)
     gpulease.wait_until(job, "active")
 
-    (lease,) = gpulease.job(job)["leases"]
+    lease = held_by(gpulease, job)
     assert lease["gpu"] == StandIn.uuid(0)
     assert lease["enforced_by"] == ["driver", "framework", "watch", "devices"]
     assert lease["driver_limit"] == 2816 * M
@@ -61,14 +40,14 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
     before = gpulease.pid()
     gpulease.machine.run("kill", "-KILL", str(before))
     gpulease.wait_until_back(before)
-    assert gpulease.job(job)["leases"] == [lease]
+    assert held_by(gpulease, job) == lease
 
     # As if the driver had dropped it meanwhile.
     gpulease.machine.run("systemctl", "stop", SERVICE)
     stand_in.forget_limits()
     gpulease.machine.run("systemctl", "start", SERVICE)
     assert stand_in.limits() == {(lease["gpu"], scope): (0, 2816 * M)}
-    assert gpulease.job(job)["leases"] == [lease]
+    assert held_by(gpulease, job) == lease
     assert "set again" in gpulease.job(job)["events"][-1]["detail"]
 
 
@@ -122,3 +101,29 @@ def test_with_numbers_a_job_counts_the_gpus_that_it_can_open(
     assert lease["gpu"] == StandIn.uuid(1)
     assert "devices" in lease["enforced_by"]
     assert gpulease.run("logs", str(job)) == "0\n"
+
+
+def test_without_the_node_of_cuda_jobs_wait_and_none_can_open_every_gpu(
+    gpulease: Gpulease, stand_in: StandIn
+) -> None:
+    machine = gpulease.machine
+    # As after a boot, before anything has used CUDA.
+    machine.run("rm", "/dev/nvidia-uvm")
+    try_both = "for n in 0 1; do (: < /dev/nvidia$n) 2>&1 | grep -c 'not permitted'; done"
+    job = gpulease.submit("--mem", "3G", "--", "sh", "-c", try_both)
+    wait_for("it waits", lambda: "which is missing" in gpulease.run("show", str(job)))
+    assert gpulease.job(job)["state"] == "queued"
+    assert "nvidia-modprobe" in gpulease.run("doctor", check=False)
+
+    (nvidia_modprobe := machine.root / "usr/bin/nvidia-modprobe").write_text(
+        f"#!/bin/sh\nmknod -m 666 /dev/nvidia-uvm c {MAJOR} {NODES['nvidia-uvm']}\n"
+    )
+    nvidia_modprobe.chmod(0o755)
+    try:
+        # It is tried at once after a start, and otherwise once a minute.
+        machine.run("systemctl", "restart", SERVICE)
+        (lease,) = gpulease.wait_until(job, "ended")["leases"]
+    finally:
+        nvidia_modprobe.unlink()
+    assert "devices" in lease["enforced_by"]
+    assert gpulease.run("logs", str(job)) == "0\n1\n", "the other GPU alone is refused"

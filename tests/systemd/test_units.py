@@ -54,6 +54,13 @@ def _words(exposure: str) -> list[str]:
     return [f"{it}=" for it in re.findall(r"[A-Z]\w+(?==)", exposure)]
 
 
+def test_a_build_says_which_it_is(installed: Gpulease) -> None:
+    stamp = r"0\.\d+\.\d+ \((commit [0-9a-f]{10}( with changes)?, )?built 20\d\d-[-0-9: UTC]+"
+    for program in ("gpulease", "gpuleased", "gpulease-setup"):
+        said = installed.machine.run(f"{ENVIRONMENT}/bin/{program}", "--version").stdout
+        assert re.match(f"{program} {stamp}", said), said
+
+
 def test_installing_again_changes_nothing(installed: Gpulease) -> None:
     before = installed.pid()
     said = installed.machine.run(SETUP, "install").stdout
@@ -95,7 +102,14 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
     other_machine.run(SETUP, "install", "--now")
     assert gpulease.job(job)["state"] == "ended", "the record was kept"
 
-    other_machine.run(SETUP, "remove", "--purge")
+    # There is no terminal to ask on.
+    refused = other_machine.run(SETUP, "remove", "--purge", check=False)
+    assert "0 waiting jobs, 0 holds, 0 running jobs, 1 ended job, with their output" in (
+        refused.stderr
+    )
+    assert "hint: to delete all of it without a question" in refused.stderr
+    assert gpulease.job(job)["state"] == "ended", "nothing was changed"
+    other_machine.run(SETUP, "remove", "--purge", "--yes")
     assert _files(other_machine) == before
     assert other_machine.run("getent", "group").stdout == groups
     assert other_machine.unit(SERVICE, "LoadState") == {"LoadState": "not-found"}

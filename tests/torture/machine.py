@@ -72,8 +72,17 @@ class Zygote:
 class Machine:
     """The daemon is started, killed and started again, always on the same state."""
 
-    def __init__(self, folder: Path, zygote: Zygote | None = None, simulate: str = "2x8G") -> None:
-        """With a zygote daemons are wounded; without, they are processes like any."""
+    def __init__(
+        self,
+        folder: Path,
+        zygote: Zygote | None = None,
+        simulate: str | None = "2x8G",
+        settings: str = _SETTINGS,
+    ) -> None:
+        """With a zygote daemons are wounded; without, they are processes like any.
+
+        Without simulated GPUs they find a driver by what is put into `environment`.
+        """
         self.folder = folder
         self.socket = folder / "s"
         self.state = folder / "state"
@@ -84,7 +93,7 @@ class Machine:
         self._pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
-        (folder / "config.toml").write_text(_SETTINGS)
+        (folder / "config.toml").write_text(settings)
 
     @property
     def log(self) -> Path:
@@ -93,7 +102,8 @@ class Machine:
     def start(self, *, enclosed: bool = False) -> None:
         """Start the daemon; it is ready later."""
         arguments = ["--socket", str(self.socket), "--state", str(self.state)]
-        arguments += ["--simulate", self.simulate, "--config", str(self.folder / "config.toml")]
+        arguments += ["--config", str(self.folder / "config.toml")]
+        arguments += [] if self.simulate is None else ["--simulate", self.simulate]
         if self._zygote is not None:
             around = {**self.environment, **({ENCLOSED: "1"} if enclosed else {})}
             self.pid = self._zygote.start(arguments, self.log, around)
@@ -102,6 +112,7 @@ class Machine:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "gpulease.daemon", *arguments], cwd="/",
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env={**os.environ, **self.environment},
                 )  # fmt: skip
             self.pid = self._process.pid
         with suppress(ProcessLookupError):

@@ -119,12 +119,12 @@ def _wound_grants() -> None:
         grant(*arguments)
         _writing.verb = "grant"
 
-    def reconciling(*arguments: Any) -> Any:
+    def reconciling(*arguments: Any, fresh: bool = True) -> Any:
         try:
-            decided = whole(*arguments)
+            decided = whole(*arguments, fresh=fresh)
         finally:
             _writing.verb = None
-        if decided.grants:
+        if decided.grants and fresh:
             cross("grant: after its commit")
         return decided
 

@@ -125,6 +125,6 @@ def test_the_version_costs_no_import() -> None:
         cwd=REPOSITORY,
         check=True,
     )
-    assert ran.stdout == f"gpulease {__version__}\n"
+    assert ran.stdout == f"gpulease {__version__} (development)\n"
     assert "typer" not in ran.stderr
     assert "dataclasses" not in ran.stderr

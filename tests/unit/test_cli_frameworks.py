@@ -45,18 +45,21 @@ def test_each_framework_is_told_once_under_its_usual_name() -> None:
 def test_versions_are_read_from_metadata_by_the_python_that_runs_the_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    base = Path(sys._base_executable)
+    packages = tmp_path / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
     for name, version in (("tensorflow", "2.21.0"), ("jaxlib", "0.11.0")):
-        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder = packages / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
         # Imported, it would end the python that asks.
-        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    (tmp_path / "python3").symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", str(tmp_path))
+        (packages / f"{name}.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(base)
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     asked = Python.of_the_caller()
     checks = {each.name: each.message for each in asked.checks}
     assert "tensorflow 2.21.0 is held" in checks["tensorflow"]

@@ -75,6 +75,14 @@ def above() -> JobView:
     return views.running(12, leases=[LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, ["watch"])])
 
 
+def suspended() -> JobView:
+    return views.running(12, suspended=True)
+
+
+def suspended_hold() -> JobView:
+    return replace(hold(), suspended=True, pid=4242)
+
+
 def over_hold() -> JobView:
     lease = replace(over_lease().leases[0], stops_at=None, enforced_by=[])
     return replace(hold(), leases=[lease])
@@ -164,6 +172,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-stopped": show.page(stopped(), NOW, {views.FIRST: 0}),
         "show-over-hold": show.page(over_hold(), NOW, {views.FIRST: 0}),
         "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),
+        "show-suspended": show.page(suspended(), NOW, {views.FIRST: 0}),
+        "show-suspended-hold": show.page(suspended_hold(), NOW, {views.FIRST: 0}),
+        "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),

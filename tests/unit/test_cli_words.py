@@ -1,6 +1,7 @@
 """The waiting line, exit codes, and words as they are shown."""
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,9 +10,13 @@ import pytest
 from daemon_stand_in import views
 from gpulease.cli import cancel, keep
 from gpulease.cli.outcome import Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.signals import Signals
+from gpulease.cli.talk import Talk
 from gpulease.cli.text import asks, broken, cells, clean, clock, ordinal, shorten
 from gpulease.cli.waiting import WaitingLine, waiting_text
+from gpulease.cli.watching import wait_for_start
 from gpulease.cli.words import reader_of
+from gpulease.wire import JobView
 
 NOW = views.NOW
 
@@ -81,6 +86,29 @@ def test_a_job_that_starts_at_once_is_not_talked_about() -> None:
     line = WaitingLine(paper.write, lambda: 80, patience=3600.0)
     line.show("first", NOW)
     line.clear()
+    assert paper.text == ""
+
+
+class Watched:
+    """A client whose job is granted, and starts once `before_start` has been called."""
+
+    def __init__(self, before_start: Callable[[], None]) -> None:
+        self._before_start = before_start
+
+    def watch(self, number: int) -> Iterator[JobView]:
+        yield views.job(number, state="granted", position=None, reason=None)
+        self._before_start()
+        yield views.running(number)
+
+
+def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
+    paper = Paper()
+    line = WaitingLine(paper.write, None, patience=3600.0)
+    due: list[threading.Timer | None] = []
+    client = Watched(lambda: due.append(line._timer))
+    with Signals() as signals:
+        wait_for_start(client, views.job(17), signals, Talk(paper.write, line, lambda: NOW))
+    assert due == [None]
     assert paper.text == ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import ALICE, NOON, FakeClock
-from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.enclosure import Enclosure, UvmNode
 from gpulease.daemon.launching import Surroundings
 from gpulease.daemon.shims import has_scope
 from gpulease.daemon.workers import Workers
@@ -18,7 +18,7 @@ from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.errors import RecordUnwritable
+from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.process import scopes
 from gpulease.process.launcher import Launch
 
@@ -40,6 +40,9 @@ class Noted:
     def job(self, job: int) -> Path:
         return self.path
 
+    def ensure_jobs(self) -> None:
+        pass
+
 
 def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
     """Return what is launched for a job that asked for a grace, by a daemon with one of its own."""
@@ -55,7 +58,7 @@ def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
         log_limit=1,
     )
     workers = Workers(noted, None, noted, around, FakeClock())  # type: ignore[arg-type]
-    workers.adopt(usual, 1)
+    workers.adopt(usual, 1, 0)
     job = Job(JobId(1), ALICE, "", "true", Claim(memory=1), NOON, leases=ONE_GPU, grace=wanted)
     asyncio.run(workers.launch(job, TRUE))
     return noted.launches[0]
@@ -111,6 +114,74 @@ def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lac
     assert not enclosed.devices
     assert "without a scope" in enclosed.missing[0]
     assert not has_scope(tmp_path)
+
+
+def test_a_shutdown_keeps_the_job_from_being_launched_rather_than_from_its_device_rules(
+    tmp_path: Path,
+) -> None:
+    noted: list[Enclosed] = []
+
+    async def make(pid: int, scope: scopes.Scope) -> None:
+        raise scopes.NotNow("the machine is shutting down")
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        noted.append(enclosed)
+
+    with pytest.raises(LaunchDeferred, match="cannot start jobs now: the machine is shutting down"):
+        asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
+    assert noted == []
+
+
+def command(path: Path, script: str) -> tuple[str, ...]:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path), "-u", "-c=0"
+
+
+def test_the_node_that_cuda_needs_is_made_before_a_job_is_started(tmp_path: Path) -> None:
+    node = tmp_path / "nvidia-uvm"
+    make = command(tmp_path / "make", f'[ "$*" = "-u -c=0" ] && touch {node}')
+    uvm = UvmNode(node, make, control := tmp_path / "nvidiactl")
+    assert asyncio.run(uvm.obstacle()) is None
+    assert not node.exists(), "where GPUs have other nodes there is nothing to wait for"
+    control.touch()
+    assert asyncio.run(uvm.obstacle()) is None
+    assert node.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (None, "there is no {make} to make it"),
+        ("echo no module >&2; exit 1", "{make} -u -c=0 did not make it: no module"),
+    ],
+)
+def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_it(
+    tmp_path: Path, script: str | None, said: str
+) -> None:
+    asked: list[scopes.Scope] = []
+
+    async def make(pid: int, scope: scopes.Scope) -> None:
+        asked.append(scope)
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        pass
+
+    node, maker = tmp_path / "nvidia-uvm", tmp_path / "make"
+    make_it = command(maker, script) if script else (str(maker), "-u", "-c=0")
+    (control := tmp_path / "nvidiactl").touch()
+    uvm = UvmNode(node, make_it, control)
+    enclosure = Enclosure(lambda: None, note, make, uvm)
+    launch = replace(launched(tmp_path, None, MINUTE), gpus=("/dev/nvidia0",))
+    with pytest.raises(LaunchDeferred) as deferred:
+        asyncio.run(enclosure(1, launch))
+    assert f"CUDA needs {node}, which is missing; {said.format(make=maker)}" in str(deferred.value)
+    assert asked == []
+
+    # By hand, meanwhile.
+    node.touch()
+    asyncio.run(enclosure(1, launch))
+    assert [scope.gpus for scope in asked] == [("/dev/nvidia0",)]
 
 
 def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_path: Path) -> None:

@@ -253,6 +253,10 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     assert job.claim.memory == 3584 << 20
     assert job.account.sized == "3.5G, since train.py used up to 3G in 2 runs"
 
+    world.store.known_runs = [Run(8 * G, 7 * G), Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
+    assert job.account.sized == "3.5G, since train.py used up to 3G in 2 of 3 runs"
+
 
 def an_unsized_order() -> Order:
     """Return one that runs train.py under another name."""

@@ -1,6 +1,7 @@
 """Whose fault a fault is, what is done about it, and when a GPU is used again."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import NOON, FakeClock, FakeGpus, G, MemoryStore, order, reading
+from fakes import NOON, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order, reading
 from gpulease.domain import health
 from gpulease.domain.health import (
     Act,
-    Blame,
     Figures,
     Finding,
     Heard,
@@ -26,10 +26,11 @@ from gpulease.domain.job import grant
 from gpulease.domain.memory import Fault, GpuUuid, JobId
 from gpulease.domain.placement import Placement
 from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.domain.xid import _ROWS, SOURCES, XIDS, Blame
 from gpulease.errors import RecordUnwritable
 from gpulease.service.clock_set import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.look import Look
+from gpulease.service.look import Look, look
 from gpulease.service.ports import Event
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -40,17 +41,32 @@ MINUTE = timedelta(minutes=1)
 @pytest.mark.parametrize(
     ("blame", "numbers"),
     [
-        (Blame.APPLICATION, (13, 31, 43, 45, 68, 109)),
+        (Blame.APPLICATION, (8, 13, 31, 32, 43, 45, 68, 69, 72, 104, 109, 135)),
         (Blame.CONTAINED, (94,)),
-        (Blame.HARDWARE, (48, 64, 74, 79, 92, 95, 119, 140)),
+        (Blame.HARDWARE, (46, 48, 62, 64, 74, 79, 92, 95, 110, 119, 120, 140, 143, 158)),
         (Blame.AVOIDED, (63,)),
-        (Blame.UNKNOWN, (1, 32, 61, 154)),
+        (Blame.ADMIN, (1, 44, 61, 121, 144, 150, 155, 173, 999)),
+        (Blame.UNKNOWN, (106, 154)),
     ],
 )
 def test_each_xid_is_the_fault_of_whom_the_table_says(
     blame: Blame, numbers: tuple[int, ...]
 ) -> None:
     assert {health.xid(number).blame for number in numbers} == {blame}
+
+
+def test_no_xid_for_which_a_program_is_to_be_restarted_drains_a_gpu() -> None:
+    drains = [number for number, row in XIDS.items() if row.blame is Blame.HARDWARE]
+    assert [number for number in drains if "restart the application" in XIDS[number].source] == []
+    assert [number for number in drains if "plugin" in XIDS[number].source] == []
+
+
+def test_each_xid_stands_once_and_names_a_source_that_is_listed() -> None:
+    numbers = [number for _, _, rows in _ROWS for number in rows]
+    assert sorted(numbers) == sorted(set(numbers))
+    for row in XIDS.values():
+        words = {part.strip().partition(":")[0] for part in row.source.split(";")}
+        assert words & SOURCES.keys(), row
 
 
 def test_many_of_one_xid_are_one_finding() -> None:
@@ -131,6 +147,7 @@ class Room:
         self.gpus = FakeGpus({A: 8 * G, B: 8 * G})
         self.told: list[tuple[JobId, str]] = []
         self.woken = 0
+        self.seen: Look | None = None
         for uuid in (A, B):
             job = self.store.add(order(), NOON)
             granted = grant(job, Placement(((uuid, G),)), NOON)
@@ -154,8 +171,8 @@ class Room:
         """Let some time go by, and look."""
         self.clock.forward(minutes=minutes)
         self.gpus.heard = list(heard)
-        seen = Look(self.gpus.read(), {}, self.clock.now())
-        asyncio.run(self.watch.observe(seen))
+        self.seen = look(self.store, self.gpus, FakeFinder(), self.clock, self.seen)
+        asyncio.run(self.watch.observe(self.seen))
 
     def closed(self, uuid: GpuUuid = A) -> str | None:
         return self.store.drained().get(uuid)
@@ -184,6 +201,46 @@ def test_the_fault_of_a_program_is_told_and_drains_nothing() -> None:
     assert [job for job, _ in room.told] == [2], "said again only after a while"
     room.look(Heard(B, (31,)), minutes=11)
     assert len(room.told) == 2
+
+
+def test_a_storm_of_a_programs_faults_costs_few_transactions_and_is_counted_in_full() -> None:
+    room = Room()
+    for _ in range(60):
+        room.look(Heard(A, (13,) * 10_000 + (31,)), minutes=1 / 60)
+    room.look(minutes=1)
+    assert room.store.writes <= 8
+    counts = Counter[str]()
+    for each in room.store.noted:
+        counts[each.kind] += each.count
+    assert counts == {"xid 13": 600_000, "xid 31": 60}
+    assert [job for job, _ in room.told] == [1, 1], "once for each kind"
+
+
+def test_a_fault_of_the_hardware_in_a_storm_is_acted_on_at_once() -> None:
+    room = Room()
+    room.look(Heard(A, (13,) * 1000))
+    room.look(Heard(A, (13,) * 1000), minutes=1 / 60)
+    room.look(Heard(A, (13, 79, 13)), minutes=1 / 60)
+    assert "XID 79" in (room.closed() or "")
+    assert Counter(room.kinds()) == {"xid 13": 2, "xid 79": 1, "faulty": 1}
+
+
+def test_a_storm_while_the_disk_is_full_takes_no_more_memory_than_one_fault() -> None:
+    room = Room()
+    sound = room.store.write
+
+    def full() -> None:
+        raise RecordUnwritable("cannot write: the disk is full")
+
+    room.store.write = full  # type: ignore[method-assign, assignment]
+    for _ in range(100):
+        with pytest.raises(RecordUnwritable):
+            room.look(Heard(A, (13, 79)), minutes=1 / 60)
+    room.store.write = sound  # type: ignore[method-assign]
+    room.look()
+    assert [(each.kind, each.count) for each in room.store.noted][:2] == [
+        ("xid 13", 100), ("xid 79", 100),
+    ]  # fmt: skip
 
 
 def test_a_gpu_comes_back_after_a_quiet_time_that_doubles_with_each_relapse() -> None:
@@ -291,14 +348,24 @@ def test_what_a_person_has_drained_health_never_resumes() -> None:
 def test_a_lost_gpu_is_told_of_once_and_once_when_it_is_back() -> None:
     room = Room()
     room.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
-    room.look()
-    room.look()
+    for _ in range(3):
+        room.look()
     assert room.kinds() == ["lost"]
     assert [job for job, _ in room.told] == [1]
     del room.gpus.broken[A]
     room.look()
     assert room.kinds() == ["lost", "back"]
     assert room.closed() is None
+
+
+def test_a_gpu_that_one_call_says_is_lost_alarms_nobody() -> None:
+    room = Room()
+    for _ in range(3):
+        room.gpus.broken[A] = reading(A, fault=Fault.LOST, detail="GPU is lost")
+        room.look()
+        del room.gpus.broken[A]
+        room.look()
+    assert (room.kinds(), room.told) == ([], [])
 
 
 @pytest.mark.parametrize("act", [Act.TELL, Act.OFF])

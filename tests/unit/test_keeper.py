@@ -1,7 +1,8 @@
 """The loop that grants, and the life of a job from its grant to its end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,9 +21,10 @@ from fakes import (
 )
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory import JobId
-from gpulease.errors import CommandNotFound, NoRoomNow
+from gpulease.domain.memory import GpuReading, JobId
+from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.keeper import Keeper
+from gpulease.service.leases import take_back_grants
 from gpulease.service.look import Policy
 from gpulease.service.ports import MainExited, WorkerExited, WorkerStarted
 
@@ -31,6 +33,11 @@ _TURNS = 200
 
 
 async def at_once(call: Callable[[], T]) -> T:
+    return call()
+
+
+async def in_a_moment(call: Callable[[], T]) -> T:
+    await asyncio.sleep(0)
     return call()
 
 
@@ -46,12 +53,15 @@ class World:
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> Keeper:
-        def lane(call: Callable[[], T]) -> Awaitable[T]:
+        def writing(call: Callable[[], T]) -> Awaitable[T]:
             return at_once(call)
+
+        def looking(call: Callable[[], T]) -> Awaitable[T]:
+            return in_a_moment(call)
 
         return Keeper(
             self.store, self.gpus, self.finder, self.launcher, self.clock, Policy(),
-            writing=lane, looking=lane,
+            writing=writing, looking=looking,
         )  # fmt: skip
 
     async def submit(self, memory: int = 6 * G, **fields: Any) -> JobId:
@@ -449,3 +459,231 @@ def test_a_pass_that_failed_is_not_told_as_one() -> None:
         assert passed == []
 
     asyncio.run(scenario())
+
+
+def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> None:
+    async def scenario(world: World) -> None:
+        await world.keeper.look()
+        world.gpus.unmanaged["GPU-a"] = 7 * G
+        jobs = [await world.submit(2 * G) for _ in range(4)]
+        await world.settle()
+        assert [world.state(job) for job in jobs] == [State.QUEUED] * 4
+        assert world.launcher.launched == []
+
+        world.gpus.unmanaged.clear()
+        await world.keeper.look()
+        world.keeper.wake()
+        await world.settle()
+        assert world.launcher.launched == jobs
+
+    run(scenario)
+
+
+def test_a_job_that_may_not_wait_gives_up_where_a_stranger_was_faster() -> None:
+    async def scenario(world: World) -> None:
+        await world.keeper.look()
+        world.gpus.unmanaged["GPU-a"] = 7 * G
+        job = await world.submit(2 * G, wait_for=timedelta(0))
+        await world.settle()
+        ended = world.store.job(job)
+        assert ended is not None
+        assert (ended.state, ended.outcome) == (State.ENDED, Outcome.GAVE_UP)
+
+    run(scenario)
+
+
+class CountedGpus(FakeGpus):
+    """GPUs that remember how often they were read."""
+
+    reads = 0
+
+    def read(self) -> tuple[GpuReading, ...]:
+        self.reads += 1
+        return super().read()
+
+
+def test_many_submissions_at_once_cost_few_looks() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.gpus = CountedGpus({"GPU-a": 400 * G})
+        world.keeper = world.new_keeper()
+        granting = asyncio.create_task(world.keeper.run())
+        await asyncio.gather(*(world.submit(G) for _ in range(200)))
+        await world.settle()
+        assert len(world.launcher.launched) == 200
+        assert world.gpus.reads < 10
+
+        reads = world.gpus.reads
+        await asyncio.gather(*(world.submit(300 * G) for _ in range(200)))
+        await world.settle()
+        assert len(world.launcher.launched) == 200, "none of these fits"
+        assert world.gpus.reads == reads, "and a pass without grants needs no look"
+        granting.cancel()
+        await world.keeper.followers.stop()
+
+    asyncio.run(scenario())
+
+
+def test_callers_that_come_during_a_look_share_the_next_one() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.gpus = CountedGpus({"GPU-a": 8 * G})
+        world.keeper = world.new_keeper()
+        first, *others = await asyncio.gather(*(world.keeper.look() for _ in range(10)))
+        assert world.gpus.reads == 2
+        assert {id(each) for each in others} == {id(world.keeper.seen)}
+        assert first is not world.keeper.seen, "it began before the others came"
+
+    asyncio.run(scenario())
+
+
+def test_while_the_machine_shuts_down_a_grant_is_kept_and_nothing_more_is_granted() -> None:
+    async def scenario(world: World) -> None:
+        why = "cannot start jobs now: the machine is shutting down"
+        world.launcher.refuse[JobId(1)] = LaunchDeferred(why)
+        first = await world.submit(G)
+        await world.settle()
+        second = await world.submit(G)
+        await world.settle()
+        assert (world.state(first), world.state(second)) == (State.GRANTED, State.QUEUED)
+        assert world.keeper.plan is not None
+        (hindrance,) = world.keeper.plan.waiting[second].refusal.hindrances
+        assert hindrance.why == why
+
+        # The shutdown was called off.
+        world.launcher.refuse.clear()
+        world.keeper.followers.attend(first)
+        await world.settle()
+        assert (world.state(first), world.state(second)) == (State.ACTIVE, State.ACTIVE)
+
+    run(scenario)
+
+
+class FailsAfterCommit(MemoryStore):
+    """Commits, and then fails as often as it is told, as if its file had been removed."""
+
+    fails = 0
+
+    @contextmanager
+    def write(self) -> Iterator[MemoryStore]:
+        with super().write():
+            yield self
+        granted = any(job.state is State.GRANTED for job in self.live())
+        if granted and self.fails:
+            self.fails -= 1
+            raise RecordUnwritable("cannot write the record: it was removed")
+
+
+def test_a_grant_whose_pass_failed_after_the_commit_is_launched_by_the_next_pass() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.store = FailsAfterCommit()
+        world.store.fails = 1
+        world.keeper = world.new_keeper()
+        job = await world.submit()
+        with pytest.raises(RecordUnwritable):
+            await world.keeper.one_pass()
+        assert world.state(job) is State.GRANTED
+        assert world.launcher.launched == []
+
+        await world.keeper.one_pass()
+        await world.settle()
+
+        assert world.launcher.launched == [job]
+        assert world.state(job) is State.ACTIVE
+        await world.keeper.one_pass()
+        await world.settle()
+        assert world.launcher.launched == [job]
+        await world.keeper.followers.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_pass_does_not_attend_to_a_job_that_waits_for_its_next_try() -> None:
+    async def scenario(world: World) -> None:
+        world.keeper.followers.try_again_after_s = 3600.0
+        world.launcher.refuse[JobId(1)] = RecordUnwritable("the disk is full")
+        job = await world.submit()
+        await world.settle()
+        world.launcher.refuse.clear()
+
+        world.keeper.wake()
+        await world.settle()
+
+        assert world.state(job) is State.GRANTED
+        assert world.launcher.launched == []
+
+    run(scenario)
+
+
+def test_a_launch_that_is_deferred_is_tried_again() -> None:
+    async def scenario(world: World) -> None:
+        world.keeper.followers.try_again_after_s = 0.0
+        world.launcher.refuse[JobId(1)] = LaunchDeferred("not now")
+        job = await world.submit()
+        await world.settle()
+        world.launcher.refuse.clear()
+        async with asyncio.timeout(20):
+            while world.state(job) is not State.ACTIVE:
+                await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_a_daemon_that_leaves_launches_nothing_more() -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.may_launch.clear()
+        job = await world.submit(G)
+        await world.settle()
+        await world.keeper.followers.stop()
+        world.launcher.may_launch.set()
+        later = await world.submit(G)
+        await world.settle()
+        assert world.launcher.launched == []
+        assert (world.state(job), world.state(later)) == (State.GRANTED, State.GRANTED)
+
+    run(scenario)
+
+
+def test_what_was_granted_before_a_reboot_and_not_launched_is_queued_again() -> None:
+    async def scenario(world: World) -> None:
+        running = await world.submit(G)
+        await world.settle()
+        world.launcher.may_launch.clear()
+        granted = await world.submit(G)
+        await world.settle()
+        assert (world.state(running), world.state(granted)) == (State.ACTIVE, State.GRANTED)
+
+        took = take_back_grants(world.store, world.launcher.was_launched, world.clock)
+        assert took == 1
+        assert (world.state(running), world.state(granted)) == (State.ACTIVE, State.QUEUED)
+        job = world.store.job(granted)
+        assert job is not None
+        assert (job.leases, job.granted_at) == ((), None)
+        assert world.store.events(granted)[-1].kind == "launch_deferred"
+
+    run(scenario)
+
+
+def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown() -> None:
+    async def scenario(world: World) -> None:
+        why: list[str | None] = ["CUDA needs /dev/nvidia-uvm, which is missing"]
+
+        async def obstacle() -> str | None:
+            return why[0]
+
+        world.keeper.obstacle = obstacle
+        job = await world.submit()
+        await world.settle()
+        assert world.state(job) is State.QUEUED
+        assert world.keeper.plan is not None
+        (hindrance,) = world.keeper.plan.waiting[job].refusal.hindrances
+        assert hindrance.why == world.keeper.closed == why[0]
+
+        why[0] = None
+        world.keeper.wake()
+        await world.settle()
+        assert world.state(job) is State.ACTIVE
+        assert world.keeper.closed is None
+
+    run(scenario)

@@ -95,6 +95,7 @@ def test_a_gpu_that_did_not_answer_is_asked_again_and_one_that_cannot_be_read_is
     ladder = ladder_of(driver)
     ask(ladder, "GPU-a")
     assert ladder.limiter() is driver, "no answer is none"
+    assert not said(ladder)["driver"][0], "no wall is claimed that nobody has seen"
     driver.silent = set()
     ask(ladder, "GPU-a")
     assert ladder.limiter() is None
@@ -112,6 +113,20 @@ def test_of_several_gpus_those_that_cannot_are_named() -> None:
     assert available
     assert f"not on GPU 1: {OLD}" in why
     assert ladder.limiter() is driver
+
+
+@as_root
+def test_mig_devices_are_named_by_their_place_and_their_gpu_is_not_asked() -> None:
+    driver = Driver(**{"MIG-a": "no limits on MIG"})
+    ladder = ladder_of(driver)
+    whole = reading("GPU-a", 0, divided=True)
+    part = reading("MIG-a", 0, place=1, parent=GpuUuid("GPU-a"))
+    asyncio.run(ladder.ask(look(whole, part)))
+    assert driver.asked == ["MIG-a"]
+    assert said(ladder)["driver"] == (False, "no limits on MIG")
+
+    asyncio.run(ladder.ask(look(whole, part, reading("GPU-b", 1))))
+    assert "not on GPU 0:1: no limits on MIG" in said(ladder)["driver"][1]
 
 
 def test_what_stands_in_the_way_is_said_in_words() -> None:

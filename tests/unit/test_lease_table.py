@@ -14,7 +14,7 @@ from gpulease.domain.lease import (
 
 
 def test_memory_is_never_returned_while_a_worker_may_live() -> None:
-    gone = {Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
+    gone = {Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED, Trigger.LAUNCH_DEFERRED}
     for (state, trigger), target in TRANSITIONS.items():
         if state in HOLDS_MEMORY and target not in HOLDS_MEMORY:
             assert trigger in gone, (state, trigger)

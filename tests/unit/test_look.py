@@ -1,11 +1,20 @@
-"""What one look at the GPUs says of how busy each job keeps them."""
+"""What one look at the GPUs says: how busy each job keeps them, and what is known from before."""
 
 from datetime import UTC, datetime
 
 import pytest
 
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.service.look import Look
+from fakes import FakeClock, FakeFinder, FakeGpus, G, MemoryStore, reading
+from gpulease.domain.memory import (
+    ComputeMode,
+    Fault,
+    GpuReading,
+    GpuUuid,
+    JobId,
+    ProcessReading,
+)
+from gpulease.domain.plan import ledgers
+from gpulease.service.look import Look, Policy, look, snapshot
 
 GPU = GpuUuid("GPU-a")
 MINE, OTHER = JobId(1), JobId(2)
@@ -42,6 +51,40 @@ def test_a_job_is_as_busy_as_its_processes_where_they_are_told_apart(
     whole: int | None, shares: dict[int, int | None] | None, expected: int | None
 ) -> None:
     assert busy(whole, shares) == expected
+
+
+def test_a_compute_mode_that_nobody_tells_now_is_the_last_known_one() -> None:
+    gpus, seen = FakeGpus({"GPU-a": 8 * G}), None
+    told: tuple[dict[str, object], ...] = (
+        {"compute_mode": None},
+        {"compute_mode": ComputeMode.PROHIBITED},
+        {"compute_mode": None},
+        {"fault": Fault.UNREADABLE},
+        {"compute_mode": None},
+        {"compute_mode": ComputeMode.DEFAULT},
+    )
+    modes = []
+    for fields in told:
+        gpus.broken["GPU-a"] = reading(**fields)
+        seen = look(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
+        modes.append(seen.readings[0].compute_mode)
+
+    prohibited = ComputeMode.PROHIBITED
+    assert modes == [None, *[prohibited] * 4, ComputeMode.DEFAULT]
+
+
+def test_a_gpu_is_lost_when_the_driver_says_so_twice_in_a_row() -> None:
+    gpus, seen = FakeGpus({"GPU-a": 8 * G}), None
+    faults = []
+    for lost in (True, False, True, True, True, False, True):
+        gpus.broken = {"GPU-a": reading(fault=Fault.LOST, detail="GPU is lost")} if lost else {}
+        seen = look(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
+        faults.append(seen.readings[0].fault)
+        (ledger,) = ledgers(snapshot((), seen, Policy(), {}, seen.at))
+        assert (ledger.headroom is None) is lost, "it takes no lease meanwhile"
+
+    doubt, is_lost = Fault.UNREADABLE, Fault.LOST
+    assert faults == [doubt, None, doubt, is_lost, is_lost, None, doubt]
 
 
 def test_of_a_gpu_that_is_not_there_nothing_is_known() -> None:

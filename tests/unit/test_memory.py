@@ -34,8 +34,11 @@ def test_a_stranger_is_subtracted_from_what_can_be_leased() -> None:
 
 
 def test_a_job_on_a_gpu_that_it_did_not_lease_counts_as_unmanaged_there() -> None:
-    seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
-    assert take_stock(seen, [], {7: ONE}).unmanaged == 6 * G
+    seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G), ProcessReading(8, 0)))
+    gpu = take_stock(seen, [Holding(TWO, G)], {7: ONE, 8: TWO})
+    assert (gpu.unmanaged, gpu.headroom) == (6 * G, G)
+    assert [each.pid for each in gpu.strangers] == [7]
+    assert gpu.without_lease == (ONE,)
 
 
 def test_memory_that_no_process_holds_is_unmanaged_too() -> None:
@@ -62,6 +65,33 @@ def test_a_missing_figure_does_not_hide_a_stranger_behind_a_job_that_has_used_no
     seen = reading(used=4 * G, processes=(ProcessReading(9, None),))
     gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {})
     assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
+
+
+def test_a_stranger_whose_figure_is_missing_leaves_the_figures_of_the_jobs_known() -> None:
+    # 45 GiB are leased and 2 used; a process outside any lease holds 30 that nobody tells.
+    processes = (ProcessReading(7, 2 * G), ProcessReading(9, None))
+    seen = reading(total=80 * G, used=32 * G, processes=processes)
+    gpu = take_stock(seen, [Holding(ONE, 45 * G, running=True)], {7: ONE})
+    assert gpu.holdings[0].used == 2 * G
+    assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (45 * G, 30 * G, 5 * G)
+
+
+def test_a_job_whose_figure_is_missing_uses_its_lease_and_another_what_is_known() -> None:
+    held = [Holding(ONE, 3 * G, running=True), Holding(TWO, 2 * G, running=True)]
+    processes = (ProcessReading(7, None), ProcessReading(8, G), ProcessReading(9, None))
+    gpu = take_stock(reading(used=7 * G, processes=processes), held, {7: ONE, 8: TWO})
+    assert [holding.used for holding in gpu.holdings] == [None, G]
+    assert gpu.unmanaged == 3 * G
+
+
+def test_a_process_that_came_after_the_memory_was_read_is_not_forgotten() -> None:
+    stranger = ProcessReading(9, 60 * G)
+    gpu = take_stock(reading(total=80 * G, used=0, processes=(stranger,)), [], {})
+    assert (gpu.unmanaged, gpu.headroom) == (60 * G, 20 * G)
+    processes = (ProcessReading(7, 10 * G), stranger)
+    seen = reading(total=80 * G, used=10 * G, processes=processes)
+    gpu = take_stock(seen, [Holding(ONE, 15 * G, running=True)], {7: ONE})
+    assert (gpu.unmanaged, gpu.headroom) == (60 * G, 5 * G)
 
 
 def test_a_gpu_that_cannot_be_read_offers_nothing() -> None:
@@ -144,7 +174,8 @@ def test_what_is_offered_and_what_is_taken_never_exceed_the_card(
     assert gpu.unmanaged is not None
     assert gpu.headroom is not None
     assert 0 <= gpu.headroom <= gpu.allocatable
-    assert 0 <= gpu.unmanaged <= used
+    listed = sum(each.memory or 0 for each in gpu.reading.processes or ())
+    assert 0 <= gpu.unmanaged <= max(used, listed)
     assert gpu.committed >= gpu.leased
     if gpu.headroom:
         assert gpu.headroom + gpu.committed + gpu.unmanaged == gpu.allocatable

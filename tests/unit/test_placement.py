@@ -2,12 +2,21 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from fakes import G, reading
 from gpulease.domain.claim import Claim
-from gpulease.domain.memory import Fault, GpuMemory, GpuUuid, Holding, JobId, ProcessReading
+from gpulease.domain.memory import (
+    ComputeMode,
+    Fault,
+    GpuMemory,
+    GpuUuid,
+    Holding,
+    JobId,
+    ProcessReading,
+)
 from gpulease.domain.memory import take_stock as stock
 from gpulease.domain.placement import (
     Obstacle,
@@ -71,6 +80,68 @@ def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> No
         (0, "3G is free", (1,)),
         (1, "2G is free", (2,)),
     ]
+
+
+def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
+    seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
+    there = stock(seen, [], {7: ONE})
+    for claim, why in (
+        (Claim(G, exclusive=True), "job 1 is on it without a lease"),
+        (Claim(4 * G), "6G is used outside any lease; job 1 is on it without a lease"),
+    ):
+        refused = place(claim, [there])
+        assert isinstance(refused, Refusal)
+        assert obstacles(refused) == [Obstacle.UNMANAGED]
+        assert refused.hindrances[0].why == why
+
+
+def in_mode(mode: ComputeMode | None, *holders: int, pid: int = 0, **process: Any) -> GpuMemory:
+    there = (ProcessReading(pid, G, **process),) if pid else ()
+    held = [Holding(JobId(job), G) for job in holders]
+    seen = reading(used=G if pid else 0, processes=there, compute_mode=mode)
+    return stock(seen, held, {}, servers=(50,))
+
+
+def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
+    refused = place(Claim(G), [in_mode(ComputeMode.PROHIBITED)])
+    assert isinstance(refused, Refusal)
+    assert obstacles(refused) == [Obstacle.PROHIBITED]
+    assert refused.hindrances[0].why == ("its compute mode is prohibited: no program can use it")
+    free = replace(in_mode(ComputeMode.DEFAULT).reading, uuid=GpuUuid("GPU-b"), index=1)
+    assert chosen(place(Claim(G), [in_mode(ComputeMode.PROHIBITED), stock(free, [], {})])) == [
+        "GPU-b"
+    ]
+    assert can_ever_hold(Claim(G), in_mode(ComputeMode.PROHIBITED)), "an admin may change it"
+
+
+def test_a_gpu_whose_compute_mode_is_not_known_takes_no_lease() -> None:
+    refused = place(Claim(G), [in_mode(None)])
+    assert isinstance(refused, Refusal)
+    assert refused.hindrances[0].why == "its compute mode cannot be read"
+
+
+def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
+    mode = ComputeMode.EXCLUSIVE_PROCESS
+    assert chosen(place(Claim(G), [in_mode(mode)])) == ["GPU-a"]
+    taken = in_mode(mode, 1)
+    refused = place(Claim(G), [taken])
+    assert isinstance(refused, Refusal)
+    assert (obstacles(refused), refused.waits_for) == ([Obstacle.LEASED], (1,))
+    assert "its compute mode is exclusive process" in refused.hindrances[0].why
+    assert taken.headroom == 0
+    first = in_mode(mode).holds(Holding(ONE, G))
+    assert first.headroom == 0, "also within one plan"
+
+
+def test_a_gpu_for_one_process_waits_for_a_stranger_who_computes_and_for_no_display() -> None:
+    mode = ComputeMode.EXCLUSIVE_PROCESS
+    assert obstacles(place(Claim(G), [in_mode(mode, pid=9)])) == [Obstacle.UNMANAGED]
+    assert chosen(place(Claim(G), [in_mode(mode, pid=9, graphics=True)])) == ["GPU-a"]
+
+
+def test_an_mps_server_shares_a_gpu_for_one_process_out() -> None:
+    mode = ComputeMode.EXCLUSIVE_PROCESS
+    assert chosen(place(Claim(G), [in_mode(mode, 1, 2, pid=50)])) == ["GPU-a"]
 
 
 def test_alone_means_without_anyone_elses_lease() -> None:

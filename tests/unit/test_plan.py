@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fakes import ALICE, NOON, G, reading
 from gpulease.domain.claim import Claim
 from gpulease.domain.job import Job, grant, worker_started
-from gpulease.domain.memory import Fault, GpuReading, JobId, ProcessReading
+from gpulease.domain.memory import ComputeMode, Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.placement import Obstacle, Placement
 from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, waiting_in
 
@@ -95,6 +95,13 @@ def test_a_gang_is_told_when_the_last_of_its_gpus_comes_free() -> None:
     jobs = [running(1, "GPU-0", 5 * G, HOUR), running(2, "GPU-1", 5 * G, 2 * HOUR)]
     decided = decide([*jobs, job(3, 6 * G, gpus=2)])
     assert decided.waiting[JobId(3)].expected_start_at == NOON + 2 * HOUR
+
+
+def test_a_gpu_for_one_process_is_free_when_all_its_leases_have_ended() -> None:
+    single = [reading("GPU-0", 0, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)]
+    jobs = [running(1, "GPU-0", G, HOUR), running(2, "GPU-0", G, 2 * HOUR), job(3, G), job(4, G)]
+    assert decide(jobs, single).waiting[JobId(3)].expected_start_at == NOON + 2 * HOUR
+    assert granted(decide(jobs[2:], single)) == [(3, ["GPU-0"])]
 
 
 def test_without_time_limits_nobody_is_told_a_time() -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -13,11 +14,12 @@ from gpulease.daemon.watch import Overseer
 from gpulease.domain.idleness import IdlePolicy, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.errors import RecordUnwritable
 from gpulease.service.idleness import RestWatch
 from gpulease.service.leases import revoke
+from gpulease.service.look import Policy
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import WorkerStarted
 
@@ -53,6 +55,7 @@ class Watched(World):
             seen = await self.keeper.look()
             await self.overseer.look_for_overuse(seen)
             await self.overseer.look_for_idleness(seen)
+            await self.overseer.look_for_shortfalls(seen)
         await self.settle()
 
     def told(self, job: JobId) -> list[str]:
@@ -64,9 +67,15 @@ class Watched(World):
         return found.leases[0].over_for
 
 
-def play(scenario: Callable[[Watched], Coroutine[Any, Any, None]]) -> None:
+W = TypeVar("W", bound=Watched)
+
+
+def play(
+    scenario: Callable[[W], Coroutine[Any, Any, None]],
+    kind: type[W] = Watched,  # type: ignore[assignment]
+) -> None:
     async def whole() -> None:
-        world = Watched()
+        world = kind()
         granting = asyncio.create_task(world.keeper.run())
         try:
             await scenario(world)
@@ -233,7 +242,7 @@ def test_a_look_that_cannot_tell_does_nothing() -> None:
 def test_what_is_listed_for_the_dead_is_no_job_s_of_who_has_the_pid_now() -> None:
     async def scenario(world: Watched) -> None:
         job = await running(world)
-        world.hold(job, 7 * G)
+        world.hold(job, 5 * G)
         world.finder.reused = frozenset({100 + job})
         await world.look(60)
         assert world.told(job) == []
@@ -378,6 +387,196 @@ def test_an_elastic_job_is_let_be_until_somebody_waits_for_that_gpu() -> None:
         assert world.launcher.stopped == [job]
 
     play(scenario)
+
+
+SHORT = (
+    "job {} may run out of memory within its lease of 4G on GPU 0: 5G is used there outside any "
+    "lease, {} of it promised to leases; save the job's work, and have the processes ended that "
+    "gpulease status lists as in use without a lease, or run the job again"
+)
+
+
+def test_an_owner_is_told_once_that_others_took_what_was_promised() -> None:
+    async def scenario(world: Watched) -> None:
+        first, second = await running(world, 4 * G), await running(world, 4 * G)
+        world.gpus.unmanaged["GPU-a"] = 5 * G
+        await world.look()
+        assert world.told(first) == [], "it may be a process that is not known as a job's yet"
+        await world.look(20)
+        assert world.told(first) == [SHORT.format(first, "5G")]
+        assert world.told(second) == [SHORT.format(second, "5G")]
+
+        world.gpus.unmanaged.clear()
+        await world.look(20)
+        world.gpus.unmanaged["GPU-a"] = 5 * G
+        await world.look(20)
+        assert len(world.told(first)) == 1, "the same again within minutes"
+        world.gpus.unmanaged.clear()
+        await world.look(minutes=6)
+        world.gpus.unmanaged["GPU-a"] = 5 * G
+        await world.look(20)
+        assert len(world.told(first)) == 2
+
+    play(scenario)
+
+
+def test_an_owner_is_told_nothing_of_memory_that_the_lease_does_not_need() -> None:
+    async def scenario(world: Watched) -> None:
+        job = await running(world, 4 * G)
+        world.gpus.unmanaged["GPU-a"] = 4 * G + G // 4
+        await world.look(5)
+        assert world.told(job) == [], "what little a driver keeps comes and goes"
+
+        world.gpus.unmanaged["GPU-a"] = 4 * G
+        world.hold(job, 4 * G)
+        await world.look(5)
+        world.gpus.sizes["GPU-a"] = 7 * G
+        await world.look(5)
+        assert world.told(job) == [], "it has all of its lease"
+
+    async def with_a_margin(world: Watched) -> None:
+        world.keeper.policy = Policy(margin=G)
+        job = await running(world, 4 * G)
+        world.gpus.unmanaged["GPU-a"] = 4 * G
+        await world.look(5)
+        assert world.told(job) == [], "the margin is promised to nobody"
+        world.gpus.unmanaged["GPU-a"] = 5 * G
+        await world.look(5)
+        assert world.told(job) == [SHORT.format(job, "1G")]
+
+    play(scenario)
+    play(with_a_margin)
+
+
+class Elsewhere(Watched):
+    """A watched world with a second GPU, which the job of the scenario does not lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpus.sizes["GPU-b"] = 8 * G
+
+    def uses_b(self, job: JobId, memory: int | None) -> None:
+        self.gpus.processes["GPU-b"] = {100 + job: memory}  # type: ignore[dict-item]
+        self.finder.jobs[100 + job] = job
+
+
+USES = "job 1 uses {} of GPU 1, which it did not lease{}; use the GPUs in the CUDA_VISIBLE_DEVICES "
+USES += "that gpulease sets, or lease more with --gpus"
+
+
+def elsewhere(scenario: Callable[[Elsewhere], Coroutine[Any, Any, None]]) -> None:
+    play(scenario, Elsewhere)
+
+
+def test_a_job_that_uses_a_gpu_without_a_lease_is_stopped_after_the_grace() -> None:
+    async def scenario(world: Elsewhere) -> None:
+        job = await running(world)
+        world.uses_b(job, 3 * G)
+        await world.look()
+        threat = "; unless that ends within 40s, the job is stopped"
+        assert world.told(job) == [USES.format("3G", threat)]
+
+        await world.look(39)
+        assert world.state(job) is State.ACTIVE
+        await world.look()
+        assert world.launcher.stopped == [job]
+        ended = world.store.job(job)
+        assert ended is not None
+        assert ended.outcome is Outcome.OVER_LEASE
+        assert (ended.detail or "").startswith(
+            "it held 3G of GPU 1, which it did not lease, for longer than 40s\n\nhint: use the GPUs"
+        )
+
+    elsewhere(scenario)
+
+
+def test_a_job_that_only_opens_a_context_elsewhere_is_told_once_and_never_stopped() -> None:
+    async def scenario(world: Elsewhere) -> None:
+        job = await running(world)
+        world.uses_b(job, 600 * 2**20)
+        await world.look(100)
+        assert world.told(job) == [USES.format("600M", "")]
+        assert world.launcher.stopped == []
+
+    async def without_figures(world: Elsewhere) -> None:
+        job = await running(world)
+        world.uses_b(job, None)
+        await world.look(100)
+        assert world.told(job) == [USES.format("GPU 1", "").replace("GPU 1 of GPU 1", "GPU 1")]
+        assert world.launcher.stopped == []
+
+    elsewhere(scenario)
+    elsewhere(without_figures)
+
+
+def test_a_job_that_leaves_the_other_gpu_in_time_is_not_stopped() -> None:
+    async def scenario(world: Elsewhere) -> None:
+        job = await running(world)
+        world.uses_b(job, 3 * G)
+        await world.look(30)
+        world.gpus.processes.clear()
+        await world.look(100)
+        assert world.told(job)[1:] == [
+            "job 1 holds no more than a context on GPU 1 now, and is not stopped"
+        ]
+        assert world.launcher.stopped == []
+
+    elsewhere(scenario)
+
+
+def test_use_without_a_lease_follows_the_settings_for_use_beyond_one() -> None:
+    async def warned(world: Elsewhere) -> None:
+        world.overuse = replace(world.overuse, consequence=Consequence.WARN)
+        job = await running(world)
+        world.uses_b(job, 3 * G)
+        await world.look(100)
+        assert world.told(job) == [USES.format("3G", "")]
+        assert world.launcher.stopped == []
+
+    async def elastic(world: Elsewhere) -> None:
+        world.overuse = replace(world.overuse, elastic=True)
+        job = await running(world)
+        world.uses_b(job, 3 * G)
+        await world.look(100)
+        assert world.told(job) == [USES.format("3G", "")]
+
+        waiting = await world.submit(7 * G)
+        await world.settle()
+        await world.look()
+        assert world.state(waiting) is State.QUEUED
+        assert "others wait for that memory; unless that ends within 40s" in world.told(job)[1]
+        await world.look(41)
+        assert world.launcher.stopped == [job]
+
+    async def exclusive(world: Elsewhere) -> None:
+        job = await world.submit(2 * G, exclusive=True)
+        await world.settle()
+        world.uses_b(job, 3 * G)
+        await world.look(42)
+        assert world.launcher.stopped == [job], "it is alone on its own GPU only"
+
+    async def hold(world: Elsewhere) -> None:
+        job = (await world.keeper.submit(hold_order(2 * G))).id
+        await world.settle()
+        world.uses_b(job, 3 * G)
+        await world.look(100)
+        assert world.launcher.stopped == []
+
+    for scenario in (warned, elastic, exclusive, hold):
+        elsewhere(scenario)
+
+
+def test_a_process_of_a_mig_device_is_not_taken_for_one_on_the_whole_gpu() -> None:
+    async def scenario(world: Elsewhere) -> None:
+        job = await running(world)
+        world.finder.jobs[7] = job
+        world.gpus.broken["GPU-b"] = GpuReading(
+            GpuUuid("GPU-b"), 1, "Fake", used=G, divided=True, processes=(ProcessReading(7, 3 * G),)
+        )
+        await world.look(50)
+        assert world.told(job) == []
+
+    elsewhere(scenario)
 
 
 def test_an_idle_job_is_told_and_released_only_while_somebody_waits() -> None:

@@ -1,0 +1,149 @@
+"""What an admin can act on is one line in the log, however often it is met."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
+
+from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.lanes import WriterLane
+from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.memory import JobId
+from gpulease.errors import RecordDamaged, RecordUnwritable
+from gpulease.process import scopes
+from gpulease.process.scopes import NoScope, Scope
+from gpulease.service.complaints import Complaints
+from process_rig import launch_of
+
+LOG = logging.getLogger("gpuleased.test")
+FULL = RecordUnwritable("cannot write the record: database or disk is full", "make room")
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the journal would show."""
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.INFO]
+
+
+def test_the_same_is_said_once_until_it_passes(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(LOG)
+    for _ in range(3):
+        complaints.say("disk", "full")
+        complaints.say("disk", "broken")
+        complaints.say("driver", "full")
+    assert lines(caplog) == ["full", "broken", "full"]
+    assert len(caplog.records) == 9, "the others are there for who looks for them"
+    assert complaints.passed("disk")
+    assert not complaints.passed("disk")
+    complaints.say("disk", "full")
+    complaints.say("driver", "full")
+    assert lines(caplog)[3:] == ["full"]
+
+
+def test_what_differs_in_the_job_alone_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(LOG)
+    for job in range(100):
+        complaints.say("scope", f"job {job} has no scope", why="no D-Bus")
+    assert lines(caplog) == ["job 0 has no scope"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written(lane: WriterLane, call: Callable[[], object]) -> bool:
+    async def write() -> bool:
+        try:
+            await lane(call)
+        except RecordUnwritable as error:
+            assert error.is_in_the_log
+            return False
+        return True
+
+    return asyncio.run(write())
+
+
+def fails(error: RecordUnwritable) -> Callable[[], object]:
+    def call() -> object:
+        raise error
+
+    return call
+
+
+def test_a_disk_that_is_full_for_a_night_is_said_once_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    lane = WriterLane("writer", clock)
+    for _ in range(200):
+        clock.now += 30
+        assert not written(lane, fails(FULL))
+        # A little still goes on a full disk.
+        assert written(lane, lambda: None)
+    assert lines(caplog) == [f"{FULL.message}; make room"]
+    clock.now += 61
+    assert written(lane, lambda: None)
+    assert written(lane, lambda: None)
+    assert lines(caplog)[1:] == ["the record can be written again"]
+    assert not written(lane, fails(FULL))
+    damaged = RecordDamaged("cannot use the record: malformed", "gpuleased recover")
+    assert not written(lane, fails(damaged))
+    assert lines(caplog)[2:] == [
+        f"{FULL.message}; make room",
+        f"{damaged.message}; gpuleased recover",
+    ]
+    assert [each.levelname for each in caplog.records][-1] == "ERROR"
+    lane.close()
+
+
+def test_jobs_without_a_scope_are_one_line_until_one_has_a_scope(
+    caplog: pytest.LogCaptureFixture, tmp_path: object
+) -> None:
+    broken = True
+
+    async def make(pid: int, scope: Scope) -> None:
+        if broken:
+            raise NoScope("systemd did not answer within 10 seconds")
+
+    async def note(job: JobId, enclosed: Enclosed) -> None:
+        assert enclosed.missing or not broken
+
+    enclosure = Enclosure(lambda: None, note, make)
+
+    def launch(job: int, directory: object) -> None:
+        asyncio.run(enclosure(1, launch_of(directory, "true", job=job)))  # type: ignore[arg-type]
+
+    for job in range(100):
+        launch(job, tmp_path)
+    assert len(lines(caplog)) == 1
+    assert "job 0" in lines(caplog)[0]
+    assert "systemd did not answer" in lines(caplog)[0]
+    broken = False
+    launch(100, tmp_path)
+    broken = True
+    launch(101, tmp_path)
+    assert len(lines(caplog)) == 2
+
+
+def test_why_there_is_no_scope_is_a_sentence_and_no_object() -> None:
+    asked = new_method_call(DBusAddress("/", "org.x"), "StartTransientUnit")
+    asked.header.serial = 1
+    answer = new_error(asked, "org.freedesktop.DBus.Error.AccessDenied", "s", ("Not allowed.",))
+    assert scopes._why(DBusErrorResponse(answer)) == (
+        "systemd answered: Not allowed. (org.freedesktop.DBus.Error.AccessDenied)"
+    )
+    for error in (TimeoutError(), FileNotFoundError(2, "No such file"), ValueError("was failed")):
+        assert "Error" not in scopes._why(error)
+        assert "(" not in scopes._why(error)

@@ -1,0 +1,124 @@
+"""The router holds every route against the table, whatever its handler does."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+
+from gpulease.domain.claim import Claim
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.memory import JobId
+from gpulease.server.accounts import AccountHandlers
+from gpulease.server.bounded import Bounded
+from gpulease.server.handlers import Handlers
+from gpulease.server.peer import Caller
+from gpulease.server.rights import Rights, Who
+from gpulease.server.routes import Route, build_api, table
+
+ADMINS = 2000
+DAEMONS_OWNER = 500
+CALLERS = {
+    "stranger": Caller(1, 1002, 1002),
+    "owner": Caller(1, 1001, 1001),
+    "admin": Caller(1, 1003, 1003, (ADMINS,)),
+    "root": Caller(1, 0, 0),
+}
+OPEN_TO = {
+    Who.ANYONE: set(CALLERS),
+    Who.SUBMITTER: set(CALLERS),
+    Who.MANAGER: {"owner", "admin", "root"},
+    Who.OWNER: {"owner", "root"},
+    Who.ADMIN: {"admin", "root"},
+}
+JOB = Job(
+    id=JobId(7),
+    owner=Owner(1001, 1001, "owner"),
+    name="job",
+    command="true",
+    claim=Claim(1 << 30),
+    submitted_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
+ROUTES = table(Handlers(None), AccountHandlers(None))  # type: ignore[arg-type]
+
+
+class WithAdmins(Rights):
+    """Rights on a machine whose group of admins has a fixed id."""
+
+    def _admins_gid(self) -> int:
+        return ADMINS
+
+
+async def careless() -> Response:
+    """Answer whoever asks."""
+    return Response(status_code=204)
+
+
+def api(daemon_uid: int = 0) -> Bounded:
+    """Return the application over one job, with handlers that check nothing."""
+    jobs = SimpleNamespace(job=lambda number: JOB if number == JOB.id else None)
+    desk: Any = SimpleNamespace(
+        rights=WithAdmins(daemon_uid, "admins"), keeper=SimpleNamespace(store=jobs)
+    )
+    made = build_api(desk, [replace(route, endpoint=careless) for route in ROUTES])
+    assert isinstance(made, Bounded)
+    return made
+
+
+def status_of(app: Bounded, method: str, path: str, caller: Caller) -> int:
+    sent: list[Any] = []
+    state = {"caller": caller, "abort": lambda: None}
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "state": state,
+        "query_string": b"", "headers": [], "http_version": "1.1", "scheme": "http",
+        "root_path": "",
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_a_route_whose_handler_checks_nothing_is_open_to_whom_the_table_says(route: Route) -> None:
+    app, path = api(), "/v1" + route.path.format(job_id=JOB.id, gpu=0)
+    answers = {name: status_of(app, route.method, path, who) for name, who in CALLERS.items()}
+    assert answers == {name: 204 if name in OPEN_TO[route.who] else 403 for name in CALLERS}
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/holds"])
+def test_a_daemon_of_one_user_submits_for_that_user_alone(path: str) -> None:
+    app = api(DAEMONS_OWNER)
+    own = Caller(1, DAEMONS_OWNER, DAEMONS_OWNER)
+    assert status_of(app, "POST", path, own) == 204
+    assert {status_of(app, "POST", path, who) for who in CALLERS.values()} == {403}
+
+
+@pytest.mark.parametrize("number", [8, -1, 1 << 70])
+def test_a_job_that_is_not_there_is_not_found_by_anyone(number: int) -> None:
+    for caller in CALLERS.values():
+        assert status_of(api(), "POST", f"/v1/jobs/{number}/cancel", caller) == 404
+
+
+def test_nothing_is_served_but_the_table_and_its_description() -> None:
+    app = api()._app
+    assert isinstance(app, FastAPI)
+    served = {(method, each.path) for each in app.routes for method in each.methods}  # type: ignore[attr-defined]
+    guarded = {
+        (method, each.path)
+        for each in app.routes
+        if isinstance(each, APIRoute) and each.dependencies
+        for method in each.methods
+    }
+    assert guarded == {(route.method, "/v1" + route.path) for route in ROUTES}
+    assert {path for _, path in served - guarded} == {"/v1/openapi.json"}
