@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from integration.users import OTHER, STRANGER, call, daemon_for_all, needs_root
 from integration.users import job as submission
 
