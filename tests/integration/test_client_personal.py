@@ -71,19 +71,19 @@ def test_what_a_daemon_says_as_it_leaves_is_the_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; print('INFO x'); sys.exit({said!r})"]
     with pytest.raises(NoDaemon) as raised:
         ensure(tmp_path / "run" / "s", tmp_path, answers, command, 30.0)
-    assert raised.value.message.endswith("for you: cannot read the GPUs: there is no driver")
+    assert raised.value.message.endswith("cannot read the GPUs: there is no driver")
     assert raised.value.hint == "install it"
 
 
 def test_one_that_leaves_without_a_word_is_said_to(tmp_path: Path) -> None:
-    with pytest.raises(NoDaemon, match="without a word") as raised:
+    with pytest.raises(NoDaemon) as raised:
         ensure(tmp_path / "s", tmp_path, answers, [sys.executable, "-c", ""], 30.0)
     assert str(tmp_path / config.PERSONAL_LOG) in (raised.value.hint or "")
 
 
 def test_one_that_never_answers_is_given_up_and_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with pytest.raises(NoDaemon, match="does not answer") as raised:
+    with pytest.raises(NoDaemon) as raised:
         ensure(tmp_path / "s", tmp_path, answers, command, 1.0)
     assert str(tmp_path / config.PERSONAL_LOG) in (raised.value.hint or "")
 
@@ -173,10 +173,10 @@ def test_twenty_runs_at_once_have_one_daemon_and_all_succeed(home: Home) -> None
     runs = [home.open("run", "--mem", "1G", "--", "true") for _ in range(20)]
     ended = [(run.communicate(timeout=PATIENCE_S)[1], run.returncode) for run in runs]
     assert [code for _, code in ended] == [0] * 20, ended
-    assert sum("started one for you" in said for said, _ in ended) == 1
+    assert sum(bool(said) for said, _ in ended) == 1, "one has started it, and says so"
     log = (home.state / config.PERSONAL_LOG).read_text()
-    assert log.count("ready on") == 1
-    assert "using it" not in log
+    assert log.count(str(home.socket)) == 1
+    assert personal.IN_USE not in log
 
 
 def test_it_has_nothing_of_the_terminal_that_started_it(home: Home) -> None:
@@ -237,7 +237,7 @@ def test_a_run_that_comes_while_the_socket_is_gone_waits_for_it(home: Home) -> N
     home.runtime.mkdir(mode=0o700)
     out, said = run.communicate(timeout=PATIENCE_S)
     assert (run.returncode, out) == (0, "found\n"), said
-    assert "started one" not in said
+    assert said == ""
     assert home.pid == daemon.pid
 
 
@@ -264,7 +264,7 @@ def test_a_wish_for_other_simulated_gpus_is_answered(home: Home) -> None:
     code, _, said = home.run("run", "--mem", "1G", "--", "true", GPULEASE_SIMULATE="1x2G")
     assert code == 0
     assert said.count("\n") == 1
-    assert "simulates 4x24G" in said and f"kill {home.pid}" in said
+    assert "4x24G" in said and f"kill {home.pid}" in said
 
 
 def test_the_record_is_the_hosts_own_but_an_old_one_stays(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Self
 
 import pytest
 
+from goldens import mentions
 from gpulease import config
 from gpulease.cli.app import call
 from gpulease.daemon.listen import listen
@@ -94,8 +95,8 @@ def test_who_listens_in_place_of_ones_own_daemon_is_named_with_a_safe_hint(
     assert call([line]) in (1, NoDaemon.exit_code)
     said = " ".join("".join(capsys.readouterr()).split())
     user = squatted.user
-    assert f"it belongs to user {user.pw_name} (uid {user.pw_uid}), who is neither" in said
-    assert f"ask an admin to remove {squatted.path.parent}" in said
+    assert mentions(said, user.pw_name, str(user.pw_uid))
+    assert str(squatted.path.parent) in said
     assert "XDG_RUNTIME_DIR" in said
     assert "--socket" not in said
     assert "FAILURE" in said or line != "doctor"
@@ -108,10 +109,9 @@ def test_no_daemon_is_started_where_another_user_could_take_its_place(
 ) -> None:
     assert call(line.split()) == NoDaemon.exit_code
     said = capsys.readouterr().err
-    assert f"cannot start a daemon for you: {squatted.path.parent} belongs to user" in said
-    assert "ask an admin to remove it" in said
+    assert mentions(said, str(squatted.path.parent), str(squatted.user.pw_uid))
     assert "--socket" not in said
-    with pytest.raises(NoDaemon, match="belongs to user"):
+    with pytest.raises(NoDaemon, match=str(squatted.user.pw_uid)):
         reach()
     assert squatted.heard() == ""
 
@@ -122,7 +122,7 @@ def test_a_socket_named_on_purpose_is_asked_and_is_sent_no_environment(
     monkeypatch.delenv("GPULEASE_JOB", raising=False)
     for line in ("run true", "run -d true", "hold --mem 1G"):
         assert call(["--socket", str(foreign.path), *line.split()]) == NoDaemon.exit_code
-        assert f"cannot trust the daemon on {foreign.path}" in capsys.readouterr().err
+        assert str(foreign.path) in capsys.readouterr().err
     assert "/v1/jobs" not in foreign.heard()
 
 
@@ -139,14 +139,14 @@ def test_a_user_does_not_believe_the_environment_either(user: pwd.struct_passwd,
             check=False, cwd="/",
             env={**os.environ, "GPULEASE_SOCKET": str(foreign.path), "HOME": "/nonexistent"},
         )  # fmt: skip
-        assert f"it belongs to user {other.pw_name}" in done.stderr
+        assert other.pw_name in done.stderr
         assert foreign.heard() == ""
 
 
 def test_a_daemon_does_not_listen_in_the_directory_of_another_user(
     foreign: Foreign, user: pwd.struct_passwd
 ) -> None:
-    with pytest.raises(BadConfiguration, match=f"belongs to user {user.pw_uid}"):
+    with pytest.raises(BadConfiguration, match=str(user.pw_uid)):
         listen(foreign.path.parent / "mine", to_all=False)
     with tempfile.TemporaryDirectory(dir="/tmp") as shared:
         Path(shared).chmod(0o1777)

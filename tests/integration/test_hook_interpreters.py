@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from goldens import mentions
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB
 
@@ -384,9 +385,8 @@ def test_a_name_that_a_new_tensorflow_lacks_is_reported_in_one_line(
     child = run(python, "-c", "import tensorflow", PYTHONPATH=path, GPULEASE_STRICT=strict)
 
     assert child.returncode == status
-    assert child.stderr == (
-        "gpulease: TensorFlow 2.99.0 is not held to the lease at Server.__init__\n"
-    )
+    assert mentions(child.stderr, "gpulease: ", "TensorFlow 2.99.0", "Server.__init__")
+    assert child.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("strict", "status"), [("", 0), ("1", 97)])
@@ -402,7 +402,7 @@ def test_a_failure_of_ours_is_one_line_and_breaks_nothing(
 
     assert child.returncode == status
     assert child.stdout == ("" if strict else "2.99.0\n")
-    assert child.stderr.startswith("gpulease: cannot hook tensorflow: JSONDecodeError: ")
+    assert mentions(child.stderr, "gpulease: ", "tensorflow", "JSONDecodeError: ")
     assert child.stderr.count("\n") == 1
 
 

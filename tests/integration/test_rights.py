@@ -309,7 +309,7 @@ def test_a_lease_is_held_by_a_process_of_ones_own_and_root_may_name_any(
     wanted = {"environment": {}, "pid": process_of_alice.pid, "claim": {"memory": 1 << 29}}
     status, content = call(daemon, bob, "POST", "/v1/holds", wanted)
     assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed")
-    assert "belongs to another user" in content
+    assert str(process_of_alice.pid) in content
     for user in (alice, "root"):
         status, content = call(daemon, user, "POST", "/v1/holds", {**wanted, "wait": 0})
         assert status == 201, content
@@ -346,7 +346,8 @@ def test_a_lease_that_root_takes_away_was_cancelled_and_not_released(
     job = held_by(daemon, users[0], process_of_alice.pid)
     call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
     ended = daemon.wait_until(job, "ended")
-    assert (ended["outcome"], ended["reason"]) == ("cancelled", "cancelled by root")
+    assert ended["outcome"] == "cancelled"
+    assert "root" in ended["reason"]
     assert process_of_alice.poll() is None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from goldens import mentions
 from gpulease.cli.caller import trusted_environment
 from gpulease.cli.python import Python
 from gpulease.daemon import install
@@ -74,8 +75,7 @@ def test_doctor_as_root_runs_no_python_of_another_user_and_says_so(
         os.lchown(trap.home / "python", user.pw_uid, user.pw_gid)
         given = {"VIRTUAL_ENV": str(python.parents[1])}
     done = gpulease(tmp_path, "doctor", **given)
-    assert "skipped, with its frameworks: cannot run" in done.stdout
-    assert f"{trap.home} belongs to user {user.pw_uid}" in done.stdout
+    assert mentions(done.stdout, f"{trap.home} ", str(user.pw_uid))
     assert not trap.mark.exists()
 
 
@@ -112,7 +112,7 @@ def test_run_as_root_refuses_a_python_or_shell_of_another_user_that_the_environm
     ):
         done = gpulease(tmp_path, *arguments, **given)
         assert done.returncode == 126, done
-        assert f"cannot run {shell} as root: {trap.home} belongs to user" in done.stderr
+        assert mentions(done.stderr, str(shell), f"{trap.home} ")
         assert f"gpulease run -- {shell}" in done.stderr
     assert not trap.mark.exists()
 

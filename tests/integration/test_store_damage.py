@@ -92,7 +92,7 @@ def test_with_a_copy_nothing_that_is_in_it_is_lost(
     path = filled(tmp_path / "gpulease.db")
     copy = back_up(path)
     damage(path)
-    with pytest.raises(StateUnusable, match="cannot use the database"):
+    with pytest.raises(StateUnusable):
         SqlStore(path)
     store, tally = recovered(path, copy)
     assert len(store.jobs(None, None, 1000)) == ENDED + 2
