@@ -123,7 +123,7 @@ class Daemon:
 
         def there() -> dict[str, Any] | None:
             answer = self.run("show", "--json", str(job), check=False)
-            if "there is none" in answer.stderr:
+            if answer.returncode != 0 and str(job) in answer.stderr:
                 return None
             assert answer.returncode == 0, (answer, self.log)
             shown: dict[str, Any] = json.loads(answer.stdout)

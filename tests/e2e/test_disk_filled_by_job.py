@@ -86,7 +86,7 @@ def test_others_submit_on_a_disk_that_a_users_job_fills(
             client(daemon).cancel(filler)
         ended = when_in(daemon, filler, "ended")
         assert ended.outcome == ("exited" if script == ENDS else "cancelled")
-        assert script == OWN_FILE or "nearly full" in tail(log)
+        assert script == OWN_FILE or "[gpulease: " in tail(log)
         assert "Traceback" not in daemon.log
 
 

@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_command_that_waits_though_the_daemon_does_not_answer(
     finally:
         daemon.process.send_signal(signal.SIGCONT)
     assert run.returncode == -signal.SIGINT
-    assert b"job 2 may not be cancelled" in err
+    assert b"job 2 " in err
     # The daemon had the request all the same.
     assert daemon.wait_until(2, "ended")["outcome"] == "cancelled"
 
@@ -222,7 +222,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert second.returncode == 78
-    assert "another gpuleased is using it" in second.stderr
+    assert str(daemon.state) in second.stderr
     assert "hint:" in second.stderr
     assert daemon.run("status", "--json").returncode == 0
 
@@ -242,12 +242,8 @@ def test_a_daemon_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "200 bytes" in fails("--state", state, "--socket", "/tmp/" + "x" * 195)
     file = tmp_path / "file"
     file.write_text("")
-    assert "cannot use the state directory" in fails(
-        "--state", str(file / "x"), "--socket", str(tmp_path / "s")
-    )
-    assert "cannot use the state directory" in fails(
-        "--state", "/proc/1/nowhere", "--socket", str(tmp_path / "s")
-    )
+    for state in (str(file / "x"), "/proc/1/nowhere"):
+        assert state in fails("--state", state, "--socket", str(tmp_path / "s"))
 
 
 def test_without_a_driver_the_daemon_says_how_to_simulate(

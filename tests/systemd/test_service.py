@@ -101,18 +101,18 @@ def test_a_reload_takes_over_what_can_change_and_refuses_a_bad_file(gpulease: Gp
     before, machine = gpulease.pid(), gpulease.machine
     gpulease.configure(CONFIG + 'margin = "7G"\n')
     machine.run("systemctl", "reload", SERVICE)
-    wait_for("the margin counts", lambda: "cannot lease" in refused(gpulease))
+    wait_for("the margin counts", lambda: refused(gpulease))
     gpulease.configure("margin = 7G\n")
     assert machine.run("systemctl", "reload", SERVICE, check=False).returncode != 0
     assert gpulease.pid() == before
     assert gpulease.run("status")
 
 
-def refused(gpulease: Gpulease) -> str:
+def refused(gpulease: Gpulease) -> bool:
     done = gpulease.machine.run(
         "gpulease", "run", "--no-wait", "--mem", "4G", "--", "true", user="alice", check=False
     )
-    return done.stderr
+    return done.returncode in (75, 125)
 
 
 def test_with_a_wrong_configuration_it_stays_down_and_the_journal_says_why(
@@ -125,8 +125,8 @@ def test_with_a_wrong_configuration_it_stays_down_and_the_journal_says_why(
     )
     errors = gpulease.machine.journal("-u", SERVICE, "--priority=err", "--lines=20")
     said = [str(entry["MESSAGE"]) for entry in errors]
-    assert any("it has an unknown key 'marginn'" in line for line in said), said
-    assert "hint: did you mean margin?" in said, said
+    assert any("'marginn'" in line for line in said), said
+    assert any("hint: " in line and "margin?" in line for line in said), said
 
 
 def test_the_journal_tells_an_admin_what_happened_with_levels(gpulease: Gpulease) -> None:
