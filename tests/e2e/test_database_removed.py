@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
+from daemon_rig import Daemon, alive, wait_for
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.store.backups import back_up
 
 from .asking import G, client, hold, leased, submit, when_in
-from .conftest import Daemon, alive, wait_for
 from .test_faults_database import recover, refused
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from integration.users import OTHER, STRANGER, call, daemon_for_all, needs_root
-from integration.users import job as submission
+
+from daemon_rig import Daemon, wait_for
+from e2e.users import OTHER, STRANGER, call, daemon_for_all, needs_root
+from e2e.users import job as submission
 
 from .asking import G, client, submit, when_in
-from .conftest import Daemon, wait_for
 
 MIB = 1 << 20
 ROUNDS = range(int(os.environ.get("GPULEASE_ROUNDS", "1")))

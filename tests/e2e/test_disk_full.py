@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .conftest import Daemon, fill, wait_for
+from daemon_rig import Daemon, fill, wait_for
 
 HUNGRY = str(Path(__file__).with_name("hungry.py"))
 WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
@@ -92,7 +92,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
     assert "hint:" in done.stderr
     gate.touch()
     wait_for("the job has ended", lambda: not Path(f"/proc/{pid}").exists())
-    assert daemon.run("status", "--json").returncode == 0
+    assert daemon.status()
     ballast.unlink()
     assert daemon.wait_until(running, "ended")["exit_status"] == 5
     assert daemon.wait_until(waiting, "ended")["exit_status"] == 6

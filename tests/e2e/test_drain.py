@@ -1,11 +1,9 @@
 """Draining GPUs by hand: new leases go elsewhere, what runs goes on, and it is remembered."""
 
-import json
 from collections.abc import Callable
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
-
-from .conftest import Daemon, wait_for
 
 
 def gpu(daemon: Daemon, index: int) -> dict[str, object]:
@@ -71,5 +69,5 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_names_of_those_that_are(
     assert mentions(again, "GPU 1 ", "root", "gpulease resume 1")
     too_long = daemon.run("drain", "0", "--why", "x" * 300, check=False)
     assert "200" in too_long.stderr
-    states = [each["state"] for each in json.loads(daemon.run("status", "--json").stdout)["gpus"]]
+    states = [each["state"] for each in daemon.status()["gpus"]]
     assert states == ["available", "drained"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from e2e.asking import clear, client, kinds, submit, when_in
-from e2e.conftest import Daemon, wait_for
 from goldens import mentions
 from gpulease.errors import BadValue, WrongState
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import PATIENCE_S, Daemon, alive, wait_for
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.store.backups import back_up
 
 from .asking import G, client, leased, submit, when_in
-from .conftest import PATIENCE_S, Daemon, alive, wait_for
 
 Break = Callable[[Path], None]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import PATIENCE_S, Daemon, fill, wait_for
 from gpulease.errors import RecordUnwritable
 
 from .asking import G, client, submit, when_in
-from .conftest import PATIENCE_S, Daemon, fill, wait_for
 
 
 @pytest.fixture

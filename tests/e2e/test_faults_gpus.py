@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from gpulease.wire import GpuView
 from nvml_stand_in import HANG, Card, StandIn
 
 from .asking import G, client, submit, when, when_in
-from .conftest import Daemon, wait_for
 
 _NEWER = "590.44.01"
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import PATIENCE_S, Daemon, wait_for
 from nvml_stand_in import Card, StandIn
-
-from .conftest import PATIENCE_S, Daemon, wait_for
 
 G = 1024**3
 HOST_PID = 4_000_000

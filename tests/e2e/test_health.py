@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
-
-from .conftest import Daemon, wait_for
 
 G = 1024**3
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon, alive, wait_for
+from daemon_rig import Daemon, alive, wait_for
 from goldens import mentions
 from gpulease.cli.dialect import Dialect, dialect_of, statements
 
@@ -205,7 +205,7 @@ def test_one_inside_a_job_is_refused_also_where_the_job_hides_that_it_is_one(
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (125, "")
     assert re.search("process .*job 1.*\n\nhint: ", ran.stderr)
-    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    listed = daemon.jobs()
     assert [job["id"] for job in listed] == [1]
 
 
@@ -262,7 +262,7 @@ def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
     daemon.kill()
     wait_for("the command has seen it go", lambda: b"gone" in read_some(process))
     daemon.start()
-    daemon.run("cancel", str(filler))
+    daemon.cancel(filler)
 
     out, _ = process.communicate(timeout=60)
 
@@ -320,7 +320,7 @@ def test_extend_gives_a_hold_more_time_and_less(daemon: Daemon) -> None:
     assert daemon.job(number)["claim"]["time_limit"] == 3 * 3600
 
     assert "2h 29m" in daemon.run("extend", str(number), "-30m").stdout
-    daemon.run("cancel", str(number))
+    daemon.cancel(number)
 
 
 def test_extend_answers_for_each_job(daemon: Daemon) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from e2e.asking import G, clear, client, hold, kinds, leased, submit, variables, when, when_in
-from e2e.conftest import Daemon, wait_for
 from goldens import mentions
 from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.wire import ClaimRequest, HoldRequest, from_wire

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
-
-from .conftest import Daemon, wait_for
 
 IDLE = {"grace": "2s", "idle": "release", "idle_after": "2s", "idle_grace": "2s"}
 BUSY = "import time\nwhile True: sum(range(1_000_000)); time.sleep(0.1)"

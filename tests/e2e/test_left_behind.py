@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from daemon_rig import Daemon
 from e2e.asking import client, leased, submit, when, when_in
-from e2e.conftest import Daemon
 
 
 def test_what_the_main_process_left_behind_keeps_the_lease_and_is_counted(

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
-
-from .conftest import Daemon, wait_for
 
 G = 1024**3
 
@@ -46,7 +45,7 @@ def test_two_run_on_different_gpus_and_the_third_says_for_which_lease_it_waits(
     assert str(first) in waiting["reason"]
     assert all("2G" in refusal["why"] for refusal in waiting["refusals"])
     assert len(waiting["refusals"]) == 2
-    daemon.run("cancel", str(second))
+    daemon.cancel(second)
     assert daemon.wait_until(third, "active")["leases"][0]["gpu"] == gpus[1]
 
 
@@ -56,7 +55,7 @@ def test_a_gang_gets_both_gpus_or_none(daemon: Daemon) -> None:
     assert daemon.job(gang)["leases"] == []
     both = daemon.run("run", "--gpus", "2", "--mem", "1G", "--no-wait", "--", "true", check=False)
     assert both.returncode == 75, "nobody overtakes the gang on the GPUs that it waits for"
-    daemon.run("cancel", str(gang))
+    daemon.cancel(gang)
     out = daemon.run(
         "run", "--gpus", "2", "--mem", "1G", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
     ).stdout
@@ -198,7 +197,7 @@ def test_following_the_logs_ends_with_the_job(daemon: Daemon, tmp_path: Path) ->
 def test_a_time_limit_ends_the_job_with_124(daemon: Daemon) -> None:
     done = daemon.run("run", "--mem", "1G", "--time", "1s", "--", "sleep", "60", check=False)
     assert done.returncode == 124
-    (job,) = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    (job,) = daemon.jobs()
     assert (job["state"], job["outcome"], job["exit_status"]) == ("ended", "time_limit", 124)
 
 
@@ -207,7 +206,7 @@ def test_a_job_lasts_until_its_last_process_has_gone(daemon: Daemon) -> None:
     events = lambda: {event["kind"] for event in daemon.job(job)["events"]}  # noqa: E731
     wait_for("the main process is gone", lambda: "main_exited" in events())
     assert daemon.job(job)["state"] == "active"
-    daemon.run("cancel", str(job))
+    daemon.cancel(job)
     assert daemon.wait_until(job, "ended")["outcome"] == "cancelled"
 
 

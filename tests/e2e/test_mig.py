@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, Code, Part, StandIn
-
-from .conftest import Daemon, wait_for
 
 G = 1024**3
 PARTS = (Part("MIG-aaaa-1", total=20 * G), Part("MIG-aaaa-2", total=10 * G))

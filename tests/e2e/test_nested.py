@@ -1,6 +1,5 @@
 """`gpulease run` inside a job: it runs within the job's lease, and takes no second one unasked."""
 
-import json
 import os
 import shlex
 import signal
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import PATIENCE_S, Daemon
 from daemon_stand_in.terminal import Terminal
-from e2e.conftest import PATIENCE_S, Daemon
 from goldens import mentions
 
 G = 1024**3
@@ -29,7 +28,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def jobs(daemon: Daemon) -> list[int]:
-    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    listed = daemon.jobs()
     return [job["id"] for job in listed]
 
 
@@ -146,7 +145,7 @@ def test_a_variable_that_outlives_its_job_does_not_mislead(daemon: Daemon) -> No
         new, memory = ran.stdout.split()
         assert (int(new) > other, int(memory)) == (True, G)
         assert "within" not in ran.stderr
-    daemon.run("cancel", str(other))
+    daemon.cancel(other)
 
 
 def test_a_shell_within_a_job_is_this_terminals_own(daemon: Daemon, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import shlex
 import sys
 from typing import Any
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
 
 SAYS_SO = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has"
@@ -80,7 +80,7 @@ def test_a_job_that_was_asked_to_go_is_not_tried_again(daemon: Daemon) -> None:
     job = daemon.submit("--mem", "1G", "--retry-oom", "2x", "sh", "-c", complains)
     wait_for("it is up", lambda: daemon.run("logs", str(job), check=False).stdout == "up\n")
 
-    daemon.run("cancel", str(job))
+    daemon.cancel(job)
 
     ended = daemon.wait_until(job, "ended")
     assert (ended["outcome"], ended["retried_as"]) == ("cancelled", None)

@@ -9,10 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from daemon_rig import Daemon, alive, wait_for
 from goldens import mentions
 from nvml_stand_in import Card, StandIn
-
-from .conftest import Daemon, alive, wait_for
 
 G = 1024**3
 HUNGRY = str(Path(__file__).with_name("hungry.py"))
@@ -213,7 +212,7 @@ def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
             wait_for("graces pass", lambda: over_for_s(daemon, 1) > 3)
             assert daemon.job(1)["state"] == "active"
             assert shell.poll() is None
-            daemon.run("cancel", "1")
+            daemon.cancel(1)
             assert ended(daemon, 1)["leases"][0]["enforced_by"] == []
         finally:
             shell.kill()

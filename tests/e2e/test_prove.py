@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 
 
 def proofs(daemon: Daemon) -> dict[str, dict[str, Any]]:

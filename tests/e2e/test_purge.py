@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon
 from goldens import mentions
 from gpulease.daemon.install import purge_notice, remove_state
 
 from .asking import hold, submit, when_in
-from .conftest import Daemon
 
 
 def used(daemon: Daemon) -> Path:

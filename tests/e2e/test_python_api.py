@@ -1,6 +1,5 @@
 """`gpulease.lease` in real processes, against a real daemon on simulated GPUs."""
 
-import json
 import os
 import re
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import PATIENCE_S, Daemon, wait_for
+from daemon_rig import PATIENCE_S, Daemon, wait_for
 from e2e.python_process import PLAIN, Process, refusal, run, source
 from goldens import mentions
 from gpulease.config import personal_state
@@ -178,7 +177,7 @@ def test_a_lease_inside_a_job_is_the_lease_of_the_job(daemon: Daemon) -> None:
         """,
     )
     assert told.split() == ["1", str(2 * G), "True", str(2 * G), "1", "1", "active", "1", "1"]
-    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    listed = daemon.jobs()
     assert [job["id"] for job in listed] == [1]
 
 

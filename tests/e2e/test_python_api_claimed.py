@@ -1,6 +1,5 @@
 """`gpulease.lease` and frameworks: before their first use, after it, and never."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from e2e.python_process import Process, environment, refusal, run
 
 tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
@@ -37,7 +36,7 @@ def cuda(tmp_path: Path) -> Path:
 
 
 def jobs(daemon: Daemon) -> int:
-    return len(json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"])
+    return len(daemon.jobs())
 
 
 def test_once_cuda_has_started_a_lease_comes_too_late(daemon: Daemon, cuda: Path) -> None:

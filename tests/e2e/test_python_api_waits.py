@@ -3,7 +3,7 @@
 import re
 import signal
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 from e2e.python_process import Process, refusal, run
 from goldens import mentions
 
@@ -40,7 +40,7 @@ def test_it_says_why_it_waits_and_gets_the_lease(daemon: Daemon) -> None:
     filler, process = waiting(daemon)
     said = process.warned()
     assert said.startswith("gpulease: job 2 ") and mentions(said, "1G", f"job {filler}")
-    daemon.run("cancel", str(filler))
+    daemon.cancel(filler)
     assert process.told() == "2"
     process.end()
 
@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_the_queue(daemon: Daemon) -> None:
 
 def test_a_wait_that_somebody_cancels_ends_with_an_error(daemon: Daemon) -> None:
     _, process = waiting(daemon, refusal("GpuleaseError"))
-    daemon.run("cancel", "2")
+    daemon.cancel(2)
     assert "job 2 " in process.end()[0]
 
 
@@ -79,7 +79,7 @@ def test_a_wait_outlasts_a_restart_of_the_daemon(daemon: Daemon) -> None:
     filler, process = waiting(daemon)
     daemon.kill()
     daemon.start()
-    daemon.run("cancel", str(filler))
+    daemon.cancel(filler)
     assert process.told() == "2"
     process.end()
     assert daemon.wait_until(2, "ended")["outcome"] == "released"

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from nvml_stand_in import HANG, Card, StandIn
-
-from .conftest import Daemon, wait_for
 
 G = 1024**3
 
@@ -200,7 +199,7 @@ def test_what_an_mps_server_holds_for_a_job_is_not_unmanaged_beside_its_lease(
         stand_in.change(0, used=36 * G, processes=[(server.pid, 36 * G)])
         memory = memory_when(daemon, 36 * G)
         assert (memory["unmanaged"], memory["headroom"]) == (6 * G, 44 * G)
-        daemon.run("cancel", str(job))
+        daemon.cancel(job)
         daemon.wait_until(job, "ended")
         assert daemon.status()["gpus"][0]["memory"]["unmanaged"] == 36 * G
     finally:

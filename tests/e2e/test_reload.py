@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from daemon_rig import Daemon, wait_for
 from goldens import mentions
-
-from .conftest import Daemon, wait_for
 
 
 def reload(daemon: Daemon, text: str, until: str) -> None:
@@ -39,7 +38,7 @@ def test_a_smaller_margin_lets_a_waiting_job_in(make_daemon: Callable[..., Daemo
 def test_a_bad_file_changes_nothing_and_is_told(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(settings={"margin": "1G"}).start()
     reload(daemon, "margin = 1G\n", "config.toml")
-    assert daemon.run("status").returncode == 0
+    assert daemon.status()
 
 
 def test_a_table_for_a_user_that_nobody_knows_is_told_of(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, alive, wait_for
+
 from .asking import G, client, leased, submit, when, when_in
-from .conftest import Daemon, alive, wait_for
 
 _BACKGROUND = (
     "(trap 'echo >>{0}/terminated; exit' TERM; while :; do sleep 0.05; done) & echo $! >{0}/pid;"

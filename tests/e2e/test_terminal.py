@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import Daemon, alive, wait_for
 from daemon_stand_in.terminal import Terminal
-from e2e.conftest import Daemon, alive, wait_for
 from goldens import mentions
 
 Open = Callable[..., Terminal]

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from fuzz import examples
 from fuzz.unix import BASE, PATIENCE_S, session_on
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 
 from .allocator import Allocator, CannotAllocate, command
 

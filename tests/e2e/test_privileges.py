@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import PATIENCE_S, Daemon
+from daemon_rig import PATIENCE_S, Daemon
 from process_rig import PYTHON, ephemeral_user
 from process_rig import Client as Peer
 

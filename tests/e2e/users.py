@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 

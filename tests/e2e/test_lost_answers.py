@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from gpulease.client import Client
 from gpulease.errors import BadValue, CannotLease, NoDaemon
 from gpulease.wire import ClaimRequest, HoldRequest, SubmitRequest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from gpulease.server.accounts import AccountHandlers
 from gpulease.server.handlers import Handlers
 from gpulease.server.rights import Who

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from frameworks.tensorflow_scenarios import POOL, ROWS, TOTAL, USE
 from goldens import mentions
 from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
 from gpulease.worker.overhead import MIB, outside_the_pool
-from integration.tensorflow_scenarios import POOL, ROWS, TOTAL, USE
 
 pytestmark = [
     pytest.mark.tensorflow,

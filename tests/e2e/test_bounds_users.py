@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
-from integration.users import (
+from daemon_rig import Daemon, wait_for
+from e2e.users import (
     OTHER,
     STRANGER,
     as_user,

@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run only where it was asked for: building the Debian takes minutes and a network."""
     here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     asked = os.environ.get("GPULEASE_TEST_SYSTEMD")
-    why = root.obstacle() if asked else "make test-systemd runs these"
+    why = root.obstacle() if asked else "make test-system runs these"
     for item in here:
         item.add_marker(pytest.mark.timeout(900 if item is here[0] else 180))
         if why is not None:

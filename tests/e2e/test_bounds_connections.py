@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
-from integration.users import (
+from daemon_rig import Daemon, wait_for
+from e2e.users import (
     OTHER,
     STRANGER,
     as_user,
@@ -129,7 +129,7 @@ main()
 def run_command(daemon: Daemon, program: str) -> subprocess.Popen[str]:
     import sys
 
-    from integration.users import _CALLS
+    from e2e.users import _CALLS
 
     return subprocess.Popen(
         [sys.executable, "-c", _RUN + _CALLS + program, str(STRANGER), str(daemon.socket)],
