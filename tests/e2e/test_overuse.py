@@ -39,7 +39,7 @@ def notices(daemon: Daemon, job: int) -> list[str]:
 
 
 def used(daemon: Daemon, job: int) -> int:
-    return int(daemon.job(job)["leases"][0]["used"] or 0) >> 20
+    return sum(lease["used"] or 0 for lease in daemon.job(job)["leases"]) >> 20
 
 
 def over_for_s(daemon: Daemon, job: int) -> float:
