@@ -169,7 +169,7 @@ def test_elastic_lets_a_job_be_until_somebody_waits(
     waiting = daemon.submit("--mem", "600M", "--", "true")
     end = ended(daemon, job)
     assert end["outcome"] == "over_lease"
-    assert len(notices(daemon, job)) == 2
+    assert len(notices(daemon, job)) == 1
     assert ended(daemon, waiting)["exit_status"] == 0
 
 
