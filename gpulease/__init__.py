@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpulease import errors as errors
     from gpulease.client import Client as Client
     from gpulease.lease_api import Lease as Lease
     from gpulease.lease_api import lease as lease
