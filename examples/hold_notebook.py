@@ -1,6 +1,6 @@
 # %% [markdown]
-# A lease in a notebook. Open this file in Jupyter (with jupytext), VS Code or Spyder and run it cell
-# by cell, or run it as a whole with `python examples/hold_notebook.py`.
+# A lease in a notebook. Open this file in Jupyter (with jupytext), VS Code or Spyder and run it
+# cell by cell, or as a whole with `python examples/hold_notebook.py`.
 
 # %% Ask for GPU memory first. This cell waits until it is free, and shows which jobs it waits for.
 import gpulease

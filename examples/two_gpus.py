@@ -2,8 +2,8 @@
 
     gpulease run --mem 4G --gpus 2 examples/two_gpus.py
 
-If TensorFlow finds no GPU, the copies are on its CPU devices. On simulated GPUs it finds as many CPU
-devices as GPUs were leased. With a single device there is a single copy.
+If TensorFlow finds no GPU, the copies are on its CPU devices. On simulated GPUs it finds as many
+CPU devices as GPUs were leased. With a single device there is a single copy.
 """
 
 import argparse
