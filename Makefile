@@ -1,16 +1,16 @@
-# The two commands: `make demo` and `make test`. Both install what they need into .venv first.
+# `make demo` and `make test` are for newcomers. All install what they need into .venv first.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PYTEST ?= --quiet --numprocesses 2 --dist loadfile
+PYTEST ?= --quiet --numprocesses 2 --dist worksteal
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
 # Where a driver is, TensorFlow with CUDA; else the build for CPUs, on simulated GPUs.
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-systemd test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,11 @@ help:  ## tell what can be made
 demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.tensorflow  ## run all tests
-	$(BIN)/python -m pytest $(PYTEST)
+test: $(VENV)/.dev  ## run the quick tests, in some minutes
+	$(BIN)/python -m pytest tests/unit tests/component tests/smoke $(PYTEST)
+
+test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks and fuzzing
+	$(BIN)/python -m pytest tests/e2e tests/frameworks tests/fuzz $(PYTEST)
 
 fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours
 	GPULEASE_FUZZ=50 $(BIN)/python -m pytest tests/fuzz --quiet --timeout 36000
@@ -50,8 +53,8 @@ docs-picture: $(VENV)/.dev  ## record the session that the README shows (root: U
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 
-test-systemd: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
-	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/systemd --quiet --numprocesses 0
+test-system: $(VENV)/.dev  ## test the service on a booted systemd (root; builds a Debian first)
+	GPULEASE_TEST_SYSTEMD=1 $(BIN)/python -m pytest tests/system --quiet --numprocesses 0
 
 test-gpu: $(VENV)/.tensorflow  ## test on this machine's GPUs, with the frameworks that are there
 	$(BIN)/python -m pytest tests/gpu -rs --capture no --numprocesses 0
@@ -65,7 +68,8 @@ chaos: $(VENV)/.dev  ## run jobs among strangers, failing NVML calls and lost GP
 bench: $(VENV)/.dev  ## measure what the project makes claims about
 	$(BIN)/python -m benchmarks
 
-check: lint types contracts docs-check test  ## all that continuous integration runs
+# The system tests boot a systemd, which takes root.
+check: lint types contracts docs-check test test-slow $(if $(filter 0,$(shell id -u)),test-system)  ## all that continuous integration runs
 
 wheel: $(VENV)/.dev  ## build the package
 	$(BIN)/python -m build --wheel

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 from gpulease.client import Client
 from gpulease.errors import WrongState
 from gpulease.wire import ClaimRequest, HoldRequest, JobView, SubmitRequest, to_wire

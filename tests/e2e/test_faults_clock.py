@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
+
 from .asking import G, client, hold, submit, when, when_in
-from .conftest import Daemon, wait_for
 
 DAY_S = 24 * 3600
 

@@ -7,8 +7,9 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
+from daemon_rig import Daemon, alive, wait_for
+
 from .asking import client, submit, when, when_in
-from .conftest import Daemon, alive, wait_for
 
 _ZOMBIES = 2000
 

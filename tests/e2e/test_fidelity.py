@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 import gpulease
+from daemon_rig import PATIENCE_S, Daemon
 from process_rig import PYTHON, ephemeral_user
-
-from .conftest import PATIENCE_S, Daemon
 
 PROBE = Path(__file__).with_name("probe.py")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"

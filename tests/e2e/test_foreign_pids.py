@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import PATIENCE_S, Daemon, wait_for
 from nvml_stand_in import Card, StandIn
-
-from .conftest import PATIENCE_S, Daemon, wait_for
 
 G = 1024**3
 HOST_PID = 4_000_000
@@ -98,7 +97,7 @@ def test_memory_that_may_be_a_jobs_is_not_counted_beside_its_lease(
     (lease,) = daemon.job(job)["leases"]
     assert lease["used"] is None
     assert "watch" not in lease["enforced_by"]
-    assert "pid namespace" in watch(daemon)["why"]
+    assert "namespace" in watch(daemon)["why"]
     assert checks(daemon)["pids"]["state"] == "warning"
     assert "--pid=host" in checks(daemon)["pids"]["mend"]
     # What is there beside the leases is not for lease.

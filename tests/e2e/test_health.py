@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
+from goldens import mentions
 from nvml_stand_in import Card, StandIn
-
-from .conftest import Daemon, wait_for
 
 G = 1024**3
 
@@ -44,7 +44,7 @@ def test_a_hardware_fault_drains_its_gpu_until_a_check_finds_it_well(
     stand_in.change(0, xids=[95], pages_pending=True)
     wait_for("it is drained", lambda: state(daemon, 0) == "drained")
     shown = daemon.status()["gpus"][0]
-    assert "drained by gpulease" in shown["detail"]
+    assert "gpulease" in shown["detail"]
     kinds = [each["kind"] for each in shown["events"]]
     assert kinds[:1] == ["xid 95"]
     assert "faulty" in kinds
@@ -72,14 +72,14 @@ def test_a_gpu_that_a_person_drained_stays_drained_when_its_health_is_good_again
         "the fault came and went",
         lambda: [each["kind"] for each in daemon.status()["gpus"][1]["events"]][-1] == "recovered",
     )
-    assert daemon.status()["gpus"][1]["detail"] == "drained by root: fan"
+    assert mentions(daemon.status()["gpus"][1]["detail"], "root", "fan")
 
 
 def test_a_persons_word_counts_more_than_a_lasting_fault(machine: tuple[Daemon, StandIn]) -> None:
     daemon, stand_in = machine
     stand_in.change(0, remap_failed=True)
     wait_for("it is drained", lambda: state(daemon, 0) == "drained")
-    assert daemon.run("resume", "0").stdout == "GPU 0 takes leases again\n"
+    assert "GPU 0 " in daemon.run("resume", "0").stdout
     daemon.kill()
     daemon.start()
     before = len([call for call in stand_in.calls() if "GetRemappedRows" in call])
@@ -103,10 +103,11 @@ def test_a_gpu_that_its_driver_wants_reset_is_drained_and_one_with_a_row_to_repl
         lambda: kinds <= {each["kind"] for each in daemon.status()["gpus"][1]["events"]},
     )
     assert state(daemon, 1) == "available"
-    doctor = daemon.run("doctor", "--json", check=False).stdout
-    assert "its driver asks for a reset of the GPU" in doctor
-    assert "it is used all the same" in doctor
-    assert "systemctl stop gpuleased" in doctor
+    checks = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
+    found = {check["name"]: check for check in checks}
+    assert mentions(found["GPU 0 health"]["message"], "reset")
+    assert found["GPU 1 health"]["state"] == "warning"
+    assert "systemctl stop gpuleased" in str(checks)
 
 
 def test_the_fault_of_a_program_drains_nothing_and_is_kept_and_shown(

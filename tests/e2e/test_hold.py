@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon, alive, wait_for
+from daemon_rig import Daemon, alive, wait_for
+from goldens import mentions
 from gpulease.cli.dialect import Dialect, dialect_of, statements
 
 G = 1024**3
@@ -70,7 +72,7 @@ def test_a_shell_holds_what_it_evaluates_until_it_ends(daemon: Daemon, shell: st
     assert visible == job["leases"][0]["gpu"]
 
     said = end(process)
-    assert said.startswith(f"gpulease: job {number} holds 3G on 1 GPU until process {process.pid}")
+    assert mentions(said, f"gpulease: job {number} ", "3G", "1 GPU", f"process {process.pid}")
     assert daemon.wait_until(int(number), "ended")["outcome"] == "released"
 
 
@@ -123,7 +125,7 @@ def test_with_a_time_it_lasts_as_long_whatever_ends(daemon: Daemon) -> None:
     job = daemon.job(int(ran.stdout))
     assert (job["state"], job["pid"], job["claim"]["time_limit"]) == ("active", None, 7200)
     cancelled = daemon.run("cancel", str(job["id"]))
-    assert cancelled.stdout == f"the lease of job {job['id']} is given back\n"
+    assert f"job {job['id']} " in cancelled.stdout
     assert daemon.wait_until(job["id"], "ended")["outcome"] == "released"
 
 
@@ -163,7 +165,7 @@ def test_variables_that_are_no_text_pass_unharmed(daemon: Daemon) -> None:
 def test_a_failure_leaves_nothing_to_evaluate(daemon: Daemon) -> None:
     ran = run(daemon, f"{GPULEASE} hold --mem 30G")
     assert (ran.returncode, ran.stdout) == (125, "")
-    assert ran.stderr.startswith("cannot lease 30G: ")
+    assert "30G" in ran.stderr
 
     daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "1000")
     ran = run(daemon, f"{GPULEASE} hold --mem 1G --no-wait")
@@ -179,7 +181,7 @@ def test_one_inside_another_is_refused_until_that_is_given_back(daemon: Daemon) 
         f'eval "$({GPULEASE} hold --mem 2G)"\n'
         'test $first != $GPULEASE_JOB && echo $GPULEASE_MEMORY'
     )  # fmt: skip
-    assert "cannot hold a lease here: job 1 is in force already\n\nhint: " in ran.stderr
+    assert re.search("job 1 .*\n\nhint: ", ran.stderr)
     assert ran.stdout.split() == [str(2 * G)]
 
 
@@ -189,7 +191,7 @@ def test_one_inside_a_job_is_refused(daemon: Daemon) -> None:
         check=False, env=environment(daemon),
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (125, "")
-    assert "job 1 is in force already" in ran.stderr
+    assert "job 1 " in ran.stderr
 
 
 @pytest.mark.parametrize("whom", ["--pid $$", "--for 1h", ""])
@@ -202,9 +204,8 @@ def test_one_inside_a_job_is_refused_also_where_the_job_hides_that_it_is_one(
         check=False, env=environment(daemon),
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (125, "")
-    assert "cannot hold a lease for process" in ran.stderr
-    assert "it belongs to job 1, which has one\n\nhint: " in ran.stderr
-    listed = json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"]
+    assert re.search("process .*job 1.*\n\nhint: ", ran.stderr)
+    listed = daemon.jobs()
     assert [job["id"] for job in listed] == [1]
 
 
@@ -213,7 +214,7 @@ def test_nobody_holds_a_lease_for_a_process_of_a_job_from_outside(daemon: Daemon
     pid = daemon.wait_until(job, "active")["pid"]
     ran = daemon.run("hold", "--mem", "1G", "--pid", str(pid), check=False)
     assert ran.returncode == 125
-    assert f"cannot hold a lease for process {pid}: it belongs to job {job}" in ran.stderr
+    assert mentions(ran.stderr, f"process {pid}", f"job {job}")
 
 
 def test_a_job_may_hold_a_lease_for_a_process_that_is_in_none(daemon: Daemon) -> None:
@@ -261,7 +262,7 @@ def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
     daemon.kill()
     wait_for("the command has seen it go", lambda: b"gone" in read_some(process))
     daemon.start()
-    daemon.run("cancel", str(filler))
+    daemon.cancel(filler)
 
     out, _ = process.communicate(timeout=60)
 
@@ -297,7 +298,7 @@ def test_typed_without_eval_it_says_how_it_is_meant(daemon: Daemon) -> None:
         pass  # the other end is closed: that is all
     os.close(ours)
     assert process.wait() == 0
-    assert 'hint: gpulease cancel 1, and then eval "$(gpulease hold ...)"' in shown
+    assert mentions(shown, "hint: ", "gpulease cancel 1", 'eval "$(gpulease hold ...)"')
 
 
 def test_a_reader_that_leaves_gets_no_lease(daemon: Daemon) -> None:
@@ -315,12 +316,11 @@ def test_extend_gives_a_hold_more_time_and_less(daemon: Daemon) -> None:
     ]
 
     more = daemon.run("extend", str(number), "+2h").stdout
-    assert more.startswith(f"job {number} now ends at ")
-    assert more.endswith("in 2h 59m\n")
+    assert mentions(more, f"job {number} ", "2h 59m")
     assert daemon.job(number)["claim"]["time_limit"] == 3 * 3600
 
-    assert daemon.run("extend", str(number), "-30m").stdout.endswith("in 2h 29m\n")
-    daemon.run("cancel", str(number))
+    assert "2h 29m" in daemon.run("extend", str(number), "-30m").stdout
+    daemon.cancel(number)
 
 
 def test_extend_answers_for_each_job(daemon: Daemon) -> None:
@@ -331,8 +331,8 @@ def test_extend_answers_for_each_job(daemon: Daemon) -> None:
     ran = daemon.run("extend", str(first), str(endless), "99", "+1h", check=False)
 
     assert ran.returncode == 125
-    assert ran.stdout.startswith(f"job {first} now ends at ")
-    assert f"cannot extend job {endless}: it has no time limit" in ran.stderr
+    assert f"job {first} " in ran.stdout
+    assert f"job {endless}" in ran.stderr
     assert "99" in ran.stderr
 
 
@@ -399,7 +399,7 @@ def test_what_is_run_in_a_held_shell_runs_within_the_lease_that_it_holds(daemon:
         f"{GPULEASE} run --mem 1G {job}",
     )
     assert ran.stdout.splitlines() == [f"1 {G}", f"2 {G}"]
-    assert ran.stderr.count("gpulease: runs within the lease of job 1: 1G on 1 GPU\n") == 1
+    assert mentions(ran.stderr, "gpulease: ", "job 1: 1G", "1 GPU")
 
 
 def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(
@@ -407,16 +407,15 @@ def test_a_size_that_is_refused_does_not_look_like_the_one_that_is_offered(
 ) -> None:
     for asked in ("8.01G", "8193M"):
         refused = run(daemon, f"{GPULEASE} run --mem {asked} true")
-        said = "cannot lease 8203M: " if asked == "8.01G" else "cannot lease 8193M: "
-        assert said + "the largest GPU here offers 8G" in refused.stderr
+        assert mentions(refused.stderr, "8203M" if asked == "8.01G" else "8193M", "8G")
 
 
 def test_a_report_on_nobody_says_that_it_is_nobody(daemon: Daemon) -> None:
     refused = run(daemon, f"{GPULEASE} report --user nobody-of-this-name")
     assert refused.returncode == 125
-    assert "this machine has no such user" in refused.stderr
+    assert "nobody-of-this-name" in refused.stderr
     assert run(daemon, f"{GPULEASE} report --user root").returncode == 0
     refused = run(daemon, f"{GPULEASE} list --all --user nobody-of-this-name")
     assert refused.returncode == 125
-    assert "this machine has no such user" in refused.stderr
+    assert "nobody-of-this-name" in refused.stderr
     assert run(daemon, f"{GPULEASE} list --user root").returncode == 0

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import Daemon, wait_for
 from e2e.asking import G, clear, client, hold, kinds, leased, submit, variables, when, when_in
-from e2e.conftest import Daemon, wait_for
+from goldens import mentions
 from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.wire import ClaimRequest, HoldRequest, from_wire
 
@@ -62,7 +63,7 @@ def test_a_lease_is_held_at_once_and_shown_as_what_it_is(
     job = hold(daemon, holder.pid, memory=3 * G)
     shown = when_in(daemon, job, "active")
     assert (shown.kind, shown.name, shown.pid) == ("hold", "hold", holder.pid)
-    assert shown.command == f"held by pid {holder.pid} (sleep)"
+    assert mentions(shown.command, str(holder.pid), "sleep")
     assert (shown.directory, shown.exit_status, shown.processes) == (None, None, None)
     assert leased(daemon) == 3 * G
 
@@ -75,7 +76,7 @@ def test_it_is_released_when_its_holder_ends(
     end(holder)
     ended = when_in(daemon, job, "ended")
     assert ended.outcome == "released"
-    assert ended.reason == f"its holder, process {holder.pid}, has ended"
+    assert f"process {holder.pid}" in (ended.reason or "")
     assert leased(daemon) == 0
 
 
@@ -86,7 +87,8 @@ def test_its_owner_gives_it_back_and_the_holder_lives_on(
     when_in(daemon, job, "active")
     client(daemon).cancel(job)
     ended = when_in(daemon, job, "ended")
-    assert (ended.outcome, ended.reason) == ("released", f"released by {ended.user}")
+    assert ended.outcome == "released"
+    assert ended.user in (ended.reason or "")
     assert holder.poll() is None
     with pytest.raises(WrongState):
         client(daemon).cancel(job)
@@ -95,7 +97,7 @@ def test_its_owner_gives_it_back_and_the_holder_lives_on(
 def test_it_ends_with_its_time(daemon: Daemon, holder: subprocess.Popen[bytes]) -> None:
     for pid in (holder.pid, None):
         ended = when_in(daemon, hold(daemon, pid, time_limit=1), "ended")
-        assert (ended.outcome, ended.reason) == ("time_limit", "its time limit is over")
+        assert ended.outcome == "time_limit"
         said = {each.kind: each.detail for each in client(daemon).job(ended.id).events}
         assert said["worker_started"] == (None if pid is None else f"pid {pid}")
         assert said["worker_exited"] == "time_limit"
@@ -115,7 +117,7 @@ def test_its_time_can_be_extended(daemon: Daemon, holder: subprocess.Popen[bytes
 
 
 def test_without_a_holder_and_without_a_limit_it_is_refused(daemon: Daemon) -> None:
-    with pytest.raises(BadValue, match="cannot hold a lease for ever") as refused:
+    with pytest.raises(BadValue) as refused:
         hold(daemon, None)
     assert refused.value.hint
 
@@ -133,10 +135,10 @@ def test_a_process_that_has_ended_cannot_hold(
     # Not waited for: a zombie holds nothing either.
     stat = Path(f"/proc/{holder.pid}/stat")
     wait_for("it is a zombie", lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
-    with pytest.raises(BadValue, match="there is no such process"):
+    with pytest.raises(BadValue):
         hold(daemon, holder.pid)
     holder.wait()
-    with pytest.raises(BadValue, match="there is no such process"):
+    with pytest.raises(BadValue):
         hold(daemon, holder.pid)
 
 
@@ -216,7 +218,7 @@ def test_a_lease_that_waits_is_dropped_with_the_process_that_asked_for_it(
     finish(asker)
     ended = when_in(daemon, job, "ended")
     assert ended.outcome == "cancelled"
-    assert ended.reason == "the process that asked for it has ended"
+    assert ended.reason
 
 
 def test_also_when_it_ended_while_the_daemon_was_away(
@@ -270,7 +272,7 @@ def test_its_environment_is_what_a_job_would_find_and_only_while_it_is_held(
     mine = {**variables(), "CAF\xc3\x89": "caf\xe9", "XLA_CLIENT_MEM_FRACTION": "0.5"}
     asked = HoldRequest(mine, holder.pid, ClaimRequest(memory=2 * G))
     job = client(daemon).hold(asked).id
-    with pytest.raises(WrongState, match="it waits for its GPU"):
+    with pytest.raises(WrongState):
         client(daemon).environment(job)
     client(daemon).cancel(blockers[0])
     shown = when_in(daemon, job, "active")
@@ -289,7 +291,7 @@ def test_its_environment_is_what_a_job_would_find_and_only_while_it_is_held(
     assert seen.stdout == f"{2 * G}\n"
     client(daemon).cancel(job)
     when_in(daemon, job, "ended")
-    with pytest.raises(WrongState, match="it has ended"):
+    with pytest.raises(WrongState):
         client(daemon).environment(job)
 
 
@@ -330,7 +332,7 @@ def test_what_runs_below_the_holder_or_in_its_environment_is_counted_to_the_leas
 
 def test_a_lease_has_no_output_and_says_so(daemon: Daemon, holder: subprocess.Popen[bytes]) -> None:
     job = hold(daemon, holder.pid)
-    with pytest.raises(WrongState, match="it is a lease without a job"):
+    with pytest.raises(WrongState):
         list(client(daemon).logs(job))
 
 

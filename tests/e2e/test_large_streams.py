@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 
 SIZE = 24 << 20
 RUN = ("run", "--mem", "1G", "--")

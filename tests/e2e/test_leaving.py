@@ -4,7 +4,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 
 
 def test_streams_that_end_with_the_daemon_are_no_errors(daemon: Daemon, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_streams_that_end_with_the_daemon_are_no_errors(daemon: Daemon, tmp_path
         assert daemon.process is not None
         assert daemon.process.returncode == 0
         daemon.start()
-        daemon.run("cancel", str(running))
+        daemon.cancel(running)
         assert waiting.wait(60) == 0, "its turn was kept"
         reading.kill()
         reading.wait()

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from daemon_rig import Daemon, alive, wait_for
+from goldens import mentions
 from nvml_stand_in import Card, StandIn
-
-from .conftest import Daemon, alive, wait_for
 
 G = 1024**3
 HUNGRY = str(Path(__file__).with_name("hungry.py"))
@@ -39,7 +39,7 @@ def notices(daemon: Daemon, job: int) -> list[str]:
 
 
 def used(daemon: Daemon, job: int) -> int:
-    return int(daemon.job(job)["leases"][0]["used"] or 0) >> 20
+    return sum(lease["used"] or 0 for lease in daemon.job(job)["leases"]) >> 20
 
 
 def over_for_s(daemon: Daemon, job: int) -> float:
@@ -76,14 +76,12 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
     out, err = running.communicate(timeout=60)
 
     assert (end["outcome"], end["exit_status"], running.returncode) == ("over_lease", 124, 124)
-    assert "under a lease of 1G for longer than 8s" in end["reason"]
-    assert end["hint"] == "ask for --mem 2304M"
+    assert mentions(end["reason"], "1G", "8s")
+    assert "--mem 2304M" in end["hint"]
     assert end["leases"][0]["peak"] >> 20 >= 2048
-    told = next(line for line in err.decode().splitlines() if f"gpulease: job {job} holds" in line)
-    assert told.startswith("gpulease: ")
-    assert "and its lease is 1G; unless that ends within 8s, the job is stopped; next" in told
-    assert f"gpulease: job {job} is stopped: it held" in err.decode()
-    assert err.decode().count("gpulease: ") == 2, "told once, and once of the end"
+    told, stopped = err.decode().splitlines()  # once of the use, and once of the end
+    assert told.startswith(f"gpulease: job {job} ") and mentions(told, "1G", "8s")
+    assert stopped.startswith(f"gpulease: job {job} ")
     assert out.decode().splitlines() == ["holds 10", "holds 2048"], "its own output stays its own"
     kinds = [each["kind"] for each in end["events"]]
     assert kinds.index("notice") < kinds.index("revoke") < kinds.index("worker_exited")
@@ -103,12 +101,12 @@ def test_back_within_the_lease_in_time_is_enough(
     lease = daemon.job(job)["leases"][0]
     assert lease["over_since_at"] and lease["stops_at"]
     page = daemon.run("show", str(job)).stdout
-    assert "over its lease of GPU 0" in page and "stopped in 9m" in page
-    assert "over, stops in 9m" in daemon.run("status").stdout
+    assert mentions(page, "GPU 0", "9m")
+    assert mentions(daemon.run("status").stdout, "over", "9m")
 
     appetite.set(100)
     wait_for("it is within", lambda: daemon.job(job)["leases"][0]["over_since_at"] is None)
-    assert "over its lease" not in daemon.run("show", str(job)).stdout
+    assert "9m" not in daemon.run("show", str(job)).stdout
     assert daemon.job(job)["state"] == "active"
 
 
@@ -124,10 +122,10 @@ def test_a_job_that_does_not_hear_is_killed_after_its_grace(
     assert "no\n" in log(daemon, job, "stdout"), "it was asked before it was made to"
     assert not alive([end["pid"]])
     # The next without a size gets no less than it was told to ask for.
-    assert end["hint"] == "ask for --mem 512M"
+    assert "--mem 512M" in end["hint"]
     appetite.set(10)
     again = daemon.run("run", "-d", *appetite.command("deaf"))
-    assert "512M, since hungry.py was stopped for holding 4" in again.stderr
+    assert mentions(again.stderr, "512M", "hungry.py")
     assert daemon.job(job + 1)["claim"]["memory"] == 512 << 20
 
 
@@ -140,7 +138,7 @@ def test_warn_never_stops_and_users_may_have_their_own_policy(
     appetite = Appetite(tmp_path, 400)
     job = daemon.submit("--mem", "300M", *appetite.command())
     wait_for("it is told", lambda: notices(daemon, job))
-    assert "next time ask for --mem" in notices(daemon, job)[0]
+    assert "--mem" in notices(daemon, job)[0]
     lease = daemon.job(job)["leases"][0]
     assert lease["over_since_at"] and lease["stops_at"] is None
     # Over for many graces, and then the same lease under the general policy is not let be.
@@ -171,7 +169,7 @@ def test_elastic_lets_a_job_be_until_somebody_waits(
     waiting = daemon.submit("--mem", "600M", "--", "true")
     end = ended(daemon, job)
     assert end["outcome"] == "over_lease"
-    assert "and others wait for that memory" in notices(daemon, job)[0]
+    assert len(notices(daemon, job)) == 1
     assert ended(daemon, waiting)["exit_status"] == 0
 
 
@@ -190,7 +188,7 @@ def test_a_daemon_killed_between_the_warning_and_the_stop_goes_on_where_it_was(
     end = ended(daemon, job)
     assert end["outcome"] == "over_lease"
     assert len(notices(daemon, job)) == 1, "it is not told the same again"
-    assert log(daemon, job).count("gpulease: job 1 holds") == 1
+    assert log(daemon, job).count("gpulease: job 1 ") == 2, "told once, and once of the end"
 
 
 def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
@@ -210,11 +208,11 @@ def test_a_hold_is_told_in_the_record_and_nothing_is_ended(
     with subprocess.Popen(["/bin/sh", "-c", script], env=environment) as shell:
         try:
             wait_for("it is told", lambda: daemon.status()["jobs"] and notices(daemon, 1))
-            assert "hold 512M, or use less" in notices(daemon, 1)[0]
+            assert "512M" in notices(daemon, 1)[0]
             wait_for("graces pass", lambda: over_for_s(daemon, 1) > 3)
             assert daemon.job(1)["state"] == "active"
             assert shell.poll() is None
-            daemon.run("cancel", "1")
+            daemon.cancel(1)
             assert ended(daemon, 1)["leases"][0]["enforced_by"] == []
         finally:
             shell.kill()
@@ -234,10 +232,10 @@ def test_through_the_real_abi_a_figure_that_is_missing_is_no_overuse_and_one_tha
     before = daemon.status()["at"]
     wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
     assert daemon.job(job)["leases"][0]["over_since_at"] is None
-    assert not any("its lease" in each for each in notices(daemon, job))
+    assert notices(daemon, job) == []
 
     stand_in.change(0, used=3 * G, processes=[(pid, 3 * G)])
     end = ended(daemon, job)
     assert end["outcome"] == "over_lease"
-    assert "it held 3G of GPU 0 under a lease of 1G" in end["reason"]
-    assert "unless that ends within 1s" in log(daemon, job)
+    assert mentions(end["reason"], "3G", "GPU 0", "1G")
+    assert "1s" in log(daemon, job)

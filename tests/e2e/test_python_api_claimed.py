@@ -1,6 +1,5 @@
 """`gpulease.lease` and frameworks: before their first use, after it, and never."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from e2e.python_process import Process, environment, refusal, run
 
 tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
@@ -37,7 +36,7 @@ def cuda(tmp_path: Path) -> Path:
 
 
 def jobs(daemon: Daemon) -> int:
-    return len(json.loads(daemon.run("list", "--all", "--json").stdout)["jobs"])
+    return len(daemon.jobs())
 
 
 def test_once_cuda_has_started_a_lease_comes_too_late(daemon: Daemon, cuda: Path) -> None:
@@ -48,7 +47,7 @@ gpulease.lease("1G").release()  # loaded is not started
 cuda.cuInit(0)
 """
     told = run(daemon, script + refusal("AlreadyClaimed"))
-    assert told.startswith("cannot lease: CUDA has started in this process")
+    assert "CUDA" in told
     assert jobs(daemon) == 1, "nothing was asked for"
 
 
@@ -64,7 +63,7 @@ tell(lease.held, "GPULEASE_JOB" in os.environ)
     assert process.told() == "True True"
     assert daemon.job(1)["state"] == "active"
     _, err = process.end()
-    assert err.count("LeaseKept: the lease of job 1 is not given back: CUDA holds GPU memory") == 1
+    assert len(re.findall("LeaseKept: .*job 1.*CUDA", err)) == 1
     assert daemon.wait_until(1, "ended")["outcome"] == "released"
 
 
@@ -145,7 +144,7 @@ def test_once_tensorflow_has_its_devices_a_lease_comes_too_late(daemon: Daemon) 
     script = "import tensorflow as tf\ntf.config.list_physical_devices()\n"
     lease_and_use = 'gpulease.lease("1G").release()\ntf.constant(1) + 1\n'
     told = run(daemon, script + lease_and_use + refusal("AlreadyClaimed"))
-    assert told.startswith("cannot lease: TensorFlow has set up its devices in this process")
+    assert "TensorFlow" in told
     assert jobs(daemon) == 1, "nothing was asked for the second time"
 
 
@@ -157,7 +156,7 @@ def test_the_notebook_learns_its_digits_in_its_lease(daemon: Daemon) -> None:
         timeout=180, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("<gpulease.Lease 1: 2G on 1 GPU>\n")
+    assert ran.stdout.startswith("<gpulease.Lease 1: 2G")
     accuracy = re.search(r"^test accuracy: (\S+)$", ran.stdout, re.MULTILINE)
     assert accuracy is not None
     assert float(accuracy[1]) >= 0.93

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
+from goldens import mentions
 
 
 def reload(daemon: Daemon, text: str, until: str) -> None:
@@ -27,17 +28,17 @@ def test_a_smaller_margin_lets_a_waiting_job_in(make_daemon: Callable[..., Daemo
     reload(
         daemon,
         'margin = "1G"\ngrace = "2s"\ndriver_deadline = "9s"\n',
-        "driver_deadline: a restart is needed",
+        "driver_deadline",
     )
-    assert "changed: margin" in daemon.log
+    wait_for("the margin is named", lambda: "margin" in daemon.log)
     daemon.wait_until(waiting, "ended")
     assert daemon.job(holder)["state"] == "active"
 
 
 def test_a_bad_file_changes_nothing_and_is_told(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(settings={"margin": "1G"}).start()
-    reload(daemon, "margin = 1G\n", "the settings stay as they were: cannot read")
-    assert daemon.run("status").returncode == 0
+    reload(daemon, "margin = 1G\n", "config.toml")
+    assert daemon.status()
 
 
 def test_a_table_for_a_user_that_nobody_knows_is_told_of(
@@ -45,8 +46,8 @@ def test_a_table_for_a_user_that_nobody_knows_is_told_of(
 ) -> None:
     tables = '[users.nobodyhere]\noveruse = "warn"\n'
     daemon = make_daemon(settings={"margin": "1G"}, tables=tables).start()
-    wait_for("it is told at the start", lambda: "[users.nobodyhere] counts for" in daemon.log)
-    reload(daemon, '[groups.nogroup123]\noveruse = "warn"\n', "[groups.nogroup123] counts for")
+    wait_for("it is told at the start", lambda: "[users.nobodyhere]" in daemon.log)
+    reload(daemon, '[groups.nogroup123]\noveruse = "warn"\n', "[groups.nogroup123]")
 
 
 def test_settings_can_be_checked_without_a_daemon(tmp_path: Path) -> None:
@@ -54,14 +55,14 @@ def test_settings_can_be_checked_without_a_daemon(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gpulease.daemon", "--check", "--config", str(config)]
     config.write_text('margin = "1G"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "the settings are in order\n")
+    assert done.returncode == 0
+    in_order = done.stdout
     config.write_text(f"[users.nobodyhere]\n[users.{tmp_path.owner()}]\n[groups.nogroup123]\n")
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "warning: [users.nobodyhere] counts for nobody now: there is no such user",
-        "warning: [groups.nogroup123] counts for nobody now: there is no such group",
-        "the settings are in order",
-    ]
+    user, group, end = done.stdout.splitlines()
+    assert mentions(user, "warning: ", "[users.nobodyhere]")
+    assert mentions(group, "warning: ", "[groups.nogroup123]")
+    assert end == in_order.strip()
     config.write_text('simulate = "2x"\n')
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, "simulate" in done.stderr) == (78, True)
@@ -80,13 +81,13 @@ def test_a_daemon_of_ones_own_has_settings_too(tmp_path: Path) -> None:
             env={**kept, **folders}, stderr=said,
         )  # fmt: skip
     try:
-        wait_for("it is ready", lambda: "ready on" in log.read_text())
+        wait_for("it is ready", lambda: str(tmp_path) in log.read_text())
         config.write_text('margin = "1G"\noveruse = "warn"\n')
         daemon.send_signal(signal.SIGHUP)
-        wait_for("it has read them", lambda: "changed: overuse\n" in log.read_text())
+        wait_for("it has read them", lambda: "overuse" in log.read_text())
         config.unlink()
         daemon.send_signal(signal.SIGHUP)
-        wait_for("it has the usual ones", lambda: "changed: margin, overuse\n" in log.read_text())
+        wait_for("it has the usual ones", lambda: "margin" in log.read_text())
         assert daemon.poll() is None
     finally:
         daemon.terminate()
@@ -96,4 +97,4 @@ def test_a_daemon_of_ones_own_has_settings_too(tmp_path: Path) -> None:
     done = subprocess.run(
         command, check=False, env={**kept, **folders}, capture_output=True, text=True
     )
-    assert (done.returncode, "state is not for" in done.stderr) == (78, True), done.stderr
+    assert (done.returncode, "state" in done.stderr) == (78, True), done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 
 M = 1 << 20
 
@@ -64,7 +64,7 @@ def test_what_a_process_reports_is_shown_and_outlives_job_and_daemon(
     ]  # fmt: skip
     assert "torch 2.13.0" in daemon.run("show", str(job)).stdout
 
-    daemon.run("cancel", str(job))
+    daemon.cancel(job)
     daemon.wait_until(job, "ended")
     wait_for("it is written down", lambda: daemon.job(job)["leases"][0]["pools"] == shown)
     daemon.kill()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 from fuzz import examples
 from fuzz.unix import BASE, PATIENCE_S, connected, said, session_on
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon, wait_for
+from daemon_rig import Daemon, wait_for
 from gpulease.errors import NoGpus
 from gpulease.gpu.nvml import NvmlProbe
 

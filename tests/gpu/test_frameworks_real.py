@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from e2e.conftest import Daemon
+from daemon_rig import Daemon
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900), pytest.mark.usefixtures("own_pids")]
 

@@ -85,7 +85,7 @@ def test_the_socket_may_be_named_before_the_verb_or_after(
     line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(line) == 125
-    assert "there is no socket /no/such" in capsys.readouterr().err
+    assert "/no/such" in capsys.readouterr().err
 
 
 def test_options_after_the_command_are_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_a_missing_command_is_127_with_no_daemon_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert call(["--socket", "/no/such", "run", "./missing.sh"]) == 127
-    assert "there is no such file" in capsys.readouterr().err
+    assert "missing.sh" in capsys.readouterr().err
 
 
 def modules_after(*line: str) -> set[str]:

@@ -1,17 +1,16 @@
 """What `status`, `list`, `show` and `doctor` print, compared with files kept in tests/golden.
 
-`GPULEASE_GOLDEN=write pytest tests/unit/test_cli_pages.py` writes them anew; read the difference.
+`GPULEASE_GOLDEN=write pytest tests/unit/test_cli_pages.py` writes them; review the difference.
 """
 
 import io
-import os
 from dataclasses import replace
 from datetime import timedelta, timezone
-from pathlib import Path
 
 import pytest
 
 from daemon_stand_in import views
+from goldens import compare
 from gpulease.cli import doctor, render, report, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.tables import Page, cells
@@ -29,15 +28,7 @@ from gpulease.wire import (
     UseView,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
-
-
-def compare(name: str, text: str) -> None:
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("GPULEASE_GOLDEN") == "write":
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
 
 
 def jobs() -> JobList:

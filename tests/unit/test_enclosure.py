@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fakes import ALICE, NOON, FakeClock
+from goldens import mentions
 from gpulease.daemon.enclosure import Enclosure, UvmNode
 from gpulease.daemon.launching import Surroundings
 from gpulease.daemon.shims import has_scope
@@ -112,7 +113,7 @@ def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lac
     asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
     (enclosed,) = noted
     assert not enclosed.devices
-    assert "without a scope" in enclosed.missing[0]
+    assert "scope" in enclosed.missing[0]
     assert not has_scope(tmp_path)
 
 
@@ -127,7 +128,7 @@ def test_a_shutdown_keeps_the_job_from_being_launched_rather_than_from_its_devic
     async def note(job: JobId, enclosed: Enclosed) -> None:
         noted.append(enclosed)
 
-    with pytest.raises(LaunchDeferred, match="cannot start jobs now: the machine is shutting down"):
+    with pytest.raises(LaunchDeferred, match="the machine is shutting down"):
         asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
     assert noted == []
 
@@ -152,8 +153,8 @@ def test_the_node_that_cuda_needs_is_made_before_a_job_is_started(tmp_path: Path
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (None, "there is no {make} to make it"),
-        ("echo no module >&2; exit 1", "{make} -u -c=0 did not make it: no module"),
+        (None, "{make}"),
+        ("echo no module >&2; exit 1", "no module"),
     ],
 )
 def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_it(
@@ -175,7 +176,7 @@ def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_i
     launch = replace(launched(tmp_path, None, MINUTE), gpus=("/dev/nvidia0",))
     with pytest.raises(LaunchDeferred) as deferred:
         asyncio.run(enclosure(1, launch))
-    assert f"CUDA needs {node}, which is missing; {said.format(make=maker)}" in str(deferred.value)
+    assert mentions(str(deferred.value), str(node), said.format(make=maker))
     assert asked == []
 
     # By hand, meanwhile.

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fakes import NOON, FakeClock, G, MemoryStore, order
+from goldens import sentence
 from gpulease.domain.enforcement import Enclosed, Rung, ladder, stands_on
 from gpulease.domain.job import Job, grant
 from gpulease.domain.memory import GpuUuid, JobId
@@ -50,7 +51,7 @@ def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: Me
     started = WorkerStarted(1, 2, NOON, rungs=("watch",))
     job = leases.note_started(store, JobId(1), started)
     assert [lease.enforced_by for lease in job.leases] == [("driver", "framework"), ("framework",)]
-    assert store.events(JobId(1))[1].detail == "the driver keeps it to 1G"
+    assert store.events(JobId(1))[1].kind == "enclosed"
 
 
 def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
@@ -63,10 +64,9 @@ def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
 def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -> None:
     enclosed = Enclosed(devices=True, missing=("no limit by the driver on GPU-a: it hangs",))
     note_enclosed(store, JobId(1), (), enclosed, FakeClock())
-    said = store.events(JobId(1))[1].detail
-    assert said == "it can open its own GPUs alone; no limit by the driver on GPU-a: it hangs"
+    sentence("enclosed-devices", store.events(JobId(1))[1].detail)
     note_enclosed(store, JobId(1), (), Enclosed(), FakeClock())
-    assert store.events(JobId(1))[2].detail == "nothing holds it from outside"
+    sentence("enclosed-nothing", store.events(JobId(1))[2].detail)
 
 
 def test_every_rung_has_the_name_that_the_wire_and_the_database_have() -> None:

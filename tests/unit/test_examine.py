@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from goldens import mentions
 from gpulease.daemon.examine import Examination
 from gpulease.daemon.ladder import Circumstances, Ladder
 from gpulease.wire import CheckView
@@ -23,8 +24,8 @@ def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:
 
 def test_where_gpus_are_simulated_nothing_is_said_to_be_limited(tmp_path: Path) -> None:
     found = checks(tmp_path, "2x8G")
-    assert "limit nothing" in found["hooks"].message
-    assert "limit nothing" in found["not held by framework"].message
+    assert mentions(found["hooks"].message, "simulated")
+    assert mentions(found["not held by framework"].message, "simulated")
 
 
 def test_what_does_not_hold_is_said_with_what_that_leaves_open(tmp_path: Path) -> None:
@@ -57,4 +58,4 @@ def test_a_python_that_users_cannot_reach_is_a_failure(
     )
     found = {each.name: each for each in examination.results().checks}
     assert found["python"].state == "failure"
-    assert f"users cannot run {python}: {place} is closed" in found["python"].message
+    assert mentions(found["python"].message, str(python), f"{place} ")

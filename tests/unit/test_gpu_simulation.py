@@ -33,7 +33,7 @@ def test_a_simulation_is_a_list_of_sizes(text: str, sizes: tuple[int, ...]) -> N
     ],
 )
 def test_what_is_no_simulation_is_refused_with_a_hint(text: str) -> None:
-    with pytest.raises(BadValue, match=r"^cannot ") as caught:
+    with pytest.raises(BadValue) as caught:
         parse_simulation(text)
     assert "2x24G" in (caught.value.hint or "")
 

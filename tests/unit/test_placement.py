@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fakes import G, reading
+from goldens import mentions, sentence
 from gpulease.domain.claim import Claim
 from gpulease.domain.memory import (
     ComputeMode,
@@ -76,23 +77,21 @@ def test_a_gang_gets_all_its_gpus_or_none() -> None:
 def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> None:
     refused = place(Claim(6 * G), gpus(5, 6))
     assert isinstance(refused, Refusal)
-    assert [(each.index, each.why, each.waits_for) for each in refused.hindrances] == [
-        (0, "3G is free", (1,)),
-        (1, "2G is free", (2,)),
-    ]
+    assert [(each.index, each.waits_for) for each in refused.hindrances] == [(0, (1,)), (1, (2,))]
+    assert [each.why.split()[0] for each in refused.hindrances] == ["3G", "2G"]
 
 
 def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
     there = stock(seen, [], {7: ONE})
-    for claim, why in (
-        (Claim(G, exclusive=True), "job 1 is on it without a lease"),
-        (Claim(4 * G), "6G is used outside any lease; job 1 is on it without a lease"),
+    for claim, words in (
+        (Claim(G, exclusive=True), ("job 1",)),
+        (Claim(4 * G), ("6G", "job 1")),
     ):
         refused = place(claim, [there])
         assert isinstance(refused, Refusal)
         assert obstacles(refused) == [Obstacle.UNMANAGED]
-        assert refused.hindrances[0].why == why
+        assert mentions(refused.hindrances[0].why, *words)
 
 
 def in_mode(mode: ComputeMode | None, *holders: int, pid: int = 0, **process: Any) -> GpuMemory:
@@ -106,7 +105,7 @@ def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
     refused = place(Claim(G), [in_mode(ComputeMode.PROHIBITED)])
     assert isinstance(refused, Refusal)
     assert obstacles(refused) == [Obstacle.PROHIBITED]
-    assert refused.hindrances[0].why == ("its compute mode is prohibited: no program can use it")
+    sentence("mode-prohibited", refused.hindrances[0].why)
     free = replace(in_mode(ComputeMode.DEFAULT).reading, uuid=GpuUuid("GPU-b"), index=1)
     assert chosen(place(Claim(G), [in_mode(ComputeMode.PROHIBITED), stock(free, [], {})])) == [
         "GPU-b"
@@ -117,7 +116,7 @@ def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
 def test_a_gpu_whose_compute_mode_is_not_known_takes_no_lease() -> None:
     refused = place(Claim(G), [in_mode(None)])
     assert isinstance(refused, Refusal)
-    assert refused.hindrances[0].why == "its compute mode cannot be read"
+    sentence("mode-unknown", refused.hindrances[0].why)
 
 
 def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
@@ -127,7 +126,7 @@ def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
     refused = place(Claim(G), [taken])
     assert isinstance(refused, Refusal)
     assert (obstacles(refused), refused.waits_for) == ([Obstacle.LEASED], (1,))
-    assert "its compute mode is exclusive process" in refused.hindrances[0].why
+    assert "exclusive" in refused.hindrances[0].why
     assert taken.headroom == 0
     first = in_mode(mode).holds(Holding(ONE, G))
     assert first.headroom == 0, "also within one plan"

@@ -1,0 +1,176 @@
+"""What the looking verbs show: on terminals of every kind, in pipes, and of every kind of job."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon_stand_in import views
+from daemon_stand_in.daemon import StandIn
+from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
+from goldens import mentions
+from gpulease.cli.tables import cells
+from gpulease.frames import FrameKind, frame
+from gpulease.wire import CheckView, DoctorView
+
+LOOKS = (("status",), ("list", "--all"), ("show", "12"), ("doctor",))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[StandIn]:
+    stand_in = StandIn(tmp_path / "daemon.sock")
+    stand_in.status = views.busy_status()
+    for job in (
+        views.over(9, 1, name="eval"),
+        views.over(10, 124, outcome="time_limit"),
+        views.over(11, None, outcome="cancelled"),
+        views.over(13, 0),
+        views.over(14, None, outcome="released", kind="hold", name="hold"),
+        views.running(12),
+        views.waiting(),
+    ):
+        stand_in.jobs[job.id] = job
+    stand_in.doctor = DoctorView([CheckView("driver", "failure", "it is gone", "load it")])
+    stand_in.open()
+    yield stand_in
+    stand_in.close()
+
+
+def run(daemon: StandIn, *line: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TZ": "UTC"}
+    return subprocess.run(
+        gpulease(daemon.path, *line), env=environment, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+def screen(daemon: StandIn, *line: str, columns: int = 120, **environment: str) -> str:
+    terminal = Terminal(gpulease(daemon.path, *line), size=(50, columns), **environment)
+    assert terminal.finish() in (0, 1), terminal.shown
+    return terminal.shown.replace("\r\n", "\n")
+
+
+def without_minutes(text: str) -> str:
+    """Drop what differs between two looks: clocks, and spans up to now."""
+    return re.sub(r"\d+[dhms]\b|\d\d:\d\d| +|-{2,}", " ", text)
+
+
+@pytest.mark.parametrize("line", LOOKS, ids="-".join)
+def test_a_terminal_gets_colour(daemon: StandIn, line: tuple[str, ...]) -> None:
+    assert "\x1b[" in screen(daemon, *line, NO_COLOR="")
+
+
+@pytest.mark.parametrize("line", LOOKS, ids="-".join)
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_a_terminal_that_wants_none_gets_what_a_pipe_gets(
+    daemon: StandIn, line: tuple[str, ...], plain: dict[str, str]
+) -> None:
+    shown = screen(daemon, *line, columns=300, **plain)
+    assert "\x1b" not in shown
+    assert without_minutes(shown) == without_minutes(run(daemon, *line).stdout)
+
+
+def test_what_colour_tells_apart_is_told_apart_by_letters_without_it(daemon: StandIn) -> None:
+    coloured, plain = screen(daemon, "status"), screen(daemon, "status", NO_COLOR="1")
+    assert "[####=!!.............]" in plain
+    assert "#" not in coloured.replace("\x1b", "") and "█" in coloured and "▒" in coloured
+    assert "█" not in plain
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("line", LOOKS, ids="-".join)
+def test_no_line_is_wider_than_the_terminal(
+    daemon: StandIn, line: tuple[str, ...], columns: int
+) -> None:
+    long = "the reason has many words, such as rhinoceros, and each of them is of importance"
+    waiting = replace(views.waiting(), reason=long)
+    daemon.status.jobs[1] = daemon.jobs[17] = waiting
+    daemon.jobs[12] = views.running(12, state="releasing", reason=long)
+    shown = screen(daemon, *line, columns=columns)
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert max(map(cells, bare.splitlines())) <= columns
+    if line[0] in ("status", "show"):
+        assert set(long.split()) <= set(bare.split()), bare
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ("queued", [17]),
+        ("active", [12]),
+        ("ended", [9, 10, 11, 13, 14]),
+        ("exited", [9, 13]),
+        ("failed", [9, 10]),
+        ("time_limit", [10]),
+        ("time-limit", [10]),
+        ("time limit", [10]),
+        ("cancelled", [11]),
+        ("released", [14]),
+        ("lost", []),
+    ],
+)
+def test_what_a_listing_shows_can_be_asked_for(daemon: StandIn, asked: str, ids: list[int]) -> None:
+    listed = json.loads(run(daemon, "list", "--state", asked, "--json").stdout)
+    assert [job["id"] for job in listed["jobs"]] == ids
+    for row in run(daemon, "list", "--state", asked).stdout.splitlines()[1:]:
+        assert int(row.split()[0]) in ids
+
+
+def test_every_state_that_is_shown_is_one_that_can_be_asked_for(daemon: StandIn) -> None:
+    rows = run(daemon, "list", "--all").stdout.splitlines()
+    column = rows[0].index("STATE")
+    shown = {re.split(" {2,}", row[column:])[0] for row in rows[1:]}
+    assert {"time-limit", "released", "cancelled", "queued"} <= shown
+    for word in shown:
+        assert run(daemon, "list", "--state", word).returncode == 0, word
+
+
+def test_an_unknown_state_is_answered_with_those_there_are(daemon: StandIn) -> None:
+    done = run(daemon, "list", "--state", "gone")
+    assert done.returncode == 2
+    for word in ("queued", "exited", "released", "failed"):
+        assert word in done.stderr
+
+
+def test_gpus_are_shown_by_index_and_by_uuid_where_none_is_known(daemon: StandIn) -> None:
+    assert "GPU 0 (GPU-11111111)" in run(daemon, "show", "12").stdout
+    daemon.status.gpus.clear()
+    assert views.FIRST in run(daemon, "show", "12").stdout
+
+
+def test_the_output_of_a_job_that_waits_is_said_to_be_to_come(daemon: StandIn) -> None:
+    done = run(daemon, "logs", "17")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert mentions(done.stderr, "job 17", "1st", "no 2 GPUs have 20G free")
+
+
+def test_the_output_of_a_job_that_never_started_is_said_to_be_none(daemon: StandIn) -> None:
+    gave_up = "waited 30m, as it was told to"
+    daemon.jobs[20] = views.over(20, None, outcome="gave_up", started_at=None, reason=gave_up)
+    done = run(daemon, "logs", "20")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert mentions(done.stderr, "gpulease: job 20 ", gave_up)
+    assert done.stderr.count("\n") == 1
+
+
+def test_of_the_output_of_a_job_that_runs_nothing_is_said(daemon: StandIn) -> None:
+    daemon.logs = frame(FrameKind.STDOUT, b"out\n") + frame(FrameKind.STDERR, b"err\n")
+    done = run(daemon, "logs", "12")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "err\n")
+
+
+def test_each_job_that_is_cancelled_is_answered_for(daemon: StandIn) -> None:
+    daemon.jobs[12] = replace(daemon.jobs[12], state="releasing", grace=90.0)
+    daemon.jobs[21] = views.running(21, state="releasing", kind="hold")
+    daemon.jobs[22] = views.over(22, None, outcome="released", kind="hold")
+    done = run(daemon, "cancel", "12", "17", "21", "22", "99")
+    said = done.stdout.splitlines()
+    assert [re.findall("job ([0-9]+)", line) for line in said] == [["12"], ["17"], ["21"], ["22"]]
+    assert "1m 30s" in said[0]
+    assert "99" in done.stderr
+    assert done.returncode == 125

@@ -1,0 +1,376 @@
+"""A job's limit by the driver is there before its first process, and goes before its cgroup.
+
+Real cgroups, made by hand in the place of systemd; the real launcher; the driver's ABI.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cgroup_by_hand as by_hand
+from fakes import ALICE, NOON, reading
+from gpulease.daemon.enclosure import Enclosure
+from gpulease.daemon.launching import Surroundings, launch_of
+from gpulease.daemon.lifting import Lifting
+from gpulease.daemon.renewing import Renewing
+from gpulease.daemon.shims import has_scope
+from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Enclosed, limited_anew
+from gpulease.domain.job import Invocation, Job
+from gpulease.domain.lease import Lease, State
+from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.errors import RecordUnwritable
+from gpulease.process import cgroups, device_rules, scopes
+from gpulease.process.launcher import Launcher
+from gpulease.process.record import read_record
+from gpulease.service.limiting import NotLimited
+from gpulease.worker.environment import HOOKS
+from gpulease.worker.overhead import outside_the_pool
+from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
+from process_rig import end, job_directory, output, run, shell, wait_until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+
+G = 1024**3
+FIRST, SECOND = (GpuUuid(StandIn.uuid(index)) for index in (0, 1))
+
+
+class Limiter:
+    """DriverLimits in a process of its own, as the driver's library is loaded but once."""
+
+    def __init__(self, probe: ProbeProcess) -> None:
+        self._probe = probe
+        self._one_at_a_time = threading.Lock()
+
+    def _ask(self, verb: str, *arguments: object) -> Any:
+        with self._one_at_a_time:
+            return self._probe.limits(verb, *arguments)
+
+    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+        said: str | None = self._ask("obstacle", gpu, cgroup)
+        return said
+
+    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+        return self._number(self._ask("limit", gpu, cgroup, memory))
+
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        said = self._ask("kept", gpu, cgroup)
+        return None if said is None else self._number(said)
+
+    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+        if (said := self._ask("lift", gpu, cgroup)) is not None:
+            raise NotLimited(said)
+
+    def _number(self, answer: object) -> int:
+        if not isinstance(answer, int):
+            raise NotLimited(str(answer))
+        return answer
+
+
+class Rig:
+    """A driver, a scope that is made when asked for, and what was noted of each launch."""
+
+    def __init__(self, stand_in: StandIn, probe: ProbeProcess, job: int, scope: Path) -> None:
+        self.stand_in, self.job, self.scope = stand_in, job, scope
+        self.noted: list[Enclosed] = []
+        self.limiter = Limiter(probe)
+
+    async def make(self, pid: int, scope: scopes.Scope) -> None:
+        by_hand.put(pid, self.scope)
+
+    async def note(self, job: JobId, enclosed: Enclosed) -> None:
+        self.noted.append(enclosed)
+
+    def lease(self, directory: Path, memory: dict[GpuUuid, int], **variables: str) -> Any:
+        """Launch a job with leases as the daemon does; return what it found in its environment."""
+        cards = {uuid: reading(uuid, total=80 * G) for uuid in (FIRST, SECOND)}
+        around = Surroundings(
+            installation="x",
+            as_other_users=False,
+            simulated=False,
+            driver=lambda: "615.10",
+            readings=lambda: cards,
+            hooks=HOOKS,
+            grace=timedelta(seconds=30),
+            log_limit=1 << 20,
+        )
+        leases = tuple(Lease(uuid, size, NOON) for uuid, size in memory.items())
+        claim = Claim(memory=max(memory.values()), gpus=len(memory))
+        job = Job(JobId(self.job), ALICE, "", "env", claim, NOON, leases=leases)
+        invocation = Invocation(argv=("/usr/bin/env",), cwd="/", environment=variables)
+        made = launch_of(job, invocation, directory, around)
+
+        async def scenario() -> None:
+            launcher = Launcher(enclose=Enclosure(lambda: self.limiter, self.note, self.make))
+            await launcher.launch(made)
+            await launcher.close()
+
+        run(scenario())
+        assert end(directory).exit_code == 0
+        return dict(line.split("=", 1) for line in output(directory).splitlines())
+
+    def launch(self, directory: Path, script: str, memory: dict[GpuUuid, int]) -> Enclosed:
+        launch = shell(directory, script, job=self.job, memory=memory)
+
+        async def scenario() -> None:
+            enclosure = Enclosure(lambda: self.limiter, self.note, self.make)
+            launcher = Launcher(enclose=enclosure)
+            await launcher.launch(launch)
+            await launcher.close()
+
+        run(scenario())
+        return self.noted[-1]
+
+    def limits(self) -> dict[str, int]:
+        return {
+            uuid: hard
+            for (uuid, path), (_, hard) in self.stand_in.limits().items()
+            if path == str(self.scope)
+        }
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    stand_in = StandIn(tmp_path, gpus=[Card(), Card()], driver="615.10")
+    with (
+        by_hand.scope() as (job, path),
+        ProbeProcess(stand_in.environment(), deadline=1.0) as probe,
+    ):
+        yield Rig(stand_in, probe, job, path)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with job_directory() as made:
+        yield made
+
+
+def limits_file(rig: Rig) -> Path:
+    return Path(rig.stand_in.environment()["NVML_STAND_IN"]).with_name("limits")
+
+
+def test_the_limits_are_there_before_the_first_process_and_are_noted_as_the_driver_has_them(
+    rig: Rig, directory: Path
+) -> None:
+    script = f"cat {limits_file(rig)}; cat /proc/self/cgroup"
+    enclosed = rig.launch(directory, script, {FIRST: 3 * G - 1, SECOND: 4 * G})
+    end(directory)
+    kept = {FIRST: 3 * G - 256 * 1024**2, SECOND: 4 * G}
+    assert enclosed == Enclosed(limits=kept)
+    seen = output(directory)
+    for uuid, limit in kept.items():
+        assert f"{uuid} 0 {limit} {rig.scope}" in seen.splitlines()
+    assert f"0::/gpulease.slice/{rig.scope.name}" in seen.splitlines()
+
+
+def test_where_the_driver_limits_a_job_its_shares_are_of_the_limit(
+    rig: Rig, directory: Path
+) -> None:
+    """CUDA shows it the limit as all that the GPU has: 0.02 of 4 GiB would be no pool at all."""
+    found = rig.lease(directory, {FIRST: 4 * G})
+
+    pool = 4 * G - outside_the_pool("jax", 1, driver="615.10")
+    assert rig.limits() == {FIRST: 4 * G}
+    assert float(found["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == pytest.approx(pool / (4 * G), abs=1e-5)
+    assert found["GPULEASE_MEMORY_FRACTION"] == "1.000000"
+    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
+    assert (gpu["memory"], gpu["total"], gpu["pools"]["jax"]) == (4 * G, 4 * G, pool)
+
+
+def test_a_limit_below_the_lease_is_what_the_pools_are_made_for(rig: Rig, directory: Path) -> None:
+    kept = 3 * G - 256 * 1024**2
+    found = rig.lease(directory, {FIRST: 3 * G - 1})
+
+    assert found["GPULEASE_MEMORY"] == str(kept)
+    (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
+    assert gpu["pools"]["torch"] == kept - outside_the_pool("torch", 1, driver="615.10")
+
+
+def test_on_a_gpu_that_the_driver_does_not_limit_shares_are_of_all_of_it(
+    rig: Rig, directory: Path
+) -> None:
+    rig.stand_in.change(0, faults={"nvmlDeviceSetMemoryLimits_v1": Code.NO_PERMISSION})
+    found = rig.lease(directory, {FIRST: 4 * G, SECOND: 4 * G}, KEPT="as it was")
+
+    totals = [gpu["total"] for gpu in json.loads(found["GPULEASE_HOOK"])["gpus"]]
+    assert totals == [80 * G, 4 * G]
+    assert found["GPULEASE_MEMORY_FRACTION"] == "0.050000"
+    assert found["KEPT"] == "as it was"
+
+
+def test_one_gpu_that_refuses_leaves_the_other_its_limit_and_the_job_runs(
+    rig: Rig, directory: Path
+) -> None:
+    rig.stand_in.change(0, faults={"nvmlDeviceSetMemoryLimits_v1": Code.NO_PERMISSION})
+    enclosed = rig.launch(directory, "exit 3", {FIRST: G, SECOND: G})
+    assert end(directory).exit_code == 3
+    assert enclosed.limits == {SECOND: G}
+    (why,) = enclosed.missing
+    assert FIRST in why
+
+
+def test_a_driver_that_hangs_holds_no_launch_up_for_ever(rig: Rig, directory: Path) -> None:
+    rig.stand_in.change(0, delays={"nvmlDeviceSetMemoryLimits_v1": HANG})
+    enclosed = rig.launch(directory, "exit 3", {FIRST: G})
+    assert end(directory).exit_code == 3
+    assert enclosed.limits == {}
+    assert FIRST in enclosed.missing[0]
+    rig.stand_in.change(0, delays={})
+
+
+def test_the_limits_of_an_ended_job_are_lifted_while_its_cgroup_is_there(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "true", {FIRST: G})
+    end(directory)
+    wait_until(lambda: not cgroups.members(rig.job), "the scope is empty")
+    assert rig.limits() == {FIRST: G}
+    other = Lifting(rig.limiter, lambda job: False)
+    run(other.of(JobId(rig.job), [FIRST]))
+    assert rig.limits() == {FIRST: G}, "the scope of another daemon"
+    run(Lifting(rig.limiter, lambda job: has_scope(directory)).of(JobId(rig.job), [FIRST]))
+    assert rig.limits() == {}
+
+
+def test_what_ended_while_no_daemon_was_there_is_lifted_and_what_lives_is_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: G})
+    lifting = Lifting(rig.limiter, lambda job: job == rig.job)
+    run(lifting.of_all_but({JobId(rig.job)}, [FIRST, SECOND]))
+    assert rig.limits() == {FIRST: G}
+    run(lifting.of_all_but(set(), [FIRST, SECOND]))
+    assert rig.limits() == {}
+
+
+def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
+    by_hand.kill_and_remove(rig.scope)
+    run(Lifting(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
+    assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
+    rig.scope.mkdir()
+
+
+def test_a_driver_without_limits_leaves_no_line_for_each_job_that_ends(
+    tmp_path: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    older = StandIn(tmp_path, gpus=[Card()], driver="580.65.06")
+    with (
+        by_hand.scope() as (job, _),
+        ProbeProcess(older.environment(), deadline=1.0) as probe,
+    ):
+        lifting = Lifting(Limiter(probe), lambda _: True)
+        for _ in range(100):
+            run(lifting.of(JobId(job), [FIRST]))
+        assert [each.getMessage() for each in caplog.records] == []
+
+
+def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig.stand_in.change(0, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
+    lifting = Lifting(rig.limiter, lambda _: True)
+    for _ in range(20):
+        run(lifting.of(JobId(rig.job), [FIRST, SECOND]))
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert FIRST in line
+
+
+def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:
+    async def refuse(job: JobId, enclosed: Enclosed) -> None:
+        assert rig.limits() == {FIRST: G}
+        raise RecordUnwritable("the disk is full", "make room")
+
+    async def scenario() -> None:
+        launcher = Launcher(enclose=Enclosure(lambda: rig.limiter, refuse, rig.make))
+        with pytest.raises(RecordUnwritable):
+            await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
+        await launcher.close()
+
+    run(scenario())
+    assert rig.limits() == {}
+    assert read_record(directory) is None, "so that it can be launched again"
+
+
+def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
+    async def scenario() -> None:
+        launcher = Launcher(enclose=Enclosure(lambda: None, rig.note, rig.make))
+        await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
+        await launcher.close()
+
+    run(scenario())
+    assert rig.noted == [Enclosed()]
+    assert rig.stand_in.limits() == {}
+
+
+class Renewed:
+    """What a daemon that comes back finds out about a running job, notes and tells."""
+
+    def __init__(self, rig: Rig, kept: dict[GpuUuid, int | None]) -> None:
+        self.noted: list[tuple[Mapping[GpuUuid, int | None], str]] = []
+        self.told: list[str] = []
+        leases = tuple(
+            Lease(gpu, 3 * G, NOON, enforced_by=("driver", "watch"), driver_limit=limit)
+            for gpu, limit in kept.items()
+        )
+        claim = Claim(memory=3 * G)
+        job = Job(JobId(rig.job), ALICE, "", "x", claim, NOON, State.ACTIVE, leases=leases)
+        self.job = job
+        run(Renewing(rig.limiter, lambda _: True, self._note).of([job], self._tell))
+
+    async def _note(self, job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
+        self.noted.append((limits, said))
+        self.job = limited_anew(self.job, limits)
+
+    async def _tell(self, job: JobId, said: str) -> None:
+        self.told.append(said)
+
+    @property
+    def rungs(self) -> list[tuple[str, ...] | None]:
+        return [lease.enforced_by for lease in self.job.leases]
+
+
+def test_a_daemon_that_comes_back_leaves_limits_that_stand_and_sets_those_again_that_do_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: 3 * G, SECOND: 3 * G})
+    assert Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G}).noted == []
+    rig.limiter.lift(SECOND, rig.scope)
+    found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})
+    assert rig.limits() == {FIRST: 3 * G, SECOND: 3 * G}
+    ((limits, said),) = found.noted
+    assert (limits, found.told) == ({SECOND: 3 * G}, [])
+    assert SECOND in said or "GPU" in said
+    assert found.rungs == [("driver", "watch")] * 2
+
+
+def test_a_job_that_the_driver_limits_no_more_says_so_and_one_that_nobody_can_tell_of_does_not(
+    rig: Rig, directory: Path
+) -> None:
+    rig.launch(directory, "sleep 1000", {FIRST: 3 * G})
+    rig.limiter.lift(FIRST, rig.scope)
+    rig.stand_in.change(0, step=0)
+    rig.stand_in.change(1, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
+    found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})
+    ((limits, said),) = found.noted
+    assert (limits, found.told) == ({FIRST: None}, [said])
+    assert said
+    assert found.rungs == [("watch",), ("driver", "watch")]
+    assert [lease.driver_limit for lease in found.job.leases] == [None, 3 * G]
+    by_hand.kill_and_remove(rig.scope)
+    assert Renewed(rig, {FIRST: 3 * G}).noted == [], "it has ended meanwhile"
+    rig.scope.mkdir()
+
+
+def test_device_rules_that_nobody_attached_are_not_in_force(rig: Rig) -> None:
+    assert device_rules.are_in_force(rig.scope) is not True
+    assert device_rules.are_in_force(rig.scope / "none") is None
+    assert device_rules.kernel_has_them(rig.scope) is not False

@@ -1,0 +1,368 @@
+"""What NvmlProbe does while a GPU or the whole driver fails, hangs, or is replaced."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpulease.domain.memory import Fault, GpuReading
+from gpulease.gpu.new_session import readable_gpus
+from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
+
+G = 1024**3
+_MEMORY = "nvmlDeviceGetMemoryInfo_v2"
+_NEWER = "590.44.01"
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path, [Card(total=8 * G, name="first"), Card(total=16 * G, name="second")])
+
+
+@contextmanager
+def probing(stand_in: StandIn, deadline: float = 3.0) -> Iterator[ProbeProcess]:
+    """Open a probe on these GPUs, and see that it reads them."""
+    with ProbeProcess(stand_in.environment(), deadline=deadline) as probe:
+        assert probe.error is None
+        assert faults(probe.read()) == [None] * len(stand_in.gpus)
+        yield probe
+
+
+def faults(readings: tuple[GpuReading, ...]) -> list[Fault | None]:
+    """Return what is wrong with each GPU."""
+    return [reading.fault for reading in readings]
+
+
+def are_well(readings: tuple[GpuReading, ...]) -> bool:
+    """Say whether nothing is wrong with any GPU."""
+    return not any(faults(readings))
+
+
+def attempts(stand_in: StandIn) -> int:
+    """Return how often NVML was initialised, by any process."""
+    return stand_in.calls().count("nvmlInitWithFlags -")
+
+
+def sessions_ended(stand_in: StandIn) -> int:
+    """Return how often the probe has ended a session; the last call of each finds none."""
+    return stand_in.calls().count("nvmlShutdown -") // 2
+
+
+def test_a_lost_gpu_keeps_its_identity_beside_healthy_ones(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True)
+        lost, well = probe.read()
+
+    assert (lost.uuid, lost.index, lost.name) == (StandIn.uuid(0), 0, "first")
+    assert (lost.fault, lost.total, lost.detail) == (Fault.LOST, None, "GPU is lost")
+    assert (well.uuid, well.fault, well.total) == (StandIn.uuid(1), None, 16 * G)
+
+
+def test_a_lost_gpu_keeps_its_identity_when_the_gpus_are_listed_again(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True)
+        listed = stand_in.calls().count("nvmlDeviceGetCount_v2 -")
+        readings = probe.read_until(
+            lambda _: stand_in.calls().count("nvmlDeviceGetCount_v2 -") >= listed + 3
+        )
+
+    assert [(each.uuid, each.name) for each in readings] == [
+        (StandIn.uuid(0), "first"),
+        (StandIn.uuid(1), "second"),
+    ]
+
+
+def test_a_gpu_that_comes_back_is_read_again(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(1, lost=True)
+        assert faults(probe.read()) == [None, Fault.LOST]
+        stand_in.change(1, lost=False)
+
+        readings = probe.read_until(are_well)
+
+    assert [reading.total for reading in readings] == [8 * G, 16 * G]
+
+
+def test_a_gpu_that_was_lost_from_the_start_has_no_identity_until_it_comes_back(
+    stand_in: StandIn,
+) -> None:
+    stand_in.change(0, lost=True)
+    with ProbeProcess(stand_in.environment()) as probe:
+        lost, well = probe.read()
+        assert (lost.uuid, lost.index, lost.fault) == ("unknown-0", 0, Fault.LOST)
+        assert (well.uuid, well.fault) == (StandIn.uuid(1), None)
+
+        stand_in.change(0, lost=False)
+        readings = probe.read_until(are_well)
+
+    assert [reading.uuid for reading in readings] == [StandIn.uuid(0), StandIn.uuid(1)]
+
+
+def test_a_gpu_that_is_no_longer_listed_is_lost(stand_in: StandIn) -> None:
+    first, second = stand_in.gpus
+    with probing(stand_in) as probe:
+        stand_in.update(faults={"*": Code.DRIVER_NOT_LOADED})
+        probe.read()
+        stand_in.update(faults={}, gpus=[second])
+
+        readings = probe.read_until(lambda found: found[1].index == 0)
+        assert [(each.uuid, each.fault) for each in readings] == [
+            (first.uuid, Fault.LOST),
+            (second.uuid, None),
+        ]
+
+        stand_in.update(gpus=[second, first])
+        readings = probe.read_until(are_well)
+        assert [each.uuid for each in readings] == [second.uuid, first.uuid]
+
+
+def test_a_gpu_has_the_index_that_new_programs_see_while_another_is_lost(
+    stand_in: StandIn,
+) -> None:
+    first, second = stand_in.gpus
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True)
+        probe.read()
+        stand_in.update(gpus=[second])
+
+        readings = probe.read_until(lambda found: found[1].index == 0)
+
+    assert [(each.uuid, bool(each.fault)) for each in readings] == [
+        (first.uuid, True),
+        (second.uuid, False),
+    ]
+    assert sessions_ended(stand_in) == 1, "at the end alone"
+
+
+@pytest.mark.parametrize("delay", [HANG, 1.0])
+def test_the_other_gpus_are_read_while_nvml_cannot_be_initialised_for_a_lost_one(
+    stand_in: StandIn, delay: float
+) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, lost=True, stays_lost=True)
+        stand_in.update(delays={"nvmlInit*": delay})
+        tried, reads = attempts(stand_in), 0
+        while attempts(stand_in) == tried or reads < 50:
+            reads += 1
+            assert faults(probe.read()) == [Fault.LOST, None]
+        assert sessions_ended(stand_in) == 0
+
+        stand_in.change(0, lost=False)
+        stand_in.update(delays={})
+        probe.read_until(are_well)
+        assert sessions_ended(stand_in) == 1
+
+
+def test_nvml_is_initialised_anew_once_for_a_gpu_that_only_a_new_session_reads(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, lost=True, stays_lost=True)
+        assert faults(probe.read()) == [Fault.LOST, None]
+        stand_in.change(0, lost=False)
+        assert faults(probe.read()) == [Fault.LOST, None]
+
+        assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+        assert sessions_ended(stand_in) == 1
+
+
+def test_what_one_gpu_says_of_the_whole_driver_alone_ends_no_session(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        stand_in.change(0, faults={_MEMORY: Code.UNINITIALIZED})
+        readings = probe.read()
+        stand_in.change(0, faults={})
+        probe.read_until(are_well)
+
+    assert faults(readings) == [Fault.UNREADABLE, None]
+    assert sessions_ended(stand_in) == 1, "at the end alone"
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+def test_a_process_that_asks_a_driver_which_hangs_is_killed(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    stand_in.update(delays={"nvmlInit*": HANG})
+    for name, value in stand_in.environment().items():
+        monkeypatch.setenv(name, value)
+
+    assert readable_gpus(timedelta(seconds=seconds)) == {}
+    assert psutil.Process().children() == []
+
+
+def test_a_process_that_asks_a_driver_which_hangs_ends_without_the_daemon(
+    stand_in: StandIn,
+) -> None:
+    stand_in.update(delays={"nvmlInit*": HANG})
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulease.gpu.new_session", "1"],
+        env={**os.environ, **stand_in.environment()},
+        check=False,
+        timeout=20,
+    )
+
+    assert done.returncode == -signal.SIGALRM
+
+
+def test_gpus_whose_calls_are_all_slow_are_read(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=1.0) as probe:
+        stand_in.update(delays={"nvmlDevice*": 0.3})
+        readings, seconds = probe.timed_read()
+        stand_in.update(delays={})
+
+    assert [each.total for each in readings] == [8 * G, 16 * G]
+    assert seconds > 1.0, "each call keeps to the deadline, and all of them do not"
+
+
+def test_a_gpu_whose_calls_together_take_too_long_is_unreadable_beside_healthy_ones(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, delays={"nvmlDevice*": 0.25})
+        tried = attempts(stand_in)
+        for _ in range(20):
+            assert faults(probe.read()) == [Fault.UNREADABLE, None]
+        assert attempts(stand_in) == tried, "a new session would be no faster"
+        stand_in.change(0, delays={})
+        probe.read_until(are_well)
+
+
+def test_a_hanging_gpu_is_unreadable_within_the_deadline_beside_healthy_ones(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, delays={_MEMORY: HANG})
+        (hanging, well), seconds = probe.timed_read()
+
+        assert hanging.fault is Fault.UNREADABLE
+        assert hanging.detail
+        assert (hanging.uuid, well.fault, well.total) == (StandIn.uuid(0), None, 16 * G)
+        assert 0.25 < seconds < 2
+        stand_in.change(0, delays={})
+
+
+def test_a_hanging_call_is_neither_repeated_nor_waited_for_again(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=0.3) as probe:
+        stand_in.change(0, delays={_MEMORY: HANG})
+        probe.read()
+        before, threads = stand_in.calls().count(f"{_MEMORY} {StandIn.uuid(0)}"), probe.threads()
+
+        seconds = [probe.timed_read()[1] for _ in range(20)]
+
+        assert stand_in.calls().count(f"{_MEMORY} {StandIn.uuid(0)}") == before
+        assert probe.threads() == threads
+        assert sum(seconds) < 2, "twenty reads at the deadline would take six seconds"
+        stand_in.change(0, delays={})
+
+
+def test_a_gpu_is_read_again_once_its_hanging_call_returns(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=0.2) as probe:
+        stand_in.change(0, delays={_MEMORY: HANG})
+        assert faults(probe.read()) == [Fault.UNREADABLE, None]
+        stand_in.change(0, delays={}, used=5 * G)
+
+        readings = probe.read_until(are_well)
+
+    assert readings[0].used == 5 * G
+
+
+def test_the_hang_of_one_gpu_does_not_keep_a_lost_one_from_coming_back(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=0.2) as probe:
+        stand_in.change(0, delays={_MEMORY: HANG})
+        stand_in.change(1, lost=True)
+        assert faults(probe.read()) == [Fault.UNREADABLE, Fault.LOST]
+        stand_in.change(1, lost=False)
+
+        probe.read_until(lambda found: faults(found) == [Fault.UNREADABLE, None])
+        stand_in.change(0, delays={})
+
+
+def test_a_driver_that_hangs_as_a_whole_holds_up_no_read(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=0.2) as probe:
+        stand_in.update(delays={"nvmlDevice*": HANG})
+        readings, seconds = probe.timed_read()
+
+        assert faults(readings) == [Fault.UNREADABLE, Fault.UNREADABLE]
+        assert seconds < 2
+        stand_in.update(delays={})
+        probe.read_until(are_well)
+
+
+def test_a_probe_closes_while_a_call_hangs(stand_in: StandIn) -> None:
+    probe = ProbeProcess(stand_in.environment(), deadline=0.1)
+    stand_in.change(0, delays={_MEMORY: HANG})
+    probe.read()
+
+    assert probe.close() == 0
+
+
+@pytest.mark.parametrize("code", [Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.UNKNOWN])
+def test_a_driver_that_goes_and_comes_back_is_used_again(stand_in: StandIn, code: Code) -> None:
+    with probing(stand_in) as probe:
+        stand_in.update(faults={"*": code})
+        gone = probe.read()
+        assert faults(gone) == [Fault.UNREADABLE, Fault.UNREADABLE]
+        assert [each.uuid for each in gone] == [StandIn.uuid(0), StandIn.uuid(1)]
+        assert all(each.detail and each.total is None for each in gone)
+
+        stand_in.update(faults={})
+        assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+
+
+def test_gpus_are_known_by_uuid_when_their_order_has_changed(stand_in: StandIn) -> None:
+    first, second = stand_in.gpus
+    with probing(stand_in) as probe:
+        stand_in.update(faults={"*": Code.DRIVER_NOT_LOADED})
+        probe.read()
+        stand_in.update(faults={}, gpus=[second, first])
+
+        readings = probe.read_until(are_well)
+
+    assert [(each.uuid, each.index, each.total) for each in readings] == [
+        (second.uuid, 0, 16 * G),
+        (first.uuid, 1, 8 * G),
+    ]
+
+
+def test_attempts_grow_rarer_while_the_driver_stays_away(stand_in: StandIn) -> None:
+    with probing(stand_in) as probe:
+        before = stand_in.calls().count("nvmlInitWithFlags -")
+        stand_in.update(faults={"*": Code.DRIVER_NOT_LOADED})
+        for _ in range(200):
+            probe.read()
+        attempts = stand_in.calls().count("nvmlInitWithFlags -") - before
+
+    assert attempts < 20
+
+
+def test_a_driver_replaced_under_the_probe_is_used_through_its_own_library(
+    stand_in: StandIn,
+) -> None:
+    with probing(stand_in) as probe:
+        stand_in.load(_NEWER)
+        readings = probe.read()
+        assert faults(readings) == [Fault.UNREADABLE, Fault.UNREADABLE]
+        assert "mismatch" in (readings[0].detail or "")
+        assert probe.driver == DRIVER
+
+        stand_in.install(_NEWER)
+        assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]
+        assert probe.driver == _NEWER
+
+
+def test_a_call_that_hangs_in_a_replaced_driver_is_left_behind(stand_in: StandIn) -> None:
+    with probing(stand_in, deadline=0.2) as probe:
+        stand_in.change(0, delays={_MEMORY: HANG})
+        assert faults(probe.read()) == [Fault.UNREADABLE, None]
+        stand_in.install(_NEWER)
+        stand_in.load(_NEWER)
+        probe.read_until(lambda found: found[1].fault is None)
+        stand_in.change(0, delays={})
+
+        assert [each.total for each in probe.read_until(are_well)] == [8 * G, 16 * G]

@@ -1,0 +1,463 @@
+"""The SQLite file: what is kept in it, and what it refuses."""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
+from gpulease.domain.claim import Claim
+from gpulease.domain.enforcement import Enclosed, stands_on
+from gpulease.domain.health import GpuEvent
+from gpulease.domain.hold import Holder
+from gpulease.domain.job import (
+    EarlySignal,
+    Exit,
+    Invocation,
+    Job,
+    Outcome,
+    Terminal,
+    back_in_queue,
+    grant,
+    main_exited,
+    worker_gone,
+    worker_started,
+)
+from gpulease.domain.lease import State, Trigger
+from gpulease.domain.memory import GpuReading, GpuUuid, JobId, take_stock
+from gpulease.domain.placement import Placement
+from gpulease.errors import NoSuchJob, StateUnusable
+from gpulease.service.clock_set import follow_clock
+from gpulease.service.ports import Event, Order
+from gpulease.store.accounts import Accounts
+from gpulease.store.gpus import MOST_EVENTS
+from gpulease.store.occupancy import GRADES, Occupancy, Sample
+from gpulease.store.repository import SqlStore
+from gpulease.store.rows import pack, unpack
+from gpulease.store.schema import HEAD, MIGRATIONS
+from gpulease.store.tables import InvocationRow, Row
+from gpulease.units import Share
+
+GPU = GpuUuid("GPU-a")
+EVENT = Event(NOON, "test")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.know([reading()], NOON)
+    yield opened
+    opened.close()
+
+
+def again(store: SqlStore) -> SqlStore:
+    store.close()
+    return SqlStore(store.path)
+
+
+def add(store: SqlStore, wanted: Order | None = None) -> Job:
+    with store.write() as tx:
+        return tx.add(wanted or order(), NOON)
+
+
+def through_life(store: SqlStore, job: Job) -> Job:
+    """Grant, start and end a job, a transaction each."""
+    granted = grant(job, Placement(((GPU, G),)), NOON)
+    started = worker_started(granted, 10, 9, NOON)
+    assert started is not None
+    later = NOON + timedelta(hours=1)
+    ended = worker_gone(started, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(3), later)
+    assert ended is not None
+    for step in (granted, started, ended):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    return ended
+
+
+def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
+    wanted = replace(order(), claim=Claim(Share(Fraction(100, 3)), 2, True, timedelta(hours=1)))
+    waiting = add(store, wanted)
+    ended = through_life(store, add(store))
+    opened = again(store)
+    assert opened.live() == (waiting,)
+    assert opened.job(ended.id) == ended
+    opened.close()
+
+
+def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
+    job = grant(add(store), Placement(((GPU, G),)), NOON)
+    at_launch = stands_on(job, ["framework"], Enclosed(devices=True, limits={GPU: G // 2}))
+    nothing = stands_on(at_launch, [])
+    for step, rungs, limit in (
+        (job, None, None),
+        (at_launch, ("driver", "framework", "devices"), G // 2),
+        (nothing, (), None),
+        (at_launch, ("driver", "framework", "devices"), G // 2),
+    ):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+        store = again(store)
+        (lease,) = store.live()[0].leases
+        assert (lease.enforced_by, lease.driver_limit) == (rungs, limit)
+    over = worker_gone(at_launch, Trigger.LAUNCH_FAILED, Outcome.LAUNCH_FAILED, None, None, NOON)
+    assert over is not None
+    with store.write() as tx:
+        tx.save(over, EVENT)
+    store = again(store)
+    assert store.job(job.id) == over
+    store.close()
+
+
+def test_a_job_that_goes_back_to_the_queue_has_no_lease_and_can_be_granted_again(
+    store: SqlStore,
+) -> None:
+    waiting = add(store)
+    granted = grant(waiting, Placement(((GPU, G),)), NOON)
+    for step in (granted, back_in_queue(granted)):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    store = again(store)
+    assert store.live() == (waiting,)
+    ended = through_life(store, waiting)
+    store = again(store)
+    assert store.job(waiting.id) == ended
+    store.close()
+
+
+def test_the_boot_in_which_the_record_was_used_last_is_kept(store: SqlStore) -> None:
+    assert store.boot() is None
+    for boot in ("one", "another"):
+        store.note_boot(boot)
+        store = again(store)
+        assert store.boot() == boot
+    store.close()
+
+
+def test_a_lease_without_a_job_comes_back_with_whom_it_is_for(store: SqlStore) -> None:
+    held = add(store, hold_order())
+    timed = add(store, hold_order(process=None, time_limit=timedelta(hours=1)))
+    nobody = replace(hold_order(), holder=Holder(None, None))
+    forever = add(store, nobody)
+    opened = again(store)
+    assert opened.live() == (held, timed, forever)
+    assert opened.jobs(None, None, 10) == list(opened.live())
+    opened.close()
+
+
+def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_process(
+    store: SqlStore,
+) -> None:
+    wanted = order()
+    invocation = replace(
+        wanted.invocation,
+        groups=(4, 27),
+        terminal=Terminal(24, 80, (1, 2, 3), stderr=False),
+        early_signal=EarlySignal(10, timedelta(minutes=2)),
+        grace=timedelta(seconds=5),
+    )
+    job = add(store, replace(wanted, invocation=invocation))
+    assert (job.terminal, job.grace) == (True, timedelta(seconds=5))
+    started = worker_started(grant(job, Placement(((GPU, G),)), NOON), 10, 9, NOON)
+    assert started is not None
+    left = main_exited(started, Exit(None, 15), NOON + timedelta(hours=1))
+    assert left is not None
+    for step in (grant(job, Placement(((GPU, G),)), NOON), started, left):
+        with store.write() as tx:
+            tx.save(step, EVENT)
+    opened = again(store)
+    assert opened.job(job.id) == left
+    assert opened.invocation(job.id) == invocation
+    opened.close()
+
+
+def test_the_gpus_of_a_gang_come_back_in_their_order(store: SqlStore) -> None:
+    waiting = add(store, order(gpus=2))
+    other = GpuUuid("GPU-0")
+    with store.write() as tx:
+        tx.know([reading("GPU-0", 1)], NOON)
+        tx.save(grant(waiting, Placement(((GPU, G), (other, G))), NOON), EVENT)
+    opened = again(store)
+    assert [lease.gpu for lease in opened.live()[0].leases] == [GPU, other]
+    opened.close()
+
+
+def test_ids_are_never_used_again(store: SqlStore) -> None:
+    job = add(store)
+    with store.engine.begin() as connection:
+        for table in ("invocations", "events"):
+            connection.execute(text(f"DELETE FROM {table}"))
+        connection.execute(text("DELETE FROM jobs"))
+    opened = again(store)
+    assert add(opened).id == job.id + 1
+    opened.close()
+
+
+def test_what_a_failed_transaction_did_is_seen_nowhere(store: SqlStore) -> None:
+    with pytest.raises(RuntimeError), store.write() as tx:
+        tx.add(order(), NOON)
+        raise RuntimeError
+    assert store.live() == ()
+    opened = again(store)
+    assert opened.live() == ()
+    opened.close()
+
+
+def test_the_environment_is_gone_from_the_file_when_the_job_has_ended(store: SqlStore) -> None:
+    job = add(store)
+    assert store.invocation(job.id).environment == {"PATH": "/usr/bin:/bin"}
+    through_life(store, job)
+    with pytest.raises(NoSuchJob):
+        store.invocation(job.id)
+
+
+def test_a_reader_sees_what_was_committed_while_a_writer_writes(store: SqlStore) -> None:
+    job = add(store)
+    with store.write() as tx:
+        tx.add(order(), NOON)
+        assert [each.id for each in store.live()] == [job.id]
+        assert [each.id for each in store.jobs(None, None, 10)] == [job.id]
+    assert len(store.live()) == 2
+
+
+system_strings = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(system_strings, min_size=1, max_size=4),
+    st.dictionaries(system_strings, system_strings, max_size=4),
+)
+def test_any_bytes_survive_as_arguments_and_environment(
+    argv: list[str], environment: dict[str, str]
+) -> None:
+    invocation = Invocation(tuple(argv), "/", environment, 0o77, {"RLIMIT_NOFILE": 4})
+    assert unpack(InvocationRow(job=1, content=pack(invocation))) == invocation
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE jobs SET state = 'sleeping'",
+        "UPDATE jobs SET gpus = 0",
+        "UPDATE jobs SET memory = 0",
+        "UPDATE jobs SET memory = NULL",
+        "UPDATE jobs SET state = 'active'",
+        "UPDATE jobs SET state = 'ended'",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-a', 0, 0, 0)",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (99, 'GPU-a', 0, 1, 0)",
+        "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-z', 0, 1, 0)",
+        "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL)",
+        "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10)",
+        "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL)",
+        "INSERT INTO holders VALUES (99, NULL, NULL, NULL, NULL, NULL)",
+    ],
+)
+def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:
+    add(store)
+    with pytest.raises(IntegrityError), store.engine.begin() as connection:
+        connection.execute(text(change))
+
+
+def test_the_file_is_for_its_owner_alone(store: SqlStore) -> None:
+    for path in store.path.parent.glob("gpulease.db*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_commits_reach_the_disk_and_readers_do_not_wait(store: SqlStore) -> None:
+    with store.engine.connect() as connection:
+        pragma = {
+            name: connection.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    store = SqlStore(tmp_path / "gpulease.db")
+    with store.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Row.metadata) == []
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
+    store.close()
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(store: SqlStore) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    store.close()
+    with pytest.raises(StateUnusable) as refused:
+        SqlStore(store.path)
+    assert "9999" in refused.value.message
+    assert "newer" in refused.value.message
+    with closing(sqlite3.connect(store.path)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("9999",)
+
+
+def test_a_file_that_is_no_database_or_not_ours_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    path.write_bytes(b"these are not the bytes you are looking for" * 100)
+    with pytest.raises(StateUnusable) as refused:
+        SqlStore(path)
+    assert refused.value.hint
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE guests (name TEXT)")
+    with pytest.raises(StateUnusable):
+        SqlStore(path)
+
+
+@pytest.mark.parametrize("released", sorted((Path(__file__).parents[1] / "data").glob("*.sql")))
+def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
+    released: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(released.read_text())
+    store = SqlStore(path)
+    states = sorted({job.state for job in store.jobs(None, None, 100)})
+    assert states == sorted(State)
+    store.close()
+    if released.stem != HEAD:
+        assert path.with_name(f"gpulease.db.{released.stem}.backup").exists()
+
+
+def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "gpulease.db"
+    released = Path(__file__).parents[1] / "data" / "0001.sql"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(released.read_text())
+        connection.execute("UPDATE sqlite_sequence SET seq = 99 WHERE name = 'jobs'")
+        connection.commit()
+    store = SqlStore(path)
+    for job in store.jobs(None, None, 100):
+        assert (job.holder, job.grace, job.main_exited_at) == (None, None, None)
+        assert not job.terminal
+        if job.state is not State.ENDED:
+            assert store.invocation(job.id).terminal is None
+    assert add(store).id == 100
+    store.close()
+
+
+def sample(seconds: float, used: int) -> Sample:
+    gpu = take_stock(reading(used=used), [], {})
+    return Sample(NOON + timedelta(seconds=seconds), (gpu,))
+
+
+def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quarter(
+    store: SqlStore,
+) -> None:
+    occupancy = Occupancy(store)
+    occupancy.record([sample(n, n * 1024) for n in range(7200)], {})
+    assert len(occupancy.history(GPU, NOON)) == 7200
+    occupancy.thin(NOON + timedelta(hours=2))
+    kept = occupancy.history(GPU, NOON)
+    assert len(kept) == 60 + 3600
+    assert kept[0] == (NOON, 59 * 1024), "of a minute the peak is kept"
+    assert kept[60] == (NOON + timedelta(hours=1), 3600 * 1024)
+    occupancy.thin(NOON + timedelta(hours=25))
+    assert len(occupancy.history(GPU, NOON)) == 4 + 60
+    occupancy.thin(NOON + timedelta(days=3))
+    assert [used for _, used in occupancy.history(GPU, NOON)] == [
+        (900 * n - 1) * 1024 for n in range(1, 9)
+    ]
+    occupancy.thin(NOON + GRADES[-1].keep_for + timedelta(days=1))
+    assert occupancy.history(GPU, NOON) == []
+
+
+def test_what_is_now_is_one_row_for_each_gpu(store: SqlStore) -> None:
+    occupancy = Occupancy(store)
+    for n in range(3):
+        occupancy.record([sample(n, n)], {})
+    with store.engine.connect() as connection:
+        rows = connection.execute(text("SELECT used FROM gpu_memory WHERE resolution = 0")).all()
+    assert rows == [(2,)]
+
+
+def test_peaks_only_rise(store: SqlStore) -> None:
+    job = add(store)
+    with store.write() as tx:
+        tx.save(grant(job, Placement(((GPU, G),)), NOON), EVENT)
+    occupancy = Occupancy(store)
+    for n, peak in enumerate((5, 9, 7)):
+        occupancy.record([sample(n, 0)], {(job.id, GPU): peak})
+    opened = again(store)
+    found = opened.job(JobId(job.id))
+    assert found is not None
+    assert found.leases[0].peak == 9
+    assert found.owner == ALICE
+    opened.close()
+
+
+def started(store: SqlStore, wanted: Order) -> Job:
+    with store.write() as tx:
+        job = grant(tx.add(wanted, NOON), Placement(((GPU, G),)), NOON)
+        tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)
+    return job
+
+
+def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
+    with store.write() as tx:
+        now = tx.job(number)
+        assert now is not None
+        used = replace(now, leases=tuple(replace(each, used=G) for each in now.leases))
+        trigger, exit_ = Trigger.WORKER_EXITED, Exit(0)
+        tx.save(worker_gone(used, trigger, Outcome.EXITED, None, exit_, at) or used, EVENT)
+
+
+@pytest.mark.parametrize("name", ["train.py", "doctor --prove"])
+def test_no_name_keeps_a_job_out_of_the_report(store: SqlStore, name: str) -> None:
+    job = started(store, replace(order(), name=name))
+    ended_with_use(store, job.id, NOON + timedelta(hours=1))
+    (use,) = Accounts(store).by_user(None, None)
+    assert (use.jobs, use.seconds) == (1, 3600)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
+def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_reported_of_it(
+    store: SqlStore, ahead: timedelta
+) -> None:
+    clock = FakeClock()
+    job = started(store, order())
+    clock.forward(hours=1)
+    clock.ahead = ahead
+    follow_clock(store, clock)
+    clock.forward(hours=1)
+    ended_with_use(store, job.id, clock.now())
+    (use,) = Accounts(store).by_user(None, None)
+    assert (use.seconds, use.asked) == (7200, 7200 * G)
+
+
+def test_what_users_bring_about_takes_nothing_from_the_history_of_the_hardware(
+    store: SqlStore,
+) -> None:
+    gpu = GpuUuid("GPU-history")
+    with store.write() as tx:
+        tx.know([GpuReading(gpu, 0, "a GPU")], NOON)
+        for hour in range(4):
+            tx.note_gpu(GpuEvent(gpu, NOON + timedelta(hours=hour), "faulty", "ECC"))
+        for n in range(3 * MOST_EVENTS):
+            at = NOON + timedelta(hours=4, seconds=n)
+            tx.note_gpu(GpuEvent(gpu, at, f"xid {13 if n % 2 else 31}", "a program's own"))
+            tx.note_gpu(GpuEvent(gpu, at, "xid 45", f"pid {n}"))
+    kept = store.gpu_events(NOON, 10_000)
+    assert [each.kind for each in kept].count("faulty") == 4
+    assert [each.kind for each in kept].count("xid 45") == MOST_EVENTS
+    alternating = [each.count for each in kept if each.kind in ("xid 13", "xid 31")]
+    assert alternating == [1.5 * MOST_EVENTS] * 2, "one storm, however it is mixed"

@@ -1,0 +1,257 @@
+"""What the API refuses: every bound, over the real socket."""
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fuzz.unix import said
+
+from daemon_rig import Daemon, wait_for
+from gpulease.wire import LARGEST_REQUEST
+
+GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}
+
+LIMITED: dict[str, Any] = {"claim": {"time_limit": 60}}
+
+
+class _Unix(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    made = Daemon(tmp_path_factory.mktemp("bounds"))
+    yield made.start()
+    made.end_all()
+
+
+def post(
+    daemon: Daemon, body: bytes | str, path: str = "/v1/jobs", **headers: str
+) -> tuple[int, Any]:
+    connection = _Unix(str(daemon.socket))
+    connection.request("POST", path, body, {"content-type": "application/json", **headers})
+    reply = connection.getresponse()
+    content = json.loads(reply.read())
+    connection.close()
+    return reply.status, content
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"argv": []}, 400),
+        ({"argv": [""]}, 400),
+        ({"argv": ["a\0b"]}, 400),
+        ({"argv": ["\u20ac"]}, 400),
+        ({"argv": "true"}, 400),
+        ({"argv": ["x" * 200_000]}, 413),
+        ({"argv": ["x" * 100_000] * 30}, 413),
+        ({"cwd": "relative"}, 400),
+        ({"cwd": "/" + "x" * 5000}, 400),
+        ({"environment": {"A=B": "c"}}, 400),
+        ({"environment": {"": "c"}}, 400),
+        ({"environment": {"A": "\0"}}, 400),
+        ({"environment": {"A": "x" * 200_000}}, 413),
+        ({"umask": 0o1000}, 400),
+        ({"umask": -1}, 400),
+        ({"nice": 99}, 400),
+        ({"soft_limits": {"PATH": 3}}, 400),
+        ({"soft_limits": {"RLIMIT_NOFILE": 1 << 80}}, 400),
+        ({"name": ""}, 400),
+        ({"name": "a\nb"}, 400),
+        ({"name": "x" * 129}, 400),
+        ({"wait": -1}, 400),
+        ({"wait": 1e300}, 400),
+        ({"claim": {"memory": 0}}, 400),
+        ({"claim": {"memory": -5}}, 400),
+        ({"claim": {"memory": 1 << 80}}, 400),
+        ({"claim": {"memory": 1 << 50}}, 422),
+        ({"claim": {"memory": 1 << 30, "share": 50}}, 400),
+        ({"claim": {"share": 0}}, 400),
+        ({"claim": {"share": 101}}, 400),
+        ({"claim": {"gpus": 0}}, 400),
+        ({"claim": {"gpus": 99}}, 422),
+        ({"claim": {"time_limit": 0}}, 400),
+        ({"claim": {"time_limit": "soon"}}, 400),
+        ({"options": {"split": 0}}, 400),
+        ({"options": {"visible": "all"}}, 400),
+        ({"options": {"inter_op_threads": 0}}, 400),
+        ({"grace": -1}, 400),
+        ({"grace": 86401}, 400),
+        ({"terminal": {"rows": 0, "columns": 80}}, 400),
+        ({"terminal": {"rows": 24, "columns": 65536}}, 400),
+        ({"terminal": {"rows": 24}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 65}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5 + [-1]}}, 400),
+        ({"terminal": {"rows": 24, "columns": 80, "attributes": [0] * 5 + [1 << 32]}}, 400),
+        ({"early_signal": {"signal": 10, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 9, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 19, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 0, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 65, "before": 5}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 10, "before": 0}}, 400),
+        ({**LIMITED, "early_signal": {"signal": 10, "before": 60}}, 400),
+    ],
+)
+def test_a_submission_past_a_bound_is_refused_with_a_sentence(
+    daemon: Daemon, change: dict[str, Any], status: int
+) -> None:
+    got, content = post(daemon, json.dumps({**GOOD, **change}))
+    assert got == status, content
+    assert content["error"]["message"]
+    assert "\n" not in content["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [
+        ({}, 400),
+        ({"environment": {}}, 400),
+        ({"environment": {}, "pid": "me"}, 400),
+        ({"environment": {}, "pid": 1 << 80}, 400),
+        ({"environment": {"A": "\0"}, "pid": os.getpid()}, 400),
+        ({"environment": {"A": "x" * 200_000}, "pid": os.getpid()}, 413),
+        ({"environment": {}, "pid": os.getpid(), "name": "a\nb"}, 400),
+        ({"environment": {}, "pid": os.getpid(), "wait": -1}, 400),
+        ({"environment": {}, "pid": os.getpid(), "claim": {"gpus": 99}}, 422),
+        ({"environment": {}, "pid": os.getpid(), "options": {"split": 65}}, 400),
+    ],
+)
+def test_a_lease_past_a_bound_is_refused_with_a_sentence(
+    daemon: Daemon, wanted: dict[str, Any], status: int
+) -> None:
+    got, content = post(daemon, json.dumps(wanted), "/v1/holds")
+    assert got == status, content
+    assert content["error"]["message"]
+
+
+def test_a_terminal_a_warning_and_a_grace_within_their_bounds_are_taken(daemon: Daemon) -> None:
+    wanted = {
+        **GOOD,
+        "claim": {"memory": 1 << 30, "time_limit": 60},
+        "terminal": {"rows": 24, "columns": 80, "attributes": None, "stderr": False},
+        "early_signal": {"signal": 10, "before": 59},
+        "grace": 0,
+    }
+    status, content = post(daemon, json.dumps(wanted))
+    assert (status, content["terminal"]) == (201, True), content
+    assert daemon.wait_until(content["id"], "ended")["exit_status"] is not None
+
+
+def test_a_body_larger_than_anything_that_could_run_is_refused(daemon: Daemon) -> None:
+    big = json.dumps({**GOOD, "environment": {"A": "x" * (LARGEST_REQUEST + 1)}})
+    status, content = post(daemon, big)
+    assert (status, content["error"]["code"]) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "null", '{"argv": 1e999}', "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_what_is_no_submission_is_refused_and_the_daemon_lives(
+    daemon: Daemon, body: bytes | str
+) -> None:
+    status, content = post(daemon, body)
+    assert status == 400, content
+    assert daemon.status()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "v1", "v1/nothing", "v1/jobs/x", f"v1/jobs/{10**20}", "v1/jobs/-1", "v1/jobs?state=odd"],
+)
+def test_what_is_not_there_is_answered_with_a_sentence(daemon: Daemon, path: str) -> None:
+    connection = _Unix(str(daemon.socket))
+    connection.request("GET", f"/{path}")
+    reply = connection.getresponse()
+    assert reply.status in (400, 404)
+    assert json.loads(reply.read())["error"]["code"]
+    connection.close()
+
+
+def test_bytes_that_are_no_http_end_their_own_connection_alone(daemon: Daemon) -> None:
+    for noise in (os.urandom(4096), b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 100):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(30)
+            raw.connect(str(daemon.socket))
+            raw.sendall(noise)
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):
+                pass
+    assert daemon.status()
+
+
+def test_an_argument_of_bytes_that_are_not_utf8_reaches_the_job(daemon: Daemon) -> None:
+    odd = b"caf\xe9-\xff"
+    argument = odd.decode("utf-8", "surrogateescape")
+    done = daemon.run("run", "--mem", "1G", "--", "printf", "%s", argument, text=False)
+    assert done.stdout == odd
+
+
+def test_a_long_list_of_wrong_things_is_refused_at_the_first(daemon: Daemon) -> None:
+    status, content = post(daemon, json.dumps({**GOOD, "argv": [1] * 1_000_000}))
+    assert status == 400
+    assert len(content["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v1/status HTTP/1.1\r\nA: " + b"x" * 60_000, 200),
+        (b"GET /v1/status HTTP/1.1\r\nA: " + b"x" * 70_000, 413),
+        (b"GET /v1/status HTTP/1.1\r\n" + b"\r\n".join([b"A: " + b"x" * 1000] * 70), 413),
+        (b"GET /v1/status?" + b"x" * 70_000 + b" HTTP/1.1\r\nA: x", 413),
+    ],
+    ids=["below", "one header", "many headers", "address"],
+)
+def test_a_head_over_64_kib_is_refused_also_when_it_comes_all_at_once(
+    daemon: Daemon, head: bytes, status: int
+) -> None:
+    end = b"\r\nHost: g\r\nConnection: close\r\n\r\n"
+    answer = said(daemon.socket, head + end, more=True)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    assert (b" 64" in answer) == (status != 200)
+
+
+def test_headers_without_end_are_cut_off(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(60)
+        raw.connect(str(daemon.socket))
+        with pytest.raises(OSError):
+            raw.sendall(b"GET /v1/status HTTP/1.1\r\nX: ")
+            for _ in range(10_000):
+                raw.sendall(b"a" * 65536)
+    assert daemon.status()
+
+
+def test_a_process_with_a_name_that_is_no_text_does_not_hide_the_status(daemon: Daemon) -> None:
+    odd = b"B\xe4h".decode("utf-8", "surrogateescape")
+    script = "import time; print('up', flush=True); time.sleep(600)"
+    job = daemon.submit("--mem", "1G", "--", "python3", "-c", script, odd)
+    seen = wait_for(
+        "it is seen on its GPU",
+        lambda: [p for gpu in daemon.status()["gpus"] for p in gpu["processes"] if p["job"] == job],
+    )
+    assert "xe4h" in seen[0]["command"]
+    assert daemon.status()
+    daemon.cancel(job)
+
+
+@pytest.mark.parametrize("start", [6, 10**6, (1 << 63) - 1, 10**23])
+def test_output_from_a_byte_that_was_never_written_is_nothing(daemon: Daemon, start: int) -> None:
+    job = daemon.submit("--mem", "512M", "--", "echo", "hello")
+    daemon.wait_until(job, "ended")
+    connection = _Unix(str(daemon.socket))
+    connection.request("GET", f"/v1/jobs/{job}/logs?stdout_from={start}")
+    assert connection.getresponse().read() == b""
+    connection.close()

@@ -1,0 +1,397 @@
+"""Every route against every kind of caller, over real sockets and real users."""
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon_rig import Daemon
+from gpulease.server.accounts import AccountHandlers
+from gpulease.server.handlers import Handlers
+from gpulease.server.rights import Who
+from gpulease.server.routes import Route, table
+from gpulease.wire import ExtendRequest, HoldRequest, NestedRequest, SubmitRequest, UsageRequest
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
+
+# Each user's call, from a process that has become them: the kernel vouches for who calls.
+_CALL = """
+import http.client, os, pwd, socket, sys, json
+user, path, method, target, body = sys.argv[1:]
+who = pwd.getpwnam(user)
+os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect(path)
+call = Unix("localhost", timeout=30)
+call.request(method, target, body or None, {"content-type": "application/json"})
+reply = call.getresponse()
+print(json.dumps([reply.status, reply.read().decode("latin-1")]), flush=True)
+sys.stdin.read()  # it lives until it is let go
+"""
+
+# The command as another user. Everything is imported before, since the Python of a test run may
+# stand where only root can read.
+_COMMAND = """
+import importlib, os, pkgutil, pwd, sys
+import gpulease.cli
+for module in pkgutil.walk_packages(gpulease.cli.__path__, "gpulease.cli."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+user = sys.argv.pop(1)
+who = pwd.getpwnam(user)
+os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
+from gpulease.cli.app import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[tuple[str, str]]:
+    """Make two users of this machine, and remove them afterwards."""
+    names = tuple(f"gl{os.getpid() % 100000}{letter}" for letter in "ab")
+    for name in names:
+        subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+    yield names[0], names[1]
+    for name in names:
+        subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def admin(users: tuple[str, str]) -> Iterator[str]:
+    """Make a user whose second group is that of the admins."""
+    name, group = users[0][:-1] + "c", admins_of(users)
+    subprocess.run(["groupadd", group], check=True)
+    make = ["useradd", "--no-create-home", "--shell", "/bin/sh", "--groups", group, name]
+    subprocess.run(make, check=True)
+    yield name
+    subprocess.run(["userdel", name], check=False, capture_output=True)
+    subprocess.run(["groupdel", group], check=False, capture_output=True)
+
+
+def admins_of(users: tuple[str, str]) -> str:
+    return users[0][:-1] + "adm"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str]) -> Iterator[Daemon]:
+    made = Daemon(
+        open_folder(tmp_path_factory, "rights"),
+        settings={"grace": "2s", "admins": admins_of(users)},
+    )
+    yield made.start()
+    made.end_all()
+
+
+def open_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Make a folder that other users can reach."""
+    folder = tmp_path_factory.mktemp(name)
+    for part in (folder, *folder.parents):
+        if part.owner() == "root" and part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o055)
+    return folder
+
+
+def call(
+    daemon: Daemon, user: str, method: str, target: str, body: object = None
+) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _CALL, user, str(daemon.socket), method, target,
+         json.dumps(body) if body is not None else ""],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    status, content = json.loads(done.stdout)
+    return status, content
+
+
+def submit(daemon: Daemon, user: str, *argv: str) -> int:
+    body = {
+        "argv": list(argv),
+        "cwd": "/",
+        "environment": {"PATH": "/usr/bin:/bin", "SECRET": "xyzzy"},
+        "claim": {"memory": 1 << 30, "time_limit": 3600},
+    }
+    status, content = call(daemon, user, "POST", "/v1/jobs", body)
+    assert status == 201, content
+    return int(json.loads(content)["id"])
+
+
+@needs_root
+def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
+    daemon: Daemon, users: tuple[str, str], admin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alice, bob = users
+    callers = {alice: "owner", bob: "another", admin: "admin", "root": "root"}
+    open_to = {
+        Who.ANYONE: set(callers.values()),
+        Who.SUBMITTER: set(callers.values()),
+        Who.MANAGER: {"owner", "admin", "root"},
+        Who.OWNER: {"owner", "root"},
+        Who.ADMIN: {"admin", "root"},
+    }
+    rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
+    for route in table(Handlers(None), AccountHandlers(None)):  # type: ignore[arg-type]
+        answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
+        told = "".join(f"{status:9}" for status in answers.values())
+        rows.append(f"{route.method:5}{route.path:30}{told}")
+        for role, status in answers.items():
+            wanted = route.status if role in open_to[route.who] else 403
+            assert status == wanted, f"{role}\n{rows[-1]}"
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(rows) + "\n")
+
+
+_BODIES: dict[type | None, object] = {
+    ExtendRequest: {"by": 60},
+    SubmitRequest: {"argv": ["true"], "cwd": "/", "environment": {}},
+    HoldRequest: {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}},
+    NestedRequest: {"environment": {}},
+    UsageRequest: {"framework": "torch", "version": "2", "gpus": []},
+}
+
+
+def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
+    """Return the status that `caller` gets, about a job of `owner` where it is about one."""
+    body = _BODIES.get(route.takes)
+    job = None
+    if "{job_id}" in route.path:
+        # A job of its own for each, which ends by itself where its stream is read to its end.
+        command = ("true",) if route.path.endswith("watch") else ("sleep", "600")
+        job = submit(daemon, owner, *command)
+        if len(command) > 1:
+            daemon.wait_until(job, "active")
+    target = "/v1" + route.path.format(job_id=job, gpu=1)
+    status, _ = call(daemon, caller, route.method, target, body)
+    if job is not None:
+        call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+        daemon.wait_until(job, "ended")
+    if "{gpu}" in route.path:
+        call(daemon, "root", "POST", "/v1/gpus/1/resume")
+    return status
+
+
+@needs_root
+def test_an_admin_acts_on_a_job_and_does_not_read_what_may_be_secret(
+    daemon: Daemon, users: tuple[str, str], admin: str
+) -> None:
+    job = submit(daemon, users[0], "sleep", "600")
+    daemon.wait_until(job, "active")
+    shown = json.loads(call(daemon, admin, "GET", f"/v1/jobs/{job}")[1])
+    assert shown["directory"] is None
+    assert call(daemon, admin, "GET", f"/v1/jobs/{job}/logs")[0] == 403
+    assert call(daemon, admin, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
+    ended = daemon.wait_until(job, "ended")
+    assert ended["outcome"] == "cancelled"
+    assert any(admin in (event["detail"] or "") for event in ended["events"]), "who it was"
+
+
+@needs_root
+def test_where_commands_are_hidden_others_see_that_a_job_runs_and_not_what(
+    tmp_path_factory: pytest.TempPathFactory, users: tuple[str, str], admin: str
+) -> None:
+    alice, bob = users
+    hiding = Daemon(
+        open_folder(tmp_path_factory, "hiding"),
+        settings={"admins": admins_of(users), "hide_commands": "true"},
+    )
+    hiding.start()
+    try:
+        job = submit(hiding, alice, "sleep", "4711")
+        failed = submit(hiding, alice, "/no/such/4711")
+        hiding.wait_until(failed, "ended")
+        watched = submit(hiding, alice, "true", "4711")
+        for target in (
+            "/status", "/jobs", "/jobs?all=true", f"/jobs/{job}", f"/jobs/{failed}",
+            f"/jobs/{watched}/watch",
+        ):  # fmt: skip
+            seen = {
+                user: call(hiding, user, "GET", f"/v1{target}")[1]
+                for user in (alice, bob, admin, "root")
+            }
+            assert "4711" not in seen[bob], target
+            assert all("4711" in seen[user] for user in (alice, admin, "root")), target
+            assert "(hidden)" in seen[bob]
+            assert f'"user":"{alice}"' in seen[bob]
+    finally:
+        hiding.end_all()
+
+
+@needs_root
+def test_a_job_runs_as_the_user_who_asked_with_their_groups_and_nothing_of_root(
+    daemon: Daemon, users: tuple[str, str]
+) -> None:
+    alice, _ = users
+    who = pwd.getpwnam(alice)
+    job = submit(
+        daemon, alice, "sh", "-c",
+        "id; ls -l /proc/self/fd | wc -l; grep -E 'Cap(Eff|Prm|Amb|Inh)' /proc/self/status;"
+        " env | cut -d= -f1 | sort | tr '\\n' ' '",
+    )  # fmt: skip
+    daemon.wait_until(job, "ended")
+    out = daemon.run("logs", str(job)).stdout
+    assert f"uid={who.pw_uid}({alice}) gid={who.pw_gid}({alice}) groups={who.pw_gid}" in out
+    assert out.count("0000000000000000") == 4, out
+    assert "SECRET" in out
+    assert not {"INVOCATION_ID", "NOTIFY_SOCKET", "GPULEASE_SOCKET"} & set(out.split())
+
+
+@needs_root
+def test_nobody_but_the_owner_reads_output_or_finds_the_environment_anywhere(
+    daemon: Daemon, users: tuple[str, str]
+) -> None:
+    alice, bob = users
+    job = submit(daemon, alice, "echo", "private")
+    daemon.wait_until(job, "ended")
+    status, content = call(daemon, bob, "GET", f"/v1/jobs/{job}")
+    assert status == 200
+    assert "xyzzy" not in content
+    assert json.loads(content)["directory"] is None
+    assert call(daemon, bob, "GET", f"/v1/jobs/{job}/logs")[0] == 403
+    assert "private" in call(daemon, alice, "GET", f"/v1/jobs/{job}/logs")[1]
+    files = [path for path in daemon.state.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert not path.stat().st_mode & 0o077, path
+
+
+@needs_root
+def test_a_user_attaches_to_their_own_job_through_a_state_directory_they_cannot_list(
+    daemon: Daemon, users: tuple[str, str]
+) -> None:
+    alice, _ = users
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND, alice, "--socket", str(daemon.socket),
+         "run", "--mem", "1G", "--", "id", "-un"],
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (f"{alice}\n", 0), done
+
+
+@needs_root
+def test_a_personal_daemon_refuses_to_work_for_anyone_else(
+    daemon: Daemon, users: tuple[str, str]
+) -> None:
+    from gpulease.errors import NotAllowed
+    from gpulease.server.peer import Caller
+    from gpulease.server.rights import Rights
+
+    del daemon, users
+    Rights(daemon_uid=0).check(Who.SUBMITTER, Caller(1, 1000, 1000), "")
+    Rights(daemon_uid=1000).check(Who.SUBMITTER, Caller(1, 1000, 1000), "")
+    for stranger in (0, 1001):
+        with pytest.raises(NotAllowed):
+            Rights(daemon_uid=1000).check(Who.SUBMITTER, Caller(1, stranger, 1000), "")
+
+
+@pytest.fixture
+def process_of_alice(users: tuple[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the first user that lives until it is killed."""
+    who = pwd.getpwnam(users[0])
+    process = subprocess.Popen(
+        ["sleep", "1000"], user=who.pw_uid, group=who.pw_gid, extra_groups=[], cwd="/"
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+@needs_root
+def test_a_lease_is_held_by_a_process_of_ones_own_and_root_may_name_any(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    alice, bob = users
+    wanted = {"environment": {}, "pid": process_of_alice.pid, "claim": {"memory": 1 << 29}}
+    status, content = call(daemon, bob, "POST", "/v1/holds", wanted)
+    assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed")
+    assert str(process_of_alice.pid) in content
+    for user in (alice, "root"):
+        status, content = call(daemon, user, "POST", "/v1/holds", {**wanted, "wait": 0})
+        assert status == 201, content
+        assert json.loads(content)["user"] == user
+        job = json.loads(content)["id"]
+        # Who asked has left at once, so it may have been dropped before anybody looked.
+        daemon.wait_until(job, "active", "ended")
+        call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+
+
+@needs_root
+def test_the_environment_of_a_lease_is_told_to_its_owner_and_its_release_is_theirs(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    alice, bob = users
+    job = held_by(daemon, alice, process_of_alice.pid)
+    target = f"/v1/jobs/{job}/environment"
+    assert call(daemon, bob, "GET", target)[0] == 403
+    for user in (alice, "root"):
+        status, content = call(daemon, user, "GET", target)
+        assert (status, json.loads(content)["set"]["GPULEASE_JOB"]) == (200, str(job))
+        assert "xyzzy" not in content, "what the lease does not change is not told"
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/cancel")[0] == 403
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/extend", {"by": 60})[0] == 403
+    assert call(daemon, bob, "POST", f"/v1/jobs/{job}/keep")[0] == 403
+    assert call(daemon, alice, "POST", f"/v1/jobs/{job}/cancel")[0] == 200
+    assert daemon.wait_until(job, "ended")["outcome"] == "released"
+
+
+@needs_root
+def test_a_lease_that_root_takes_away_was_cancelled_and_not_released(
+    daemon: Daemon, users: tuple[str, str], process_of_alice: subprocess.Popen[bytes]
+) -> None:
+    job = held_by(daemon, users[0], process_of_alice.pid)
+    call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+    ended = daemon.wait_until(job, "ended")
+    assert ended["outcome"] == "cancelled"
+    assert "root" in ended["reason"]
+    assert process_of_alice.poll() is None
+
+
+def held_by(daemon: Daemon, user: str, pid: int) -> int:
+    """Return an active lease of `user` for `pid`; who asks lives until it is granted."""
+    claim = {"memory": 1 << 29, "time_limit": 3600}
+    body = {"environment": {"SECRET": "xyzzy"}, "pid": pid, "claim": claim}
+    asker = subprocess.Popen(
+        [sys.executable, "-c", _CALL, user, str(daemon.socket), "POST", "/v1/holds",
+         json.dumps(body)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    assert asker.stdout is not None
+    status, content = json.loads(asker.stdout.readline())
+    assert status == 201, content
+    job = int(json.loads(content)["id"])
+    daemon.wait_until(job, "active")
+    asker.communicate()
+    return job
+
+
+# As a user with groups that no database gives them, as after newgrp(1) or in a container.
+_WITH_GROUPS = _CALL.replace("os.initgroups(user, who.pw_gid)", "os.setgroups(range(*GROUPS))")
+
+
+@needs_root
+@pytest.mark.parametrize("count", [0, 3, 700, 4000])
+def test_a_job_has_the_groups_that_its_caller_had_and_not_those_of_the_database(
+    daemon: Daemon, users: tuple[str, str], count: int
+) -> None:
+    alice, _ = users
+    groups = 50_000, 50_000 + count
+    program = _WITH_GROUPS.replace("GROUPS", str(groups))
+    body = {"argv": ["id", "-G"], "cwd": "/", "environment": {"PATH": "/usr/bin:/bin"},
+            "claim": {"memory": 1 << 29}}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, alice, str(daemon.socket), "POST", "/v1/jobs",
+         json.dumps(body)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    status, content = json.loads(done.stdout)
+    assert status == 201, content
+    job = json.loads(content)["id"]
+    assert daemon.wait_until(job, "ended")["exit_status"] == 0
+    seen = daemon.run("logs", str(job)).stdout.split()
+    assert sorted(map(int, seen)) == sorted({pwd.getpwnam(alice).pw_gid, *range(*groups)})
