@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.timing import seconds
 from gpulease.client import Client
-from gpulease.wire import ClaimRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, SubmitRequest
 
 G = 1024**3
 IDLE_S = 60

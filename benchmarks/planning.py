@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from benchmarks.timing import paired
-from gpulease.domain.claim import Claim
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job, Owner, grant
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId
+from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Snapshot, plan
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulease import errors as errors
     from gpulease.client import Client as Client
-    from gpulease.leasing import Lease as Lease
-    from gpulease.leasing import lease as lease
+    from gpulease.lease_api import Lease as Lease
+    from gpulease.lease_api import lease as lease
 
 __version__ = "0.1.0"
 __all__ = ["Client", "Lease", "__version__", "errors", "lease"]
 
-_HOMES = {"Client": "gpulease.client", "Lease": "gpulease.leasing", "lease": "gpulease.leasing"}
+_HOMES = {"Client": "gpulease.client", "Lease": "gpulease.lease_api", "lease": "gpulease.lease_api"}
 
 
 if not TYPE_CHECKING:  # for whom any name would exist, a misspelt one too

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulease.errors import BadConfiguration
-from gpulease.readers import (
+from gpulease.setting_parsers import (
     every,
     one_of,
     read_amount,
@@ -301,3 +301,6 @@ def candidate_sockets(
         Path(environment["GPULEASE_SOCKET"]) if environment.get("GPULEASE_SOCKET") else None
     )
     return (named,) if named is not None else (SYSTEM_SOCKET, personal_socket(environment))
+
+
+DATABASE_NAME = "gpulease.db"

@@ -16,9 +16,9 @@ from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from gpulease.service.complaints import Complaints
+from gpulease.service.log_once import Complaints
 
-_log = logging.getLogger("gpuleased")
+_log = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 5.0
 _CLOCK_WAS_SET_S = 1.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.process import cgroups
-from gpulease.process.scope_name import SLICE, scope_name
+from gpulease.host import cgroups
+from gpulease.host.cgroups import SLICE, scope_name
 
 
 def unified() -> Path:

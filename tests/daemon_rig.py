@@ -22,7 +22,7 @@ from gpulease.cli.program import resolve
 from gpulease.cli.request import RunOptions, build
 from gpulease.client import Client
 from gpulease.errors import NoDaemon, NoSuchJob, WrongState
-from gpulease.wire import to_wire
+from gpulease.wire.requests import to_wire
 
 T = TypeVar("T")
 

@@ -6,15 +6,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from gpulease.domain.account import Shape
-from gpulease.domain.claim import Claim
-from gpulease.domain.health import GpuEvent, Heard
-from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, with_over_for
-from gpulease.domain.lease import State
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.domain.sizing import Run
-from gpulease.domain.standing import Standing
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.health import GpuEvent, Heard, Standing
+from gpulease.domain.job import (
+    Exit,
+    Holder,
+    Invocation,
+    Job,
+    Outcome,
+    Owner,
+    Process,
+    Shape,
+    with_over_for,
+)
+from gpulease.domain.lease import Claim, State
+from gpulease.domain.memory_estimate import Run
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,

@@ -16,10 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpulease.frames import FrameKind, FrameReader, frame
-from gpulease.process.control import Exited, ShimEvent, follow, stop
-from gpulease.process.launcher import Launch, Launcher, Started
-from gpulease.process.record import is_alive, read_record
+from gpulease.host.launcher import Launch, Launcher, Started
+from gpulease.host.shim_control import Exited, ShimEvent, follow, stop
+from gpulease.shim.record import is_alive, read_record
+from gpulease.wire.frames import FrameKind, FrameReader, frame
 
 PATIENCE_S = 60.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"

@@ -35,7 +35,7 @@ def main() -> None:
 
 def _complete(words: Sequence[str]) -> int:
     # A shell asks this at every Tab, and waits for it.
-    from gpulease.cli.candidates import answer
+    from gpulease.cli.completion import answer
 
     answer(words)
     return 0
@@ -96,10 +96,10 @@ def _write_no_more() -> None:
 def _invoke(arguments: Sequence[str]) -> int:
     import typer
 
-    from gpulease.cli import verbs
+    from gpulease.cli import commands
 
     try:
-        return verbs.invoke(arguments)
+        return commands.invoke(arguments)
     except typer.TyperException as error:
         return _misused(error)
 

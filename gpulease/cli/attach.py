@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
-from gpulease.cli import sentences
-from gpulease.cli.attaching import DEFAULT_KEYS, parse_keys
+from gpulease.cli import messages
+from gpulease.cli.attachment import DEFAULT_KEYS, parse_keys
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import Errand, follow
 from gpulease.cli.options import DetachKeysOption
-from gpulease.cli.outcome import status_of_job
+from gpulease.cli.render import talk
 from gpulease.cli.signals import Signals
-from gpulease.cli.talk import talk
 from gpulease.errors import WrongState
 
 
@@ -46,7 +46,7 @@ def attach(
         )
     voice = talk()
     if view.state == "ended":
-        voice.say(sentences.ended(view))
+        voice.say(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
         errand = Errand(started=False, watches=watch, keys=keys)

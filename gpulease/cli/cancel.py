@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.each import for_each
+from gpulease.cli.for_each import for_each
 from gpulease.units import format_span, parse_span
-from gpulease.wire import JobView
+from gpulease.wire.views import JobView
 
 
 def cancel(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpulease import config, personal
+from gpulease import config, user_daemon
 from gpulease.cli.render import say
 from gpulease.client import (
     Client,
@@ -64,15 +64,15 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
         if found.path != config.SYSTEM_SOCKET and (other := _other_gpus(settings.state)):
             say(other)
         return found, False
-    path, started = personal.ensure(
-        settings.socket, settings.state, answers, personal.daemon_command()
+    path, started = user_daemon.ensure(
+        settings.socket, settings.state, answers, user_daemon.daemon_command()
     )
     return _trusting(path), started
 
 
 def _other_gpus(state: Path) -> str | None:
     wanted = config.environment().get("GPULEASE_SIMULATE")
-    told = personal.serving(state)
+    told = user_daemon.serving(state)
     if not wanted or told is None or told.simulate == wanted:
         return None
     has = f"simulates {told.simulate}" if told.simulate else "serves the real GPUs"
@@ -88,7 +88,7 @@ def _first_answering(own: Path, state: Path) -> Client | None:
     Raises:
         NoDaemon: the machine has one, and it does not come back.
     """
-    found = machine_daemon(say) or personal.answering(own, state, answers)
+    found = machine_daemon(say) or user_daemon.answering(own, state, answers)
     return None if found is None else _trusting(found)
 
 

@@ -11,15 +11,15 @@ import typer
 import gpulease
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect, named_socket
+from gpulease.cli.format import clean
 from gpulease.cli.prove import prove as prove_rungs
-from gpulease.cli.python import Python
+from gpulease.cli.python_environment import Python
 from gpulease.cli.render import say, screen_of, show, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
-from gpulease.cli.text import clean
 from gpulease.client import NotTrusted, encode, has_daemon, indent
 from gpulease.config import candidate_sockets
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire import CheckState, CheckView, DoctorView, OveruseView
+from gpulease.wire.views import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
 _DRIVER = Path("/proc/driver/nvidia/version")

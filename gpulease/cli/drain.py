@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.each import for_each, strange_first
+from gpulease.cli.for_each import for_each, strange_first
+from gpulease.cli.format import clean
 from gpulease.cli.render import show
-from gpulease.cli.text import clean
-from gpulease.wire import StandingView
+from gpulease.wire.views import StandingView
 
 GpusArgument = Annotated[
     list[str],

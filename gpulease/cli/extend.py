@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.each import for_each
-from gpulease.cli.text import clock, until
-from gpulease.cli.words import QuickCommand
+from gpulease.cli.for_each import for_each
+from gpulease.cli.format import clock, until
+from gpulease.cli.typer_parsers import QuickCommand
 from gpulease.units import format_span, parse_span
-from gpulease.wire import JobView
+from gpulease.wire.views import JobView
 
 _LESS = re.compile(r"-\d")
 _JUST_A_NUMBER = re.compile(r"\d+", re.ASCII)

@@ -1,33 +1,121 @@
 """Stay with a job from the queue to its end, and say with what to exit.
 
 The daemon may go and come meanwhile: the job is on its disk, and the streams are the shim's.
+
+Watch a job through the daemon, and through any absence of the daemon, until it starts.
 """
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import Signals as Signum
 
-from gpulease.cli import sentences
-from gpulease.cli.attaching import Detached, Hooks, Left, Manner, TurnedAway, attach
-from gpulease.cli.outcome import SIGNALED, Ending, last_words, status_of_ending, status_of_job
-from gpulease.cli.render import pass_on
+from gpulease.cli import messages
+from gpulease.cli.attachment import Detached, Hooks, Left, Manner, TurnedAway, attach
+from gpulease.cli.exit_codes import SIGNALED, Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.format import clean, index_of
+from gpulease.cli.messages import waiting_text
+from gpulease.cli.render import Talk, pass_on
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
-from gpulease.cli.talk import Talk
-from gpulease.cli.text import clean, index_of
-from gpulease.cli.watching import (
-    CANCELLED_WITHIN,
-    SOUGHT_EVERY,
-    current,
-    wait_for_end,
-    wait_for_start,
-)
 from gpulease.client import Client
-from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed
-from gpulease.frames import FrameKind
-from gpulease.wire import JobView
+from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
+from gpulease.wire.frames import FrameKind
+from gpulease.wire.views import JobView
+
+_LOOKED_AT_EVERY = 10.0
+"""Seconds between looks at a job that cannot be followed: many may be in the same place."""
+SOUGHT_EVERY = 2.0
+"""Seconds between looks for a daemon that went away."""
+CANCELLED_WITHIN = 5.0
+"""Seconds for the daemon to confirm that a job is cancelled; the user waits for the prompt."""
+_NAMED = 2
+"""Jobs waited for that are looked up and named; the others are counted."""
+_HAS_A_WORKER = ("active", "releasing", "ended")
+
+
+def wait_for_start(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+    """Return the job once it has a worker, or never will; say meanwhile how it stands.
+
+    Raises:
+        Interrupted: a signal that ends a wait came.
+    """
+    views = watch(client, job.id, signals, talk)
+    while job.state not in _HAS_A_WORKER:
+        if job.state == "queued" or talk.line.rewrites:
+            blockers = signals.interruptible(partial(_blockers, client, job))
+            talk.line.show(waiting_text(job, blockers, talk.now()), talk.now())
+        else:
+            # It is granted: a line about its place in the queue that is still due is out of date.
+            talk.line.clear()
+        job = signals.interruptible(partial(next, views, job))
+    talk.line.clear()
+    for signum in signals.take():
+        talk.say(f"gpulease: {signum.name} came before the job did, and was dropped")
+    return job
+
+
+def wait_for_end(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+    """Return the job once it has ended.
+
+    Raises:
+        Interrupted: a signal that ends a wait came.
+    """
+    views = watch(client, job.id, signals, talk)
+    while job.state != "ended":
+        job = signals.interruptible(partial(next, views, job))
+    return job
+
+
+def current(client: Client, job: JobView) -> JobView:
+    """Return the job as it is now, or as it was where there is no daemon to ask."""
+    with suppress(NoDaemon, TooMany):
+        return client.job(job.id)
+    return job
+
+
+def watch(client: Client, number: int, signals: Signals, talk: Talk) -> Iterator[JobView]:
+    """Yield the job as it changes, through any absence of the daemon."""
+    told = turned_away = False
+    while True:
+        try:
+            for job in client.watch(number):
+                if told:
+                    talk.line.clear()
+                    talk.say(f"gpulease: the daemon is back; job {number} is {job.state}")
+                told = False
+                yield job
+            return
+        except TooMany as error:
+            if not turned_away:
+                talk.line.clear()
+                talk.say(messages.not_followed(number, error))
+            turned_away = True
+            yield from _looked_at(client, number)
+            time.sleep(_LOOKED_AT_EVERY)
+        except NoDaemon:
+            if not told:
+                talk.line.clear()
+                talk.say(f"gpulease: the daemon has gone; job {number} is kept, and so is its turn")
+            told = True
+            time.sleep(SOUGHT_EVERY)
+
+
+def _looked_at(client: Client, number: int) -> Iterator[JobView]:
+    """Yield the job as it is now, where the daemon tells."""
+    with suppress(NoDaemon, TooMany):
+        yield client.job(number)
+
+
+def _blockers(client: Client, job: JobView) -> list[JobView]:
+    found = []
+    for number in job.waits_for[:_NAMED]:
+        with suppress(GpuleaseError):
+            found.append(client.job(number))
+    return found
+
 
 _JUDGED = 3.0
 """Seconds for the daemon to hear of the end of a job, and to see whether memory did not do."""
@@ -86,7 +174,7 @@ def _follow(
     try:
         job = wait_for_start(client, job, signals, talk)
         if errand.is_shell and job.state == "active":
-            talk.say(sentences.shell_on(job, _gpus(client, job)))
+            talk.say(messages.shell_on(job, _gpus(client, job)))
         stay = _stay(client, job, signals, talk, errand)
         if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
@@ -191,7 +279,7 @@ def _after_the_fact(
     """
     job = wait_for_end(client, job, signals, talk)
     if not errand.started and not seen:
-        talk.say(sentences.ended(job))
+        talk.say(messages.ended(job))
         return status_of_job(job), job
     if not seen and job.started_at is not None:
         _print_kept(client, job.id, signals)

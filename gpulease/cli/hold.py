@@ -1,36 +1,130 @@
-"""`gpulease hold`: a lease for a shell, a notebook or any process, with no job to run."""
+"""`gpulease hold`: a lease for a shell, a notebook or any process, with no job to run.
+
+Which process a lease without a job is for: the shell that will read what `hold` prints.
+
+Setting and unsetting variables in the languages of shells, quoted so that `eval` is safe.
+"""
 
 import os
+import re
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli import dialect, holder
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start
-from gpulease.cli.outcome import last_words, status_of_job
-from gpulease.cli.render import pass_on, say
+from gpulease.cli.exit_codes import last_words, status_of_job
+from gpulease.cli.follow import CANCELLED_WITHIN, SOUGHT_EVERY, current, wait_for_start
+from gpulease.cli.format import clean, clock, size
+from gpulease.cli.render import pass_on, say, talk
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals
-from gpulease.cli.talk import talk
-from gpulease.cli.text import clean, clock, size
-from gpulease.cli.watching import CANCELLED_WITHIN, SOUGHT_EVERY, current, wait_for_start
 from gpulease.client import Client, encode, indent
-from gpulease.errors import (
-    EXIT_OWN_FAILURE,
-    AlreadyLeased,
-    GpuleaseError,
-    NoDaemon,
-    WrongState,
-)
-from gpulease.frames import FrameKind
-from gpulease.wire import EnvironmentView, HoldRequest, JobView, NestedRequest, from_wire, to_wire
+from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
+from gpulease.wire.frames import FrameKind
+from gpulease.wire.requests import HoldRequest, NestedRequest, from_wire, to_wire
+from gpulease.wire.views import EnvironmentView, JobView
+
+_INIT = 1
+
+
+def reader_of_output() -> int:
+    """Return the process that called us, or the one that waits for our output.
+
+    In `eval "$(gpulease hold)"` our parent may be a copy of the shell that ends with us. All that
+    runs inside the brackets writes to the pipe that we write to; the shell outside does not.
+    """
+    here = _pipe_of("self")
+    pid = os.getppid()
+    while pid > _INIT and here is not None and _pipe_of(pid) == here:
+        pid = _parent_of(pid)
+    return pid if pid > _INIT else os.getppid()
+
+
+def name_of(pid: int) -> str | None:
+    """Return the name of a process's program, such as bash; None where it cannot be seen."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _pipe_of(pid: int | str) -> tuple[int, int] | None:
+    """Return which pipe the standard output of a process is; None for anything else."""
+    with suppress(OSError):
+        found = Path(f"/proc/{pid}/fd/1").stat()
+        if stat.S_ISFIFO(found.st_mode):
+            return found.st_dev, found.st_ino
+    return None
+
+
+def _parent_of(pid: int) -> int:
+    # The name of the program, in brackets, may hold anything.
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return _INIT
+
+
+Dialect = Literal["sh", "fish", "csh"]
+
+_DIALECTS: Mapping[str, Dialect] = {"fish": "fish", "csh": "csh", "tcsh": "csh"}
+_LIKE_SH = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "busybox", "yash"})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def dialect_of(program: str | None, login_shell: str | None) -> Dialect:
+    """Return what a shell understands: by its name, or else by what $SHELL says."""
+    for path in (program, login_shell):
+        # A login shell calls itself -bash.
+        name = (path or "").rpartition("/")[2].removeprefix("-")
+        if name in _DIALECTS:
+            return _DIALECTS[name]
+        if name in _LIKE_SH:
+            return "sh"
+    return "sh"
+
+
+def statements(new: Mapping[str, str], unset: Iterable[str], dialect: Dialect) -> str:
+    """Return the lines that set and unset variables; each ends in a semicolon.
+
+    A name that no shell accepts is left out: it came with the environment and stays in it.
+    """
+    gone = [_UNSET[dialect].format(name) for name in unset if _NAME.fullmatch(name)]
+    given = [
+        _SET[dialect].format(name, _quoted(value, dialect))
+        for name, value in new.items()
+        if _NAME.fullmatch(name)
+    ]
+    return "\n".join([*gone, *given])
+
+
+_SET: Mapping[Dialect, str] = {
+    "sh": "export {}={};",
+    "fish": "set -gx {} {};",
+    "csh": "setenv {} {};",
+}
+_UNSET: Mapping[Dialect, str] = {"sh": "unset {};", "fish": "set -e {};", "csh": "unsetenv {};"}
+
+
+def _quoted(value: str, dialect: Dialect) -> str:
+    match dialect:
+        case "fish":
+            inside = value.replace("\\", "\\\\").replace("'", "\\'")
+        case "csh":
+            # History is looked for inside quotes too, and a line ends there.
+            inside = value.replace("'", "'\\''").replace("!", "\\!").replace("\n", "\\\n")
+        case "sh":
+            inside = value.replace("'", "'\\''")
+    return f"'{inside}'"
+
 
 _option = partial(typer.Option, show_default=False)
 
@@ -97,13 +191,13 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         visible=visible,
         pty=False,
     )
-    reader = holder.reader_of_output()
+    reader = reader_of_output()
     request = _request(options, reader, pid)
     client, started = connect_or_start(ctx, socket)
     if started:
         say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
     _refuse_inside_another(client)
-    written_for = shell or dialect.dialect_of(holder.name_of(reader), environment().get("SHELL"))
+    written_for = shell or dialect_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
 
 
@@ -183,13 +277,11 @@ def _not_granted(job: JobView) -> int:
     return status_of_job(job) or EXIT_OWN_FAILURE
 
 
-def _written(
-    job: JobView, view: EnvironmentView, *, as_json: bool, shell: dialect.Dialect
-) -> bytes:
+def _written(job: JobView, view: EnvironmentView, *, as_json: bool, shell: Dialect) -> bytes:
     new = {from_wire(name): from_wire(value) for name, value in view.set.items()}
     unset = [from_wire(name) for name in view.unset]
     if not as_json:
-        return os.fsencode(dialect.statements(new, unset, shell) + "\n")
+        return os.fsencode(statements(new, unset, shell) + "\n")
     readable = {_as_text(name): _as_text(value) for name, value in new.items()}
     told = {"job": job, "set": readable, "unset": [_as_text(name) for name in unset]}
     return indent(encode(told)).encode() + b"\n"
@@ -211,7 +303,7 @@ def _held(job: JobView, now: datetime) -> str:
 
 
 def _called(pid: int) -> str:
-    name = holder.name_of(pid)
+    name = name_of(pid)
     return f" ({clean(name)})" if name else ""
 
 

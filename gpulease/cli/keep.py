@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.each import for_each
-from gpulease.cli.text import clock, until
+from gpulease.cli.for_each import for_each
+from gpulease.cli.format import clock, until
 from gpulease.units import format_span, parse_span
-from gpulease.wire import JobView
+from gpulease.wire.views import JobView
 
 
 def keep(

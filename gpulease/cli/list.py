@@ -9,12 +9,13 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import SUSPENDED, UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.cli.text import SUSPENDED, UNKNOWN, asks, between, clean, clock, label, named
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
-from gpulease.wire import JobList, JobState, JobView, spoken
+from gpulease.wire.requests import spoken
+from gpulease.wire.views import JobList, JobState, JobView
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 _STATES = frozenset(get_args(JobState))

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import ordinal, sentence
 from gpulease.cli.render import pass_on, say
-from gpulease.cli.text import ordinal, sentence
-from gpulease.wire import JobView
+from gpulease.wire.views import JobView
 
 
 def logs(

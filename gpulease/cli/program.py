@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpulease.errors import CommandNotExecutable, CommandNotFound
-from gpulease.footing import shaky
+from gpulease.path_ownership import shaky
 
 _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""

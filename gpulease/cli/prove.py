@@ -15,13 +15,13 @@ from typing import Any
 
 import gpulease
 from gpulease.cli.caller import this_process, trusted_environment
+from gpulease.cli.format import size
 from gpulease.cli.request import RunOptions, build
-from gpulease.cli.text import size
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError
-from gpulease.frames import FrameKind
 from gpulease.units import GIB, MIB, format_span
-from gpulease.wire import CheckState, CheckView, JobView, OveruseView, StatusView
+from gpulease.wire.frames import FrameKind
+from gpulease.wire.views import CheckState, CheckView, JobView, OveruseView, StatusView
 
 _PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
 _LEASE = 512 * MIB

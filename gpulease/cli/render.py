@@ -1,24 +1,30 @@
 """Everything that the command prints: data to stdout, talk to stderr.
 
 Plain text for pipes and files. rich is imported only where a page is drawn in colour.
+
+How the command speaks while it stays with a job, and what it knows of the time.
 """
 
 import io
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from gpulease.cli.caller import environment
+from gpulease.cli.format import clean
+from gpulease.cli.messages import WaitingLine
 from gpulease.cli.tables import Line, Page, lay_out, plain
-from gpulease.cli.text import clean
 from gpulease.errors import GpuleaseError
-from gpulease.frames import FrameKind
+from gpulease.wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from rich.text import Text
+
 
 _COLOURS = {
     "": "",
@@ -142,4 +148,24 @@ def _rich_line(spans: Line) -> "Text":
             (span.text.translate(_BLOCKS.get(span.style, {})), _COLOURS[span.style])
             for span in spans
         )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """The command's own voice."""
+
+    say: Callable[[str], None]
+    line: WaitingLine
+    now: Callable[[], datetime]
+
+
+def talk() -> Talk:
+    """Return the voice of this process: on stderr, in local time."""
+    screen = screen_of(sys.stderr, environment())
+    rewrites = screen.width is not None and environment().get("TERM", "dumb") != "dumb"
+    return Talk(
+        say=say,
+        line=WaitingLine(draw, terminal_width if rewrites else None),
+        now=lambda: datetime.now(UTC).astimezone(),
     )

@@ -8,13 +8,13 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import UNKNOWN, clean, size
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.cli.text import UNKNOWN, clean, size
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
 from gpulease.units import GIB, format_span, parse_span
-from gpulease.wire import ReportView, UseView
+from gpulease.wire.views import ReportView, UseView
 
 _HOUR = 3600.0
 

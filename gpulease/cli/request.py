@@ -14,7 +14,7 @@ from typing import Literal
 from gpulease.cli.caller import Caller, Streams
 from gpulease.errors import BadValue, TooLarge
 from gpulease.units import Share, format_size, parse_memory, parse_span
-from gpulease.wire import (
+from gpulease.wire.requests import (
     ClaimRequest,
     EarlySignalRequest,
     SubmitRequest,

@@ -4,9 +4,9 @@ import typer
 
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.drain import GpusArgument
-from gpulease.cli.each import for_each, strange_first
+from gpulease.cli.for_each import for_each, strange_first
 from gpulease.cli.render import show
-from gpulease.wire import StandingView
+from gpulease.wire.views import StandingView
 
 
 def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) -> int:

@@ -1,5 +1,9 @@
-"""`gpulease show`: all about one job."""
+"""`gpulease show`: all about one job.
 
+What `gpulease show` says of a job, fact by fact.
+"""
+
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,21 +14,189 @@ import typer
 
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.facts import facts, gpu_of
-from gpulease.cli.render import screen_of, show_page
-from gpulease.cli.render import show as show_text
-from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
-from gpulease.cli.text import (
+from gpulease.cli.format import (
+    asks,
+    between,
     clean,
     clock,
     index_of,
     instant,
+    is_above,
+    label,
     named,
+    ordinal,
+    sentence,
+    since,
     size,
+    until,
 )
+from gpulease.cli.render import screen_of, show_page
+from gpulease.cli.render import show as show_text
+from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
-from gpulease.wire import EventView, JobView, LeaseView, Outcome, spoken
+from gpulease.units import format_span
+from gpulease.wire.requests import spoken
+from gpulease.wire.views import EventView, JobView, LeaseView, Outcome
+
+_SHORT_UUID = len("GPU-12345678")
+_SIGNALED = 128
+_ASKED_TO_GO = frozenset({"cancel", "expire", "revoke"})
+
+
+def facts(
+    job: JobView, now: datetime, indexes: Mapping[str, str]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield what there is to say of a job, each by its name; None: nothing."""
+    yield "state", _state(job, now)
+    yield "why", _suspension(job) or _what_goes_on(job, now) or _why(job)
+    for lease in job.leases:
+        yield "over", _over(job, lease, now, indexes)
+    yield "idle", _idle(job, now)
+    yield "kept", _kept(job, now)
+    yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
+    yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
+    yield "gives up", _gives_up(job, now)
+    yield "user", clean(job.user)
+    yield "command", clean(job.command)
+    yield "asked for", _asked(job)
+    yield "sized", clean(job.sized) if job.sized else None
+    yield "used", _used(job)
+    yield "retry of", f"job {job.retry_of}" if job.retry_of else None
+    yield "tried as", f"job {job.retried_as}" if job.retried_as else None
+    yield "submitted", clock(job.submitted_at, now)
+    yield "started", clock(job.started_at, now) if job.started_at else None
+    yield "ended", clock(job.ended_at, now) if job.ended_at else None
+    yield "ran for", between(job.started_at, job.ended_at, now) if job.started_at else None
+    ends = job.expires_at if job.state != "ended" else None
+    yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
+    yield "exit status", _exit_status(job)
+    yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
+    yield "terminal", "yes" if job.terminal else None
+    yield "come back", _how_to_come_back(job)
+
+
+def _state(job: JobView, now: datetime) -> str:
+    if job.state == "queued" and job.position:
+        return f"queued, {ordinal(job.position)} in line"
+    if job.state == "releasing" and job.grace is not None:
+        asked = [instant(event.at) for event in job.events if event.kind in _ASKED_TO_GO]
+        left = asked[-1] + timedelta(seconds=job.grace) - now if asked else timedelta(0)
+        if left > timedelta(0):
+            return f"{label(job)}; what is left of it is killed within {format_span(left)}"
+    if job.suspended:
+        return f"{job.state}, {label(job)}"
+    return label(job) if job.state != "ended" else f"ended: {label(job)}"
+
+
+def _why(job: JobView) -> str | None:
+    return sentence(job.reason, job.hint) if job.reason else None
+
+
+def _suspension(job: JobView) -> str | None:
+    """Say what is stopped, that the lease is kept, and how it continues."""
+    if not job.suspended:
+        return None
+    if job.kind == "hold":
+        who, target = f"process {job.pid}, which holds the lease,", str(job.pid)
+    else:
+        # Ctrl-Z stops the whole group, which the main process leads.
+        who, target = "its main process", f"-- -{job.pid}"
+    return (
+        f"{who} is stopped, as by Ctrl-Z or SIGSTOP, and the memory stays leased; "
+        f"to continue: fg in its shell, or kill -CONT {target}"
+    )
+
+
+def _what_goes_on(job: JobView, now: datetime) -> str | None:
+    """Say what keeps the lease after the main process has ended."""
+    if job.main_exited_at is None or job.state != "active":
+        return None
+    how = next((event.detail for event in job.events if event.kind == "main_exited"), None)
+    ended = f"main process ended {since(job.main_exited_at, now)} ago"
+    if how:
+        ended += f" ({clean(how.partition(';')[0])})"
+    match job.processes:
+        case None:
+            return f"{ended}; what it left behind keeps the lease"
+        case 1:
+            return f"{ended}; 1 process goes on and keeps the lease"
+        case count:
+            return f"{ended}; {count} processes go on and keep the lease"
+
+
+def _over(job: JobView, lease: LeaseView, now: datetime, indexes: Mapping[str, str]) -> str | None:
+    """Say for how long a job has been over a lease, and what comes of that."""
+    gpu = gpu_of(clean(lease.gpu), indexes)
+    if lease.over_since_at is None:
+        over = is_above(job, lease)
+        return f"more than its lease of {gpu}, which is let be at this moment" if over else None
+    said = f"over its lease of {gpu} for {since(lease.over_since_at, now)}"
+    if lease.stops_at is None and job.kind == "hold":
+        return f"{said}; its owner is told here alone, as a hold has no output"
+    if lease.stops_at is None:
+        return f"{said}; its owner was told, and it is not stopped for that"
+    return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
+
+
+def _idle(job: JobView, now: datetime) -> str | None:
+    """Say since when a job does nothing, and what comes of that."""
+    if job.idle_since_at is None:
+        return None
+    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
+    if job.idle_ends_at is None:
+        return said
+    left = until(job.idle_ends_at, now)
+    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
+
+
+def _kept(job: JobView, now: datetime) -> str | None:
+    end = job.kept_until_at
+    if end is None or instant(end) <= now:
+        return None
+    return f"until {clock(end, now)}, idle or not"
+
+
+def _gives_up(job: JobView, now: datetime) -> str | None:
+    at = job.gives_up_at
+    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
+
+
+def _exit_status(job: JobView) -> str | None:
+    if job.exit_status is None:
+        return None
+    if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
+        return str(job.exit_status)
+    return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
+
+
+def _how_to_come_back(job: JobView) -> str | None:
+    # The directory is told to those who may.
+    attachable = job.kind == "run" and job.state == "active" and job.directory is not None
+    return f"gpulease attach {job.id}" if attachable else None
+
+
+def _asked(job: JobView) -> str:
+    limit = job.claim.time_limit
+    if limit is None:
+        return asks(job)
+    return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
+
+
+def _used(job: JobView) -> str | None:
+    """Say how much of what was asked for an ended job needed, where that is known."""
+    known = [lease for lease in job.leases if lease.needed is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
+    share = round(100 * (most.needed or 0) / most.memory)
+    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
+
+
+def gpu_of(uuid: str, indexes: Mapping[str, str]) -> str:
+    """Write a GPU by its index, where that is known, and by its UUID."""
+    return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
+
 
 _LABELS = 12
 _A_SHORT_STORY = timedelta(hours=1)

@@ -9,9 +9,7 @@ import typer
 
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.render import screen_of, show, show_page
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, fit, line
-from gpulease.cli.text import (
+from gpulease.cli.format import (
     UNKNOWN,
     asks,
     between,
@@ -26,8 +24,10 @@ from gpulease.cli.text import (
     size,
     until,
 )
+from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, fit, line
 from gpulease.client import decode, indent
-from gpulease.wire import (
+from gpulease.wire.views import (
     GpuEventView,
     GpuView,
     JobView,

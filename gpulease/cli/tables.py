@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpulease.cli.text import UNKNOWN, broken, cells, shorten
+from gpulease.cli.format import UNKNOWN, broken, cells, shorten
 
 GAP = 2
 """Columns between two columns."""

@@ -2,27 +2,142 @@
 
 Nothing is deleted: the damaged file is kept beside the new one. May be repeated at will; with a
 record that is in order it changes nothing but to take in running jobs that the record lost.
+
+What a running job itself says of its lease: its directory, its processes, their environment.
+
+For the recovery of a lost record alone. What an environment says is its user's word; that it counts
+for no other user's job is seen to by whose the process is.
 """
 
+import json
 import os
+import pwd
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from gpulease.config import Settings
-from gpulease.daemon.state import UNMANAGED, StateDirectory
-from gpulease.daemon.witnesses import Witness, witnesses
-from gpulease.domain.job import Job, Outcome, asked_to_go
-from gpulease.domain.lease import State, Trigger
+import psutil
+
+from gpulease.config import DATABASE_NAME, Settings
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.job import Job, Outcome, Owner, asked_to_go
+from gpulease.domain.lease import Claim, Lease, State, Trigger
 from gpulease.errors import NoSuchJob, StateUnusable, state_fault
+from gpulease.host import shim_control
+from gpulease.host.proc_reader import command_of
+from gpulease.host.processes import MARKER, environment_of
+from gpulease.host.state_dir import UNMANAGED, StateDirectory
 from gpulease.service.ports import Event
-from gpulease.store.backups import all_copies
-from gpulease.store.rebuild import Tally, is_sound, rebuild
-from gpulease.store.repository import FILE_NAME, SqlStore
-from gpulease.store.salvage import Salvage, salvage
+from gpulease.shim import process_tree
+from gpulease.shim.record import Record, is_alive, read_record
+from gpulease.store.database_file import all_copies
+from gpulease.store.recovery import Salvage, Tally, is_sound, rebuild, salvage
+from gpulease.store.store import SqlStore
+from gpulease.worker.environment import HOOK_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A job that was launched, as it can be seen without the record."""
+
+    job: JobId
+    record: Record
+    alive: bool
+    found: Job | None
+    """The job as its processes show it; None where they do not."""
+    gpus: tuple[GpuReading, ...] = ()
+    installation: str | None = None
+
+
+def witnesses(jobs: Path) -> Iterator[Witness]:
+    """Yield what each job's directory tells, by id."""
+    numbers = sorted(int(each.name) for each in jobs.iterdir() if each.name.isdecimal())
+    for number in numbers:
+        directory = jobs / str(number)
+        alive = is_alive(directory)
+        record = read_record(directory)
+        if record is not None:
+            yield _witness(JobId(number), directory, record, alive and record.exited is None)
+
+
+def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> Witness:
+    shim = shim_control.shim_pid(directory) if alive else None
+    if shim is None and alive and record.started is not None:
+        shim = record.started.shim_pid
+    if shim is None:
+        return Witness(number, record, alive, None)
+    for pid in (each.pid for each in process_tree.descendants(shim)):
+        environment = _environment(pid)
+        installation, _, job = environment.get(MARKER, "").rpartition("/")
+        if job != str(number) or not installation:
+            continue
+        gpus = _gpus(environment)
+        found = _job(number, record, shim, pid, gpus)
+        readings = tuple(reading for reading, _ in gpus)
+        return Witness(number, record, alive, found, readings, installation)
+    return Witness(number, record, alive, None)
+
+
+def _environment(pid: int) -> dict[str, str]:
+    pairs = (os.fsdecode(part).partition("=") for part in environment_of(pid).split(b"\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def _gpus(environment: dict[str, str]) -> list[tuple[GpuReading, int]]:
+    """Return the GPUs of the lease, and the bytes leased on each."""
+    try:
+        told: list[dict[str, Any]] = json.loads(environment[HOOK_VARIABLE])["gpus"]
+        return [
+            (
+                GpuReading(GpuUuid(str(each["uuid"])), int(each["index"]), str(each["name"])),
+                int(each["memory"]),
+            )
+            for each in told
+        ]
+    except (KeyError, ValueError, TypeError):
+        return []
+
+
+def _job(
+    number: JobId, record: Record, shim: int, pid: int, gpus: list[tuple[GpuReading, int]]
+) -> Job | None:
+    if record.started is None or not gpus:
+        return None
+    try:
+        # The shim has become its user; a process of the job may be a setuid program.
+        owner = psutil.Process(shim)
+        uid, gid = owner.uids().real, owner.gids().real
+        command = command_of(pid) or ()
+    except psutil.Error:
+        return None
+    at = record.started.started_at
+    return Job(
+        id=number,
+        owner=Owner(uid, gid, _name(uid)),
+        name=Path(command[0]).name if command else "unknown",
+        command=shlex.join(command).encode(errors="replace").decode() or "unknown",
+        claim=Claim(max(memory for _, memory in gpus), len(gpus)),
+        submitted_at=at,
+        state=State.ACTIVE,
+        leases=tuple(Lease(reading.uuid, memory, at) for reading, memory in gpus),
+        granted_at=at,
+        started_at=at,
+        pid=record.started.pid,
+        shim_pid=record.started.shim_pid,
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
 
 _SCRATCH = "recovering"
 _OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
@@ -55,7 +170,7 @@ def recover(settings: Settings) -> list[str]:
             "give the daemon's state directory with --state",
         )
     state = StateDirectory(settings.state)
-    path, report = state.path / FILE_NAME, Report()
+    path, report = state.path / DATABASE_NAME, Report()
     try:
         if path.exists() and is_sound(path):
             report.say(f"{path} is in order")
@@ -77,7 +192,7 @@ def _restore(path: Path, state: StateDirectory, report: Report) -> None:
         read = [_read(copy, scratch / f"copy{n}", None) for n, copy in enumerate(copies[:1])]
         _refuse_what_is_not_ours(path, damaged, read)
         aside = _keep_aside(path)
-        target = scratch / FILE_NAME
+        target = scratch / DATABASE_NAME
         tally = rebuild(target, damaged, read, state.last_job())
         _tell(report, path, aside, model, tally)
         _learn(target, state, report, restored=True)

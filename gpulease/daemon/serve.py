@@ -1,4 +1,7 @@
-"""The life of the daemon: recover, grant, listen, say that it is ready; and leave in order."""
+"""The life of the daemon: recover, grant, listen, say that it is ready; and leave in order.
+
+SIGHUP: the settings are read anew, and what can change under a running daemon changes.
+"""
 
 import asyncio
 import contextlib
@@ -10,29 +13,61 @@ from datetime import timedelta
 
 import uvicorn
 
-from gpulease import personal
+from gpulease import user_daemon
 from gpulease.build import described
-from gpulease.config import Settings
-from gpulease.daemon.assembly import Parts, build
-from gpulease.daemon.copies import Copies, FileWatch
-from gpulease.daemon.door import Door
-from gpulease.daemon.living import run_of_system
-from gpulease.daemon.names import warn_of_unknown_names
-from gpulease.daemon.notify import Notifier
-from gpulease.daemon.reload import Reload
-from gpulease.daemon.sampling import IdleWatch
-from gpulease.daemon.space import DiskSpace
-from gpulease.daemon.standing import standing
-from gpulease.daemon.tidy import Tidier
+from gpulease.config import Settings, renew
+from gpulease.daemon.app import Parts, build
+from gpulease.daemon.disk_space import DiskSpace
+from gpulease.daemon.housekeeping import Copies, FileWatch, IdleWatch, Tidier
+from gpulease.daemon.systemd import Notifier, standing
+from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
-from gpulease.server.entrance import Entrance
-from gpulease.server.peer import PeerProtocol
-from gpulease.server.routes import build_api
-from gpulease.service.complaints import Complaints
-from gpulease.service.leases import take_back_grants
+from gpulease.host.process_watch import run_of_system
+from gpulease.server.app import build_api
+from gpulease.server.auth import PeerProtocol
+from gpulease.server.listener import Door, Entrance
+from gpulease.service.jobs import take_back_grants
+from gpulease.service.log_once import Complaints
 from gpulease.timers import Timer, Timers
 
-_log = logging.getLogger("gpuleased")
+_log = logging.getLogger(__name__)
+
+
+class Reload:
+    """Takes over new settings each time that it is called; with bad ones nothing changes."""
+
+    def __init__(
+        self, parts: Parts, sampling: Timer, notifier: Notifier, read: Callable[[], Settings]
+    ) -> None:
+        self._parts = parts
+        self._sampling = sampling
+        self._notifier = notifier
+        self._read = read
+
+    def __call__(self) -> None:
+        """Read the settings and take them over, and say in the log what came of it."""
+        self._notifier.reloading()
+        try:
+            fresh = self._read()
+        except GpuleaseError as error:
+            _log.error("the settings stay as they were: %s", error.text())
+        else:
+            self._take_over(fresh)
+        self._notifier.ready(standing(self._parts))
+
+    def _take_over(self, fresh: Settings) -> None:
+        before = self._parts.settings
+        settings, taken, left = renew(before, fresh)
+        self._parts.adopt(settings)
+        if settings.sample_every != before.sample_every:
+            self._sampling.change(settings.sample_every)
+        # What was refused for want of memory may fit now.
+        self._parts.keeper.wake()
+        _log.info("settings read again; changed: %s", ", ".join(taken) or "nothing")
+        warn_of_unknown_names(settings)
+        if left:
+            _log.warning("%s: a restart is needed for this to change", ", ".join(left))
+
 
 _WRITE_SAMPLES_EVERY = timedelta(seconds=15)
 _THIN_EVERY = timedelta(minutes=5)
@@ -131,7 +166,7 @@ async def _run(
     server = _Server(_uvicorn(parts), leave)
     door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
     # Before: whoever started this daemon asks whose it is as soon as something listens.
-    personal.note_serving(settings.state, settings.socket, settings.simulate)
+    user_daemon.note_serving(settings.state, settings.socket, settings.simulate)
     listening = door.open()
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
     timers, sampling = _timers(parts, server, door, leave)

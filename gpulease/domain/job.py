@@ -3,19 +3,95 @@
 The functions at the end are the only ones that move a job from state to state; each does so by
 the table of `lease.py`. They return the job as it is afterwards, or None where the news changes
 nothing.
+
+What a job is remembered by: its likes, what it took, and that it was tried again.
+
+Who holds a lease without a job, and who asked for it.
+
+A notice: one line that gpulease has to say to the owner of a job.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from fractions import Fraction
 
-from gpulease.domain.account import NO_ACCOUNT, Account
-from gpulease.domain.claim import Claim
-from gpulease.domain.hold import Holder
-from gpulease.domain.lease import HOLDS_MEMORY, Lease, State, Trigger, next_state
-from gpulease.domain.memory import GpuUuid, Holding, JobId
+from gpulease.domain.gpu import GpuUuid, Holding, JobId
+from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """By what the runs of one script are recognised; each is a digest, and tells nobody what ran.
+
+    Made by `shape.shape_of`.
+    """
+
+    alike: str
+    """Of all runs of this script with options of the same names."""
+    same: str
+    """Of those with the same words all along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is kept of a job beside its leases, to size the next one like it."""
+
+    shape: Shape | None = None
+    sized: str | None = None
+    """Why its lease is as large as it is, if nobody said how large it was to be."""
+    retry: Fraction | None = None
+    """How much more memory it gets if it runs out; None: it is not tried again."""
+    attempt: int = 0
+    """How often it was tried before."""
+    retry_of: JobId | None = None
+    """The job that ran out of memory, and that this one tries again."""
+    retried_as: JobId | None = None
+    out_of_memory: bool = False
+    """It ended because the GPU memory of its lease did not do."""
+
+
+NO_ACCOUNT = Account()
+"""Of a job that nothing is kept of, such as a lease without a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the ended jobs of one user asked for and used, where the use is known."""
+
+    user: str
+    jobs: int
+    out_of_memory: int
+    """How many of them ended for want of GPU memory."""
+    seconds: float
+    """How long they held their leases, added up over GPUs."""
+    asked: float
+    """Bytes leased, times the seconds for which they were."""
+    used: float
+    """The same of what they needed at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, and never a later one that was given its pid."""
+
+    pid: int
+    started: int
+    """Clock ticks from the machine's boot to its start, field 22 of proc_pid_stat(5)."""
+    boot: str
+    """Which boot of the machine, as the kernel names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whom a lease without a job is for."""
+
+    process: Process | None
+    """The lease is released when it ends; None: it is held until its time is over."""
+    asker: Process | None
+    """Who waits for the grant; the lease is not wanted any more if it ends before."""
 
 
 class Outcome(StrEnum):
@@ -276,3 +352,14 @@ def waits_in_vain(job: Job, at: datetime) -> bool:
 def until(at: datetime, span: timedelta | None) -> datetime | None:
     """Return the moment `span` after `at`, or None for no span."""
     return None if span is None else at + span
+
+
+LONGEST = 500
+"""Characters."""
+
+
+def one_line(text: str) -> str:
+    """Return `text` as a line that is harmless on any terminal: no control characters, not long."""
+    spaced = " ".join(text.split())
+    clean = "".join(char if char.isprintable() else "?" for char in spaced)
+    return clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."

@@ -2,6 +2,8 @@
 
 A state says who holds memory; why a lease ended is the job's reason. All leases of one job move
 together, so the state is the job's.
+
+What a job asks for.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
-from gpulease.domain.memory import GpuUuid
+from gpulease.domain.gpu import GpuUuid
+from gpulease.units import Share, format_size
 
 
 class State(StrEnum):
@@ -124,3 +127,28 @@ class Lease:
     used: int | None = None
     """Of an ended one, the most that it needed: its peak, less what a framework took in advance
     and never filled."""
+
+
+LONGEST_TIME = timedelta(days=3650)
+"""The longest time limit, also after it was extended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job's wish: so much memory on each of so many GPUs, for so long."""
+
+    memory: int | Share
+    """Bytes on each GPU, or a share of what a GPU has to lease."""
+    gpus: int = 1
+    exclusive: bool = False
+    """Nobody else's lease on these GPUs, and no unmanaged process."""
+    time_limit: timedelta | None = None
+
+    def demand(self, allocatable: int) -> int:
+        """Return the bytes asked for on a GPU that has `allocatable` bytes to lease."""
+        return self.memory.of(allocatable) if isinstance(self.memory, Share) else self.memory
+
+    def __str__(self) -> str:
+        memory = str(self.memory) if isinstance(self.memory, Share) else format_size(self.memory)
+        each = f"{memory} on each of {self.gpus} GPUs" if self.gpus > 1 else memory
+        return f"{each}, exclusive" if self.exclusive else each

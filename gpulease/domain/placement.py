@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpulease.domain.claim import Claim
-from gpulease.domain.memory import ComputeMode, Fault, GpuMemory, GpuUuid, Holding, JobId
+from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, Holding, JobId
+from gpulease.domain.lease import Claim
 from gpulease.units import format_size
 
 Score = Callable[[Claim, GpuMemory], float]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpulease.domain.claim import Claim
+from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, Holding, JobId, take_stock
 from gpulease.domain.job import Job, waits_in_vain
-from gpulease.domain.memory import GpuMemory, GpuReading, GpuUuid, Holding, JobId, take_stock
+from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     Hindrance,
     Placement,

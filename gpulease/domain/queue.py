@@ -7,9 +7,9 @@ none who came later overtakes it there; on GPUs that can never serve it, others 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from gpulease.domain.claim import Claim
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job
-from gpulease.domain.memory import GpuMemory, GpuUuid, JobId
+from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ENDS_WITH_LEASES, Obstacle, Refusal
 
 

@@ -7,9 +7,9 @@ fallen off the bus keeps the identity it had.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpulease.domain.memory import Fault, GpuReading, GpuUuid
-from gpulease.gpu import binding
-from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
+from gpulease.gpu import nvml_binding
+from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
 
 _UNKNOWN = "unknown-"
 _UNNAMED = "unnamed GPU"
@@ -45,7 +45,7 @@ def list_devices() -> tuple[Device, ...]:
         NvmlFailure: the driver does not even tell how many there are.
     """
     found: dict[GpuUuid, Device] = {}
-    for index in range(int(binding.call("nvmlDeviceGetCount"))):
+    for index in range(int(nvml_binding.call("nvmlDeviceGetCount"))):
         device = _identify(index)
         if (other := found.get(device.uuid)) is not None:
             # Two of one name cannot be leased apart.
@@ -58,8 +58,8 @@ def list_devices() -> tuple[Device, ...]:
 def _identify(index: int) -> Device:
     nameless = _nameless(index)
     try:
-        handle = binding.call("nvmlDeviceGetHandleByIndex", index)
-        uuid = GpuUuid(str(binding.call("nvmlDeviceGetUUID", handle)))
+        handle = nvml_binding.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", handle)))
         return complete(Device(uuid, index, _UNNAMED, handle))
     except GpuLost as failure:
         return replace(nameless, fault=Fault.LOST, detail=str(failure))
@@ -78,10 +78,10 @@ def complete(device: Device) -> Device:
         GpuLost, DriverGone: the GPU cannot be read.
     """
     if device.name == _UNNAMED:
-        name = binding.ask_or_none("nvmlDeviceGetName", device.handle)
+        name = nvml_binding.ask_or_none("nvmlDeviceGetName", device.handle)
         device = replace(device, name=str(name or _UNNAMED))
     if device.minor is None:
-        minor = binding.ask_or_none("nvmlDeviceGetMinorNumber", device.handle)
+        minor = nvml_binding.ask_or_none("nvmlDeviceGetMinorNumber", device.handle)
         device = replace(device, minor=None if minor is None else int(minor))
     return device
 

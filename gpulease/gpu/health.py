@@ -14,12 +14,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.health import Figures, Heard, Modes
-from gpulease.domain.memory import GpuUuid
-from gpulease.gpu import binding
-from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.gpu import nvml_binding
+from gpulease.gpu.call_thread import Call, Lane, Monotonic
 from gpulease.gpu.devices import Device
-from gpulease.gpu.lane import Call, Lane, Monotonic
+from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
 
 _FIGURES_EVERY = timedelta(seconds=10)
 _TAKES_FOR = timedelta(seconds=0.5)
@@ -117,12 +117,12 @@ class HealthEars:
 def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
     """Return an event set for a GPU's XIDs, and whether they can be heard; None: not just now."""
     kinds = _try("nvmlDeviceGetSupportedEventTypes", handle)
-    if kinds is not None and not int(kinds) & binding.XID_EVENT:
+    if kinds is not None and not int(kinds) & nvml_binding.XID_EVENT:
         return None, False
     events = None
     try:
-        events = binding.call("nvmlEventSetCreate")
-        binding.call("nvmlDeviceRegisterEvents", handle, binding.XID_EVENT, events)
+        events = nvml_binding.call("nvmlEventSetCreate")
+        nvml_binding.call("nvmlDeviceRegisterEvents", handle, nvml_binding.XID_EVENT, events)
     except (GpuLost, DriverGone):
         listens = None
     except NvmlFailure as failure:
@@ -138,10 +138,10 @@ def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
     xids: list[int] = []
     until = clock() + _TAKES_FOR.total_seconds()
     while clock() < until:
-        event = _try(binding.EVENT_WAIT, events, _AT_LEAST_MS)
+        event = _try(nvml_binding.EVENT_WAIT, events, _AT_LEAST_MS)
         if event is None:
             break
-        if int(event.eventType) & binding.XID_EVENT:
+        if int(event.eventType) & nvml_binding.XID_EVENT:
             xids.append(int(event.eventData))
     return tuple(xids)
 
@@ -157,19 +157,22 @@ def read_figures(handle: Handle, before: Figures) -> Figures:
     """
     errors = _latest(
         partial(
-            binding.ask, "nvmlDeviceGetTotalEccErrors", handle, *binding.UNCORRECTED_SINCE_LOADED
+            nvml_binding.ask,
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            *nvml_binding.UNCORRECTED_SINCE_LOADED,
         ),
         before.uncorrectable,
     )
     rows = _latest(
-        partial(binding.ask, "nvmlDeviceGetRemappedRows", handle),
+        partial(nvml_binding.ask, "nvmlDeviceGetRemappedRows", handle),
         (None, None, before.remap_pending, before.remap_failed),
     )
     pages = _latest(
-        partial(binding.ask, "nvmlDeviceGetRetiredPagesPendingStatus", handle),
+        partial(nvml_binding.ask, "nvmlDeviceGetRetiredPagesPendingStatus", handle),
         before.pages_pending,
     )
-    recovery = partial(binding.field, handle, binding.RECOVERY_ACTION)
+    recovery = partial(nvml_binding.field, handle, nvml_binding.RECOVERY_ACTION)
     return Figures(
         None if errors is None else int(errors),
         _flag(None if rows is None else rows[2]),
@@ -198,9 +201,9 @@ def read_modes(handle: Handle) -> Modes:
     Raises:
         GpuLost, DriverGone: it tells nothing at all now.
     """
-    ecc = binding.ask_or_none("nvmlDeviceGetEccMode", handle)
-    persistence = binding.ask_or_none("nvmlDeviceGetPersistenceMode", handle)
-    compute = binding.ask_or_none("nvmlDeviceGetComputeMode", handle)
+    ecc = nvml_binding.ask_or_none("nvmlDeviceGetEccMode", handle)
+    persistence = nvml_binding.ask_or_none("nvmlDeviceGetPersistenceMode", handle)
+    compute = nvml_binding.ask_or_none("nvmlDeviceGetComputeMode", handle)
     return Modes(
         _flag(None if ecc is None else ecc[0]),
         _flag(persistence),
@@ -211,6 +214,6 @@ def read_modes(handle: Handle) -> Modes:
 def _try(name: str, *arguments: object) -> Any:
     """Call `name`; None where it fails, whatever that means."""
     try:
-        return binding.call(name, *arguments)
+        return nvml_binding.call(name, *arguments)
     except NvmlFailure:
         return None

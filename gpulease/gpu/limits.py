@@ -10,16 +10,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from gpulease.domain.memory import GpuUuid
-from gpulease.gpu import binding
-from gpulease.gpu.binding import Handle, NvmlFailure, OldBinding
+from gpulease.domain.gpu import GpuUuid
+from gpulease.gpu import nvml_binding
 from gpulease.gpu.nvml import NoAnswer, NvmlProbe
-from gpulease.service.limiting import NotLimited
+from gpulease.gpu.nvml_binding import Handle, NvmlFailure, OldBinding
+from gpulease.service.ports import NotLimited
 from gpulease.units import MIB, format_size
 
 _STEP = 256 * MIB
 """What NVIDIA's guide saw limits rounded to: 3000 MiB became 2560."""
-_AGAINST_THIS_CGROUP = frozenset({binding.INVALID_ARGUMENT, binding.NOT_FOUND})
+_AGAINST_THIS_CGROUP = frozenset({nvml_binding.INVALID_ARGUMENT, nvml_binding.NOT_FOUND})
 """What the driver may answer about one cgroup although it has memory limits."""
 _BINDING = "13.615"
 _NOT_ON_MIG = "drivers have no memory limits for MIG devices: the size of the device is the limit"
@@ -46,7 +46,7 @@ class DriverLimits:
         if _is_mig(gpu):
             return _NOT_ON_MIG
         try:
-            self._probe.on_gpu(gpu, partial(binding.memory_limits, cgroup=cgroup))
+            self._probe.on_gpu(gpu, partial(nvml_binding.memory_limits, cgroup=cgroup))
         except NoAnswer as failure:
             raise NotLimited(str(failure)) from failure
         except NvmlFailure as failure:
@@ -77,7 +77,7 @@ class DriverLimits:
         if _is_mig(gpu):
             return None
         held = self._on(gpu, partial(_kept, cgroup=cgroup))
-        return None if held == binding.NO_LIMIT else held
+        return None if held == nvml_binding.NO_LIMIT else held
 
     def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away, as has to be before it is removed.
@@ -114,36 +114,36 @@ def _limit(handle: Handle, cgroup: Path, memory: int) -> int:
     try:
         # A driver that rounds up is asked again for a whole number of steps.
         for wanted in (memory, memory // _STEP * _STEP):
-            binding.set_memory_limits(handle, cgroup, soft=0, hard=wanted)
-            _, held = binding.memory_limits(handle, cgroup)
+            nvml_binding.set_memory_limits(handle, cgroup, soft=0, hard=wanted)
+            _, held = nvml_binding.memory_limits(handle, cgroup)
             if 0 < held <= memory:
                 return held
     except NvmlFailure:
         # Perhaps it cannot be read. One that is not known to be there is not to be there.
         with suppress(NvmlFailure):
-            binding.set_memory_limits(handle, cgroup, soft=0, hard=binding.NO_LIMIT)
+            nvml_binding.set_memory_limits(handle, cgroup, soft=0, hard=nvml_binding.NO_LIMIT)
         raise
     _lift(handle, cgroup)
-    if held == binding.NO_LIMIT:
+    if held == nvml_binding.NO_LIMIT:
         raise NotLimited("the driver took the limit and does not keep it")
     raise NotLimited(f"asked for {format_size(memory)}, the driver keeps to {format_size(held)}")
 
 
 def _kept(handle: Handle, cgroup: Path) -> int:
-    return binding.memory_limits(handle, cgroup)[1]
+    return nvml_binding.memory_limits(handle, cgroup)[1]
 
 
 def _lift(handle: Handle, cgroup: Path) -> int:
-    soft, hard = binding.memory_limits(handle, cgroup)
+    soft, hard = nvml_binding.memory_limits(handle, cgroup)
     if soft:
-        binding.set_memory_limits(handle, cgroup, soft=0, hard=hard)
-    if hard != binding.NO_LIMIT:
-        binding.set_memory_limits(handle, cgroup, soft=0, hard=binding.NO_LIMIT)
-    return binding.NO_LIMIT
+        nvml_binding.set_memory_limits(handle, cgroup, soft=0, hard=hard)
+    if hard != nvml_binding.NO_LIMIT:
+        nvml_binding.set_memory_limits(handle, cgroup, soft=0, hard=nvml_binding.NO_LIMIT)
+    return nvml_binding.NO_LIMIT
 
 
 def _is_final(failure: NvmlFailure) -> bool:
-    return failure.is_no_such_figure or failure.code == binding.NO_PERMISSION
+    return failure.is_no_such_figure or failure.code == nvml_binding.NO_PERMISSION
 
 
 def _why(failure: NvmlFailure) -> str:
@@ -151,6 +151,6 @@ def _why(failure: NvmlFailure) -> str:
         return f"{failure}; memory limits need {_BINDING} or later"
     if failure.is_no_such_figure:
         return _NONE_HERE
-    if failure.code == binding.NO_PERMISSION:
+    if failure.code == nvml_binding.NO_PERMISSION:
         return "the driver refuses to set memory limits for this user"
     return f"the driver answered: {failure}"

@@ -14,12 +14,11 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from gpulease.domain.memory import GpuUuid
-from gpulease.gpu import binding
+from gpulease.domain.gpu import GpuUuid
+from gpulease.gpu import nvml_binding
+from gpulease.gpu.call_thread import Call, Lane, Monotonic, Retry
 from gpulease.gpu.devices import list_devices
-from gpulease.gpu.lane import Call, Lane, Monotonic
 from gpulease.gpu.reading import read_gpu
-from gpulease.gpu.retry import Retry
 
 _WITHIN = timedelta(minutes=2)
 """Time that NVML has to be initialised and read in that process."""
@@ -90,7 +89,7 @@ def main() -> None:
     """Initialise NVML, and write the index and the UUID of each GPU that can be read."""
     # The kernel ends this process also where the call hangs and the daemon has gone meanwhile.
     signal.alarm(int(sys.argv[1]))
-    binding.start()
+    nvml_binding.start()
     for device in list_devices():
         if read_gpu(device).fault is None:
             sys.stdout.write(f"{device.index} {device.uuid}\n")

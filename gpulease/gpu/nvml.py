@@ -14,18 +14,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.domain.health import Heard
-from gpulease.domain.memory import Fault, GpuReading, GpuUuid
 from gpulease.errors import NoGpus
-from gpulease.gpu import binding
-from gpulease.gpu.binding import DriverGone, Handle, NvmlFailure
+from gpulease.gpu import nvml_binding
+from gpulease.gpu.call_thread import Call, Lane, Monotonic, Retry
 from gpulease.gpu.devices import Device, in_order, list_devices, match
 from gpulease.gpu.health import HealthEars
-from gpulease.gpu.lane import Call, Lane, Monotonic
+from gpulease.gpu.mig import read_with_parts, unread
 from gpulease.gpu.new_session import NewSession
-from gpulease.gpu.parts import read_with_parts, unread
-from gpulease.gpu.refusals import no_answer, no_devices, refusal
-from gpulease.gpu.retry import Retry
+from gpulease.gpu.nvml_binding import DriverGone, Handle, NvmlFailure
+from gpulease.gpu.nvml_errors import no_answer, no_devices, refusal
 from gpulease.units import format_span
 
 _LONGEST_PAUSE = timedelta(minutes=1)
@@ -54,16 +53,16 @@ class _Listing:
 
 def _stop(ears: HealthEars) -> None:
     ears.free()
-    binding.stop()
+    nvml_binding.stop()
 
 
 def _list_anew(stop_first: HealthEars | None) -> _Listing:
     """Initialise NVML and list the GPUs; runs on a lane, since any of this may hang."""
     if stop_first is not None:
         _stop(stop_first)
-    binding.start()
-    driver = binding.ask_or_none("nvmlSystemGetDriverVersion")
-    library = binding.ask_or_none("nvmlSystemGetNVMLVersion")
+    nvml_binding.start()
+    driver = nvml_binding.ask_or_none("nvmlSystemGetDriverVersion")
+    library = nvml_binding.ask_or_none("nvmlSystemGetNVMLVersion")
     return _Listing(
         None if driver is None else str(driver),
         None if library is None else str(library),

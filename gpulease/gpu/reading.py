@@ -2,17 +2,58 @@
 
 Knows what drivers get wrong about memory and process lists; knows nothing of threads or of other
 GPUs.
+
+Reads which processes on a GPU computed of late, where the driver tells them apart.
+
+It is asked only where the figure for the whole GPU leaves the question open: something computes,
+and there are several processes.
+
+Sources: NVML's reference for nvmlDeviceGetProcessUtilization; the threads rust-nvml/nvml-wrapper
+#56 (no samples are told as an error) and Syllo/nvtop #110 (records of nonsense on some drivers).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpulease.domain.memory import ComputeMode, Fault, GpuReading, ProcessReading
-from gpulease.gpu import binding
-from gpulease.gpu.activity import told_apart
-from gpulease.gpu.binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, ProcessReading
+from gpulease.gpu import nvml_binding
 from gpulease.gpu.devices import Device, complete
+from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
+
+_ALL_SAMPLES = 0
+"""All that the driver still keeps, of seconds to a minute: who computed then is not idle yet."""
+_FIGURES = ("smUtil", "memUtil", "encUtil", "decUtil")
+
+
+def told_apart(
+    handle: Handle, processes: Sequence[ProcessReading], utilization: int | None
+) -> tuple[ProcessReading, ...]:
+    """Return `processes` with how busy each was, in percent; as they are where there is no telling.
+
+    `utilization` is the one of the whole GPU.
+    """
+    if not utilization or len(processes) < 2:
+        return tuple(processes)
+    samples = nvml_binding.ask_or_none("nvmlDeviceGetProcessUtilization", handle, _ALL_SAMPLES)
+    if not samples or not all(_is_sane(sample) for sample in samples):
+        return tuple(processes)
+    busy: dict[int, int] = {}
+    for sample in samples:
+        most = max(int(getattr(sample, figure)) for figure in _FIGURES)
+        busy[int(sample.pid)] = max(most, busy.get(int(sample.pid), 0))
+    # There are samples only of those that computed at some time. Where they are not who is listed,
+    # as in other pid namespaces, nothing says that those who are listed did not.
+    listed = {process.pid for process in processes}
+    if not any(busy.values()) or any(share and pid not in listed for pid, share in busy.items()):
+        return tuple(processes)
+    return tuple(replace(process, utilization=busy.get(process.pid, 0)) for process in processes)
+
+
+def _is_sane(sample: Any) -> bool:
+    return int(sample.pid) > 0 and all(int(getattr(sample, each)) <= 100 for each in _FIGURES)
+
 
 _NO_TOTAL = "the driver tells no memory size for this GPU (unified memory?), so it cannot be leased"
 _LARGEST_GPU = 2**44
@@ -88,11 +129,11 @@ def _read_compute_mode(handle: Handle) -> ComputeMode | None:
     Of a GPU that MIG divides, only its MIG devices have one (nvmlDeviceGetComputeMode).
     """
     try:
-        return _COMPUTE_MODES.get(int(binding.call("nvmlDeviceGetComputeMode", handle)))
+        return _COMPUTE_MODES.get(int(nvml_binding.call("nvmlDeviceGetComputeMode", handle)))
     except (GpuLost, DriverGone):
         raise
     except NvmlFailure as failure:
-        has_none = failure.is_no_such_figure or failure.code == binding.INVALID_ARGUMENT
+        has_none = failure.is_no_such_figure or failure.code == nvml_binding.INVALID_ARGUMENT
         return ComputeMode.DEFAULT if has_none else None
 
 
@@ -113,11 +154,11 @@ def _read_memory_info(handle: Handle) -> _Memory:
 
     The first is asked only where there is no second: without `reserved`, more could be leased.
     """
-    if binding.MEMORY_V2 is not None:
-        answer = binding.ask("nvmlDeviceGetMemoryInfo", handle, binding.MEMORY_V2)
+    if nvml_binding.MEMORY_V2 is not None:
+        answer = nvml_binding.ask("nvmlDeviceGetMemoryInfo", handle, nvml_binding.MEMORY_V2)
         if answer is not None:
             return _memory(answer, reserved=int(answer.reserved))
-    answer = binding.ask("nvmlDeviceGetMemoryInfo", handle)
+    answer = nvml_binding.ask("nvmlDeviceGetMemoryInfo", handle)
     return _Memory() if answer is None else _memory(answer, reserved=None)
 
 
@@ -133,25 +174,25 @@ def _memory(answer: Any, reserved: int | None) -> _Memory:
 
 
 def _size(size: int, at_most: int | None) -> int | None:
-    if size == binding.NOT_AVAILABLE or (at_most is not None and size > at_most):
+    if size == nvml_binding.NOT_AVAILABLE or (at_most is not None and size > at_most):
         return None
     return size
 
 
 def _is_divided(handle: Handle) -> bool:
-    answer = binding.ask("nvmlDeviceGetMigMode", handle)
+    answer = nvml_binding.ask("nvmlDeviceGetMigMode", handle)
     return answer is not None and int(answer[0]) == 1
 
 
 def _read_utilization(handle: Handle) -> int | None:
-    answer = binding.ask_or_none("nvmlDeviceGetUtilizationRates", handle)
+    answer = nvml_binding.ask_or_none("nvmlDeviceGetUtilizationRates", handle)
     return int(answer.gpu) if answer is not None and answer.gpu <= 100 else None
 
 
 def _read_temperature(handle: Handle) -> int | None:
     # The first is to go with CUDA 14; bindings and drivers of today may not have the second.
     for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
-        answer = binding.ask_or_none(name, handle, binding.TEMPERATURE_OF_GPU)
+        answer = nvml_binding.ask_or_none(name, handle, nvml_binding.TEMPERATURE_OF_GPU)
         if answer is not None:
             return int(answer) if answer < 1000 else None
     return None
@@ -196,7 +237,9 @@ def _read_list(name: str, handle: Handle, total: int | None, without: _List | No
         NvmlFailure: there is no answer at this moment. The GPU is then unreadable: without the list
             a stranger's memory would pass for that of a job which uses less than its lease.
     """
-    versions = [f"{name}{version}" for version in ("_v3", "_v2") if binding.has(f"{name}{version}")]
+    versions = [
+        f"{name}{version}" for version in ("_v3", "_v2") if nvml_binding.has(f"{name}{version}")
+    ]
     highest = _highest_pid()
     exists, failure = False, None
     for version in versions or [name]:
@@ -210,19 +253,19 @@ def _read_list(name: str, handle: Handle, total: int | None, without: _List | No
         exists |= answer is not None
         if answer is not None and all(0 < int(process.pid) <= highest for process in answer):
             return [(int(process.pid), _held(process, total)) for process in answer]
-    if failure is not None and failure.code != binding.NO_PERMISSION:
+    if failure is not None and failure.code != nvml_binding.NO_PERMISSION:
         raise failure
     return None if exists or failure else without
 
 
 def _ask_list(version: str, handle: Handle) -> Any:
     try:
-        return binding.ask(version, handle)
+        return nvml_binding.ask(version, handle)
     except (GpuLost, DriverGone):
         raise
     except NvmlFailure:
         # A process that starts between the binding's two calls can overfill its array: ask again.
-        return binding.ask(version, handle)
+        return nvml_binding.ask(version, handle)
 
 
 def _held(process: Any, total: int | None) -> int | None:

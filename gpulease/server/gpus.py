@@ -4,13 +4,14 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
-from gpulease.domain.memory import GpuReading
+from gpulease.domain.gpu import GpuReading
 from gpulease.errors import BadValue
-from gpulease.server.desk import Desk
-from gpulease.server.fields import user_of
-from gpulease.server.peer import caller_in
-from gpulease.service.drains import Drained, named
-from gpulease.wire import DrainRequest, StandingView
+from gpulease.server.auth import caller_in
+from gpulease.server.context import Desk
+from gpulease.server.validation import user_of
+from gpulease.service.health import Drained, named
+from gpulease.wire.requests import DrainRequest
+from gpulease.wire.views import StandingView
 
 _LONGEST_REASON = 200
 

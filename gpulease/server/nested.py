@@ -6,15 +6,15 @@ Nothing is queued for it: the job has been granted the memory, and its lease cou
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
-from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.errors import AlreadyLeased
-from gpulease.server.fields import Defaults, claim_of, options_of
-from gpulease.server.holds import JobsOf
-from gpulease.server.peer import Caller
+from gpulease.server.auth import Caller
+from gpulease.server.submissions import JobsOf
+from gpulease.server.validation import Defaults, claim_of, options_of
 from gpulease.units import format_size
-from gpulease.wire import NestedRequest, WorkerOptionsRequest
+from gpulease.wire.requests import NestedRequest, WorkerOptionsRequest
 
 _DEFAULTS = options_of(WorkerOptionsRequest())
 _MOST_DIGITS = 19

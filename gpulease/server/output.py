@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpulease.frames import FrameKind, frame
+from gpulease.wire.frames import FrameKind, frame
 
 T = TypeVar("T")
 

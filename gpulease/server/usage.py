@@ -1,14 +1,25 @@
-"""What a hook in a job reports, checked against every bound; and how what is known is shown.
+"""The handlers of what jobs take: what their hooks report, and asked against used.
+
+What a hook in a job reports, checked against every bound; and how what is known is shown.
 
 It is the word of the job's owner: nothing here is believed beyond being a number of its kind.
 """
 
-from gpulease.domain.lease import Lease
-from gpulease.domain.memory import GpuUuid
-from gpulease.errors import BadValue
-from gpulease.server.fields import printable
-from gpulease.service.usage import PoolReport, PoolSeen, Report
-from gpulease.wire import PoolUsage, PoolView, UsageRequest
+import asyncio
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from gpulease.domain.gpu import GpuUuid
+from gpulease.errors import BadValue, NotAllowed
+from gpulease.server.auth import caller_in
+from gpulease.server.context import Desk
+from gpulease.server.job_views import report_view
+from gpulease.server.jobs import existing_job, json_response, read_body
+from gpulease.server.request_limits import turn_in
+from gpulease.server.validation import printable, span, user_of
+from gpulease.service.usage import PoolReport, Report
+from gpulease.wire.requests import PoolUsage, UsageRequest
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
 _MOST_GPUS = 64
@@ -37,14 +48,33 @@ def _pool(given: PoolUsage) -> PoolReport:
     return PoolReport(uuid, given.pool, given.peak, given.limit)
 
 
-def pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
-    """Return what is known of a pool in a lease as a wire object."""
-    charged = None if seen.limit is None else max(0, lease.memory - seen.limit)
-    return PoolView(
-        framework=seen.kind.framework,
-        version=seen.version,
-        limit=seen.limit,
-        peak=seen.peak,
-        charged=charged,
-        beside=seen.beside,
-    )
+class AccountHandlers:
+    """One method for each route; FastAPI reads the parameters from the signatures."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def usage(self, request: Request, job_id: int) -> Response:
+        """Hear what a process of a job says of its pools."""
+        caller, job = caller_in(dict(request.scope)), existing_job(self._desk, job_id)
+        report = report_of(read_body(UsageRequest, await request.body()))
+        if job.holds_memory:
+            self._desk.usage.hear(job, caller.pid, report, self._desk.clock.now())
+        return Response(status_code=204)
+
+    async def report(
+        self, request: Request, user: str | None = None, since: float | None = None
+    ) -> Response:
+        """Tell what users asked for and used; `since` is seconds ago, and no `user` is all."""
+        caller, desk = caller_in(dict(request.scope)), self._desk
+        if desk.rights.hides_from(caller) and user != user_of(caller):
+            raise NotAllowed(
+                "cannot report on others: what they run is hidden here",
+                "gpulease report, without --user and --all, is about yourself",
+            )
+        ago = span("time to look back", since, at_least=1)
+        border = None if ago is None else desk.clock.now() - ago
+        # A year of jobs takes a while to add up: for one user once at a time, and in a thread.
+        await turn_in(dict(request.scope)).for_much()
+        found = await asyncio.to_thread(desk.uses, user, border)
+        return json_response(report_view(found, border))

@@ -1,46 +1,296 @@
-"""Noting what holds a job to its leases: at its launch, before the first of its processes."""
+"""The watch: what is done about leases that hold too much, that nobody uses, or that are short.
 
-from collections.abc import Collection, Mapping
+An observer of the looks at the GPUs. The first look that shows it has the owner told; when it has
+gone on for the grace, the job is stopped in the way in which `cancel` stops one.
 
-from gpulease.domain.enforcement import Enclosed, limited_anew, stands_on
-from gpulease.domain.job import Job
-from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.service.leases import existing
-from gpulease.service.ports import Clock, Event, Store
-from gpulease.units import format_size
+What the owner of a job is told about its lease, in one line each.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+
+from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.idle import IdleStep, Release
+from gpulease.domain.job import Outcome
+from gpulease.domain.memory_estimate import enough_for
+from gpulease.domain.overuse import Consequence, Step
+from gpulease.domain.plan import Plan, ledgers
+from gpulease.errors import RecordUnwritable
+from gpulease.service.idleness import AtRest, RestWatch
+from gpulease.service.observation import Look, snapshot
+from gpulease.service.overuse import (
+    HELD_BY_OTHERS,
+    IN_USE,
+    Finding,
+    OveruseWatch,
+    Shortfall,
+    ShortfallWatch,
+    record,
+    wanted_gpus,
+)
+from gpulease.service.ports import Clock, InThread
+from gpulease.service.scheduler import Keeper
+from gpulease.service.submission import most_of
+from gpulease.units import GIB, MIB, format_size, format_span
+
+_NO_MORE = "no GPU here offers more"
+_USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or lease more with --gpus"
+_A_SECOND = timedelta(seconds=1)
 
 
-def note_enclosed(
-    store: Store, job_id: JobId, everywhere: Collection[str], enclosed: Enclosed, clock: Clock
-) -> Job:
-    """Store what holds the leases of a job that is about to be launched.
+def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
+    """Return the size of a lease that would have held `peak` bytes, as far as a GPU here has it.
 
-    Raises:
-        RecordUnwritable: it cannot be stored at this moment.
+    None: a lease cannot be larger than this one. `most` are the bytes of the largest; 0: unknown.
     """
-    with store.write() as tx:
-        job = stands_on(existing(tx, job_id), everywhere, enclosed)
-        tx.save(job, Event(clock.now(), "enclosed", _said(job, enclosed)))
-    return job
+    size = enough_for(peak)
+    size = min(size, most) if most else size
+    lease = found.lease.memory
+    return None if size <= lease or _shown(size) == _shown(lease) else _shown(size)
 
 
-def note_limits(
-    store: Store, job_id: JobId, limits: Mapping[GpuUuid, int | None], said: str, clock: Clock
-) -> Job:
-    """Store the limits by the driver that a running job has now, and what is said of it.
-
-    Raises:
-        RecordUnwritable: it cannot be stored at this moment.
-    """
-    with store.write() as tx:
-        job = limited_anew(existing(tx, job_id), limits)
-        tx.save(job, Event(clock.now(), "enclosed", said))
-    return job
+def overuse_warning(found: Finding, peak: int, most: int) -> str:
+    """Say that a job holds more than its lease, and what comes of that."""
+    if not found.is_leased:
+        return _without_lease(found)
+    why = ", and others wait for that memory" if found.policy.elastic and found.wanted else ""
+    return f"{_holds(found)}{why}; {_what_comes(found, peak, most)}"
 
 
-def _said(job: Job, enclosed: Enclosed) -> str:
-    """Return what was put around a job, in words."""
-    limits = [format_size(limit) for limit in enclosed.limits.values()]
-    held = [f"the driver keeps it to {' and '.join(limits)}"] if limits else []
-    held += ["it can open its own GPUs alone"] if enclosed.devices else []
-    return "; ".join((*held, *enclosed.missing)) or "nothing holds it from outside"
+def _without_lease(found: Finding) -> str:
+    what = f"{_shown(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
+    said = f"job {found.job.id} uses {what}, which it did not lease"
+    left = found.standing.left(found.policy)
+    if left is None:
+        return f"{said}; {_USE_OWN}"
+    why = ", and others wait for that memory" if found.policy.elastic else ""
+    return f"{said}{why}; unless that ends {_within(left)}, the job is stopped; {_USE_OWN}"
+
+
+def _within(left: timedelta) -> str:
+    return "now" if left < _A_SECOND else f"within {format_span(left)}"
+
+
+def _what_comes(found: Finding, peak: int, most: int) -> str:
+    ask = size_to_ask_for(found, peak, most)
+    if found.job.holder is not None:
+        return f"the rest is not yours: {f'hold {ask}, or ' if ask else ''}use less"
+    next_time = f"next time {f'ask for --mem {ask}' if ask else f'let it use less: {_NO_MORE}'}"
+    if found.policy.consequence is Consequence.WARN:
+        return next_time
+    left = found.standing.left(found.policy) or timedelta(0)
+    return f"unless that ends {_within(left)}, the job is stopped; {next_time}"
+
+
+def overuse_clear(found: Finding) -> str:
+    """Say that a job is not stopped for what its owner was told of."""
+    job, gpu = f"job {found.job.id}", f"GPU {found.label}"
+    within = found.used <= found.lease.memory + found.policy.tolerance
+    if within and not found.is_leased:
+        return f"{job} holds no more than a context on {gpu} now, and is not stopped"
+    if within:
+        return f"{job} is within its lease of {gpu} again, and is not stopped"
+    where = f"its lease of {gpu}" if found.is_leased else f"a context on {gpu}"
+    if found.policy.consequence is Consequence.WARN:
+        return f"{job} holds more than {where}, but is not stopped for it any more"
+    if not found.is_leased:
+        return f"{job} is not stopped: nobody waits for what it holds of {gpu} without a lease"
+    return f"{job} is not stopped: nobody waits for what it holds of {gpu} beyond its lease"
+
+
+def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
+    """Say why a job is stopped: for the record, with a hint, and for its output."""
+    after = format_span(found.policy.grace)
+    at_most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
+    held = f"it held {_shown(found.used)} of GPU {found.label}{at_most}"
+    if found.is_leased:
+        why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
+        ask = size_to_ask_for(found, peak, most)
+        hint = f"ask for --mem {ask}" if ask else f"{_NO_MORE}: let it use less, or more GPUs"
+    else:
+        why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
+    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
+
+
+def shortfall_warning(found: Shortfall) -> str:
+    """Say that a job may not get all of its lease, and what its owner can do about it."""
+    return (
+        f"job {found.job.id} may run out of memory within its lease of "
+        f"{format_size(found.lease.memory)} on GPU {found.label}: {_shown(found.unmanaged)} is "
+        f"used there outside any lease, {_shown(found.promised)} of it promised to leases; save "
+        "the job's work, and have the processes ended that gpulease status lists as in use "
+        "without a lease, or run the job again"
+    )
+
+
+def idle_warning(found: AtRest) -> str:
+    """Say that nothing happens under a lease, and what comes of that."""
+    job = found.job.id
+    said = (
+        f"job {job} has done nothing on its {_gpus(found)} for {format_span(found.idle_for)}, "
+        "and others wait for the memory"
+    )
+    if found.policy.release is Release.WARN:
+        return f"{said}; gpulease cancel {job} gives it back"
+    what = "the job is stopped" if found.job.holder is None else "the lease is taken back"
+    return (
+        f"{said}; unless that ends within {format_span(found.policy.grace)}, {what}; "
+        f"gpulease keep {job} keeps it"
+    )
+
+
+def idle_release(found: AtRest) -> tuple[str, str]:
+    """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
+    span = format_span(found.idle_for)
+    why = f"it did nothing on its {_gpus(found)} for {span} while others waited"
+    hint = "what is idle on purpose is kept by gpulease keep, where it is said in time"
+    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
+
+
+def _gpus(found: AtRest) -> str:
+    return "GPU" if len(found.job.leases) == 1 else "GPUs"
+
+
+def _holds(found: Finding) -> str:
+    lease = format_size(found.lease.memory)
+    return (
+        f"job {found.job.id} holds {_shown(found.used)} of GPU {found.label}, "
+        f"and its lease is {lease}"
+    )
+
+
+def _shown(size: int) -> str:
+    """Write a size so that one over a lease is not shown as the lease itself."""
+    return f"{size // MIB}M" if size < 4 * GIB and size % GIB else format_size(size)
+
+
+_log = logging.getLogger(__name__)
+
+
+class Overseer:
+    """Does what the watch finds to be done."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        watch: OveruseWatch,
+        rests: RestWatch,
+        clock: Clock,
+        writing: InThread,
+    ) -> None:
+        self._shortfalls = ShortfallWatch()
+        self._keeper = keeper
+        self._watch = watch
+        self._rests = rests
+        self._clock = clock
+        self._writing = writing
+        self._wanted: tuple[Plan | None, _Wanted] = (None, _Wanted())
+
+    async def look_for_idleness(self, seen: Look) -> None:
+        """Take in one look.
+
+        Raises:
+            RecordUnwritable: something could not be done, and is found again.
+        """
+        keeper, wanted = self._keeper, self._wanted_now().leased
+        rests, failures = self._rests, _Failures()
+        for found in rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
+            with failures:
+                await self._act_on_idle(found)
+                rests.settled(found)
+        failures.raise_first()
+
+    async def look_for_overuse(self, seen: Look) -> None:
+        """Take in one look.
+
+        Raises:
+            RecordUnwritable: something could not be done, and is found again.
+        """
+        keeper, watch = self._keeper, self._watch
+        wanted, now = self._wanted_now(), self._clock.steady()
+        failures = _Failures()
+        for found in watch.look(keeper.store.live(), seen, wanted.leased, now, wanted.in_use):
+            with failures:
+                await self._act(found)
+                watch.settled(found)
+        failures.raise_first()
+        behind = watch.unrecorded(keeper.store.live())
+        if behind:
+            await self._writing(lambda: record(keeper.store, behind))
+
+    async def look_for_shortfalls(self, seen: Look) -> None:
+        """Take in one look.
+
+        Raises:
+            RecordUnwritable: an owner could not be notified, and is at the next look.
+        """
+        keeper, live, failures = self._keeper, self._keeper.store.live(), _Failures()
+        gpus = ledgers(snapshot(live, seen, keeper.policy, {}, seen.at))
+        for found in self._shortfalls.look(live, gpus, self._clock.steady()):
+            with failures:
+                await keeper.tell_owner(found.job.id, shortfall_warning(found))
+                self._shortfalls.settled(found)
+        failures.raise_first()
+
+    def _wanted_now(self) -> "_Wanted":
+        """Return the GPUs for whose memory somebody waits, found once for each plan."""
+        plan = self._keeper.plan
+        if self._wanted[0] is not plan:
+            self._wanted = (
+                plan,
+                _Wanted(wanted_gpus(plan, HELD_BY_OTHERS), wanted_gpus(plan, IN_USE)),
+            )
+        return self._wanted[1]
+
+    async def _act(self, found: Finding) -> None:
+        job = found.job
+        peak = self._keeper.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
+        peak = max(peak, found.used)
+        keeper = self._keeper
+        most = most_of(keeper.seen, keeper.policy, len(job.leases), self._clock.now())
+        if found.step is Step.WARN:
+            await self._keeper.tell_owner(job.id, overuse_warning(found, peak, most))
+            return
+        if found.step is Step.CLEAR:
+            await self._keeper.tell_owner(job.id, overuse_clear(found))
+            return
+        detail, notice = overuse_stop(found, peak, most)
+        await self._keeper.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
+        _log.info("%s (of %s)", notice, job.owner.user)
+
+    async def _act_on_idle(self, found: AtRest) -> None:
+        if found.step is IdleStep.WARN:
+            await self._keeper.tell_owner(found.job.id, idle_warning(found))
+            return
+        detail, notice = idle_release(found)
+        await self._keeper.revoke(found.job.id, Outcome.IDLE, detail, notice)
+        _log.info("%s (of %s)", notice, found.job.owner.user)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The GPUs for whose memory somebody waits: leased to others, or in use at all."""
+
+    leased: frozenset[GpuUuid] = frozenset()
+    in_use: frozenset[GpuUuid] = frozenset()
+
+
+class _Failures:
+    """Keeps what could not be put on record for one job from the others, and for the end."""
+
+    def __init__(self) -> None:
+        self._first: RecordUnwritable | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, RecordUnwritable):
+            return False
+        self._first = self._first or error
+        return True
+
+    def raise_first(self) -> None:
+        if self._first is not None:
+            raise self._first

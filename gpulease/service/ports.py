@@ -1,4 +1,7 @@
-"""What the use cases need from outside, as Protocols; adapters and fakes mirror their names."""
+"""What the use cases need from outside, as Protocols; adapters and fakes mirror their names.
+
+What the use cases need of the driver's own memory limits, as a Protocol.
+"""
 
 from collections.abc import (
     AsyncIterator,
@@ -12,16 +15,26 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from gpulease.domain.account import NO_ACCOUNT, Account, Shape
-from gpulease.domain.claim import Claim
-from gpulease.domain.health import GpuEvent, Heard
-from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, Owner, until
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId
-from gpulease.domain.sizing import Run
-from gpulease.domain.standing import Standing
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.health import GpuEvent, Heard, Standing
+from gpulease.domain.job import (
+    NO_ACCOUNT,
+    Account,
+    Exit,
+    Holder,
+    Invocation,
+    Job,
+    Outcome,
+    Owner,
+    Process,
+    Shape,
+    until,
+)
+from gpulease.domain.lease import Claim
+from gpulease.domain.memory_estimate import Run
 
 T = TypeVar("T")
 
@@ -342,3 +355,39 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Tell the machine's time from now on."""
+
+
+class NotLimited(Exception):
+    """The driver keeps no limit of ours on a cgroup; the text says why, for people."""
+
+
+class MemoryLimiter(Protocol):
+    """The driver's own memory limits, on cgroups of version 2; each call blocks for a while."""
+
+    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
+
+        Raises:
+            NotLimited: there is no telling now.
+        """
+
+    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+        """Let the processes of a cgroup hold at most `memory` bytes; return what is kept to.
+
+        Raises:
+            NotLimited: it is not in force.
+        """
+
+    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+        """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
+
+        Raises:
+            NotLimited: there is no telling.
+        """
+
+    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+        """Take the limits of a cgroup away.
+
+        Raises:
+            NotLimited: they could not be.
+        """

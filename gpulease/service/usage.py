@@ -1,18 +1,18 @@
 """What the hooks in jobs report of their pools, and what is learnt from it about overheads.
 
 A report is its owner's word: bounded when it comes in, kept in memory, and of influence on what the
-same user gets (see domain/overhead.py). What a process holds beside its pool is seen when a look at
-the GPUs lies between two reports of the same pool.
+same user gets (see domain/memory_estimate.py). What a process holds beside its pool is seen when
+a look at the GPUs lies between two reports of the same pool.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
-from gpulease.domain.memory import GpuUuid, JobId
-from gpulease.domain.overhead import LATEST, Kind, learned
-from gpulease.service.look import Look
+from gpulease.domain.memory_estimate import LATEST, Kind, learned
+from gpulease.service.observation import Look
 
 MOST_PROCESSES = 64
 """Processes of one job that are heard; the ones silent for longest go first."""

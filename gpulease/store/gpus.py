@@ -5,9 +5,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
-from gpulease.domain.health import GpuEvent
-from gpulease.domain.memory import GpuUuid
-from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.health import Ailment, Drain, GpuEvent, Standing
 from gpulease.store.tables import GpuEventRow, GpuRow
 
 MOST_EVENTS = 200

@@ -8,12 +8,21 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any
 
-from gpulease.domain.account import Account, Shape
-from gpulease.domain.claim import Claim
-from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import EarlySignal, Exit, Invocation, Job, Outcome, Owner, Terminal
-from gpulease.domain.lease import Lease, State
-from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import (
+    Account,
+    EarlySignal,
+    Exit,
+    Holder,
+    Invocation,
+    Job,
+    Outcome,
+    Owner,
+    Process,
+    Shape,
+    Terminal,
+)
+from gpulease.domain.lease import Claim, Lease, State
 from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
 from gpulease.units import Share
 

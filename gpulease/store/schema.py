@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from gpulease.errors import StateUnusable
-from gpulease.store.faults import at_start, damaged
+from gpulease.store.engine import at_start, damaged
 
 HEAD = "0004"
 """The newest revision in migrations/versions, which this code needs."""

@@ -2,16 +2,42 @@
 
 On the tables and not on the rows: writing is what the daemon does most, and through the rows the
 same statement costs it about three times the CPU.
+
+What both readers and the writer read: jobs, what they keep, and drained GPUs.
+
+The runs of a script: what the jobs that are like another asked for and used.
+
+What each user has at once, counted along with each change, so that no bound costs a query.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
-from sqlalchemy import bindparam, delete, insert, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.sqlite import Insert
 from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.orm import Session
 
-from gpulease.domain.memory import GpuReading
-from gpulease.store.tables import GpuRow, Row
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.job import Job, Outcome, Shape
+from gpulease.domain.lease import State
+from gpulease.domain.memory_estimate import Run
+from gpulease.service.ports import Tally
+from gpulease.store.gpus import standings
+from gpulease.store.rows import job_of
+from gpulease.store.tables import GpuRow, HolderRow, InvocationRow, JobRow, LeaseRow, Row
 
 _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
@@ -56,3 +82,117 @@ def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
         .values(uuid=reading.uuid, first_seen_at=at, **seen)
         .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
     )
+
+
+def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
+    """Read jobs with their leases and holders, by id."""
+    rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
+    leases: dict[int, list[LeaseRow]] = {}
+    of_these = select(JobRow.id).where(which)
+    for lease in session.scalars(
+        select(LeaseRow).where(LeaseRow.job.in_(of_these)).order_by(LeaseRow.place)
+    ):
+        leases.setdefault(lease.job, []).append(lease)
+    of_holds = select(HolderRow).where(HolderRow.job.in_(of_these))
+    holders = {holder.job: holder for holder in session.scalars(of_holds)}
+    return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
+
+
+def invocation_sizes(session: Session) -> dict[JobId, int]:
+    """Return how many bytes each live job's arguments and environment take, packed."""
+    sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
+    return {JobId(job): size for job, size in sizes}
+
+
+def drained_gpus(connection: Connection) -> Mapping[GpuUuid, str]:
+    """Return the GPUs on which nothing more may be granted, and why."""
+    return {
+        gpu: standing.closed
+        for gpu, standing in standings(connection).items()
+        if standing.closed is not None
+    }
+
+
+_TELLS = JobRow.out_of_memory | or_(
+    (JobRow.outcome == Outcome.EXITED) & (JobRow.exit_code == 0),
+    JobRow.outcome.in_((Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.OVER_LEASE)),
+)
+"""Ends after which the use says something: a script that failed may have failed at its first
+line."""
+
+
+def runs_like(
+    connection: Connection, uid: int, shape: Shape, gpus: int, most: int
+) -> Sequence[Run]:
+    """Return the latest runs like this one of which the use is known, latest first.
+
+    Those that are the same in every word, or if there are none those that are alike.
+    """
+    like = (
+        select(
+            func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory, JobRow.outcome
+        )
+        .join(LeaseRow, LeaseRow.job == JobRow.id)
+        .where(JobRow.uid == uid, JobRow.alike == shape.alike, JobRow.gpus == gpus)
+        .where(JobRow.state == State.ENDED, _TELLS)
+        # Of one that ran out of memory, how much it had tells enough.
+        .where(LeaseRow.used.is_not(None) | JobRow.out_of_memory)
+        .group_by(JobRow.id)
+        .order_by(JobRow.id.desc())
+        .limit(most)
+    )
+    found = connection.execute(like.where(JobRow.same == shape.same)).all()
+    if not found:
+        found = connection.execute(like).all()
+    return [
+        Run(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
+        for leased, used, ran_out, outcome in found
+    ]
+
+
+class Tallies:
+    """The counts of all users, by the live jobs and the sizes of their invocations in bytes."""
+
+    def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
+        self._of: dict[int, Tally] = {}
+        self._sizes = dict(sizes)
+        for job in live:
+            self._count(job, 1)
+
+    def of(self, uid: int) -> Tally:
+        """Return what a user has."""
+        return self._of.get(uid, Tally())
+
+    def of_after(self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]) -> Tally:
+        """Return what a user would have after `changes`, each as `note` takes it."""
+        after = Tallies((), {})
+        after._of = {uid: self.of(uid)}
+        for before, job, size in changes:
+            if job.owner.uid == uid:
+                after._sizes.setdefault(job.id, self._sizes.get(job.id, 0))
+                after.note(before, job, size)
+        return after.of(uid)
+
+    def note(self, before: Job | None, after: Job, size: int | None = None) -> None:
+        """Count a job as it is now; `size` comes with a new one."""
+        if size is not None:
+            self._sizes[after.id] = size
+        if before is not None:
+            self._count(before, -1)
+        if after.state is State.ENDED:
+            self._sizes.pop(after.id, None)
+        else:
+            self._count(after, 1)
+
+    def _count(self, job: Job, one: int) -> None:
+        was = self.of(job.owner.uid)
+        waits = one if job.state is State.QUEUED else 0
+        now = replace(
+            was,
+            waiting=was.waiting + waits,
+            waiting_bytes=was.waiting_bytes + waits * self._sizes.get(job.id, 0),
+            holds=was.holds + (one if job.holder is not None else 0),
+        )
+        self._of[job.owner.uid] = now
+        if now == Tally():
+            del self._of[job.owner.uid]

@@ -6,21 +6,17 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
-from gpulease.domain.account import Shape
-from gpulease.domain.health import GpuEvent
-from gpulease.domain.job import Invocation, Job, with_over_for
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.health import GpuEvent, Standing
+from gpulease.domain.job import Invocation, Job, Shape, with_over_for
 from gpulease.domain.lease import State
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId
-from gpulease.domain.sizing import Run
-from gpulease.domain.standing import Standing
+from gpulease.domain.memory_estimate import Run
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Order, Tally
 from gpulease.store import gpus, statements
-from gpulease.store.reads import drained_gpus, jobs_where
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
-from gpulease.store.runs import runs_like
+from gpulease.store.statements import Tallies, drained_gpus, jobs_where, runs_like
 from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
-from gpulease.store.tallies import Tallies
 
 
 class SqlTransaction:

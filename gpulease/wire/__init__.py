@@ -6,20 +6,6 @@ read them without paying for what the daemon needs. Sizes are bytes, spans secon
 they travel *one character per byte* (Latin-1), see `to_wire` and `from_wire`.
 """
 
-from gpulease.wire.machine import (
-    CheckState,
-    CheckView,
-    DoctorView,
-    GpuEventView,
-    GpuState,
-    GpuView,
-    MemoryView,
-    OveruseView,
-    ProcessView,
-    RungView,
-    StandingView,
-    StatusView,
-)
 from gpulease.wire.requests import (
     API_PREFIX,
     LARGEST_REQUEST,
@@ -36,24 +22,38 @@ from gpulease.wire.requests import (
     TerminalRequest,
     UsageRequest,
     WorkerOptionsRequest,
+    from_wire,
+    spoken,
+    to_wire,
 )
-from gpulease.wire.text import from_wire, spoken, to_wire
 from gpulease.wire.views import (
+    CheckState,
+    CheckView,
     ClaimView,
+    DoctorView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
     EventView,
+    GpuEventView,
+    GpuState,
+    GpuView,
     JobKind,
     JobList,
     JobState,
     JobView,
     LeaseView,
+    MemoryView,
     NestedView,
     Outcome,
+    OveruseView,
     PoolView,
+    ProcessView,
     RefusalView,
     ReportView,
+    RungView,
+    StandingView,
+    StatusView,
     UnheldView,
     UseView,
 )

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulease.wire import ClaimRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, SubmitRequest
 
 G = 1 << 30
 HELD = "CHAOS_HELD"

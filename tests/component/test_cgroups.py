@@ -12,14 +12,13 @@ import pytest
 
 import cgroup_by_hand as by_hand
 from fakes import NOON, hold_order, order
-from gpulease.daemon.finder import Finder
-from gpulease.daemon.living import living
-from gpulease.domain.hold import Holder
-from gpulease.domain.job import Job, Owner
-from gpulease.domain.memory import JobId
-from gpulease.process import cgroups
-from gpulease.process.scope_name import SLICE, scope_name
-from gpulease.process.table import MARKER, ProcessTable
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Holder, Job, Owner
+from gpulease.host import cgroups
+from gpulease.host.cgroups import SLICE, scope_name
+from gpulease.host.process_finder import Finder
+from gpulease.host.process_watch import living
+from gpulease.host.processes import MARKER, ProcessTable
 from process_rig import is_running, run, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")

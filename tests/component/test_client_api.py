@@ -14,8 +14,8 @@ from daemon_stand_in.daemon import StandIn
 from gpulease import config
 from gpulease.client import Client, answers, dial, indent
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
-from gpulease.frames import FrameKind, frame
-from gpulease.wire import LARGEST_REQUEST, SubmitRequest
+from gpulease.wire.frames import FrameKind, frame
+from gpulease.wire.requests import LARGEST_REQUEST, SubmitRequest
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease.cli.signals import DEADLY
-from gpulease.frames import FrameKind
-from gpulease.wire import JobView
+from gpulease.wire.frames import FrameKind
+from gpulease.wire.views import JobView
 
 Sit = Callable[..., Terminal]
 

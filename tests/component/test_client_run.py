@@ -17,7 +17,7 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from goldens import mentions
 from gpulease.errors import NoRoomNow
-from gpulease.frames import FrameKind, frame
+from gpulease.wire.frames import FrameKind, frame
 
 REPOSITORY = Path(__file__).parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]

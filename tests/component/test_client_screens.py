@@ -15,8 +15,8 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease.cli.tables import cells
-from gpulease.frames import FrameKind, frame
-from gpulease.wire import CheckView, DoctorView
+from gpulease.wire.frames import FrameKind, frame
+from gpulease.wire.views import CheckView, DoctorView
 
 LOOKS = (("status",), ("list", "--all"), ("show", "12"), ("doctor",))
 

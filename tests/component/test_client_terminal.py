@@ -10,7 +10,7 @@ from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
 from daemon_stand_in.terminal import Terminal, gpulease
-from gpulease.frames import FrameKind
+from gpulease.wire.frames import FrameKind
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-from gpulease.cli import verbs
+from gpulease.cli import commands
 from gpulease.cli.completion import script
 
 PATIENCE_S = 20.0
@@ -69,7 +69,7 @@ class Shell:
 
     def written(self, shell: str) -> Path:
         path = self.folder / f"completion.{shell}"
-        path.write_text(script(shell, verbs.grammar()))
+        path.write_text(script(shell, commands.grammar()))
         return path
 
     def call(self, *line: str) -> list[str]:
@@ -143,7 +143,7 @@ def shell(tmp_path: Path, daemon: StandIn) -> Shell:
     return Shell(tmp_path, daemon.path)
 
 
-VERBS = list(verbs.VERBS)
+VERBS = list(commands.VERBS)
 
 
 def test_bash_completes_verbs(shell: Shell) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.worker.environment import HOOKS
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import HOOKS, MIB, outside_the_pool
 from process_rig import wait_until
 
 from .test_hook_reports import LEASE, Hearer, begun, hearer, lease

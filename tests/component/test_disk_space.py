@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.space import Log, shortened
-from gpulease.domain.memory import JobId
-from gpulease.process.logs import LEAST_KEPT, JobLog, shorten
-from gpulease.store.reserve import Reserve
+from gpulease.daemon.disk_space import Log, shortened
+from gpulease.domain.gpu import JobId
+from gpulease.shim.log_file import LEAST_KEPT, JobLog, shorten
+from gpulease.store.database_file import Reserve
 
 MIB = 1 << 20
 ALICE, BOB = 1001, 1002

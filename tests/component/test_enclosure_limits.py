@@ -16,23 +16,20 @@ import pytest
 
 import cgroup_by_hand as by_hand
 from fakes import ALICE, NOON, reading
-from gpulease.daemon.enclosure import Enclosure
-from gpulease.daemon.launching import Surroundings, launch_of
-from gpulease.daemon.lifting import Lifting
-from gpulease.daemon.renewing import Renewing
-from gpulease.daemon.shims import has_scope
-from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, limited_anew
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
-from gpulease.domain.lease import Lease, State
-from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import RecordUnwritable
-from gpulease.process import cgroups, device_rules, scopes
-from gpulease.process.launcher import Launcher
-from gpulease.process.record import read_record
-from gpulease.service.limiting import NotLimited
-from gpulease.worker.environment import HOOKS
-from gpulease.worker.overhead import outside_the_pool
+from gpulease.host import cgroups, scopes
+from gpulease.host.enforcement import Lifting, Renewing
+from gpulease.host.launch import Surroundings, launch_of
+from gpulease.host.launcher import Launcher
+from gpulease.host.sandbox import Enclosure
+from gpulease.host.shim_control import has_scope
+from gpulease.service.ports import NotLimited
+from gpulease.shim.record import read_record
+from gpulease.worker.environment import HOOKS, outside_the_pool
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 from process_rig import end, job_directory, output, run, shell, wait_until
 
@@ -371,6 +368,6 @@ def test_a_job_that_the_driver_limits_no_more_says_so_and_one_that_nobody_can_te
 
 
 def test_device_rules_that_nobody_attached_are_not_in_force(rig: Rig) -> None:
-    assert device_rules.are_in_force(rig.scope) is not True
-    assert device_rules.are_in_force(rig.scope / "none") is None
-    assert device_rules.kernel_has_them(rig.scope) is not False
+    assert scopes.are_in_force(rig.scope) is not True
+    assert scopes.are_in_force(rig.scope / "none") is None
+    assert scopes.kernel_has_them(rig.scope) is not False

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from fakes import NOON, hold_order, order
-from gpulease.daemon.finder import Finder
-from gpulease.daemon.living import has_ended, living
-from gpulease.domain.hold import Holder, Process
-from gpulease.domain.job import Job, Owner
-from gpulease.domain.memory import JobId
-from gpulease.process.namespaces import has_first_pids
-from gpulease.process.table import MARKER, ProcessTable
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Holder, Job, Owner, Process
+from gpulease.host.cgroups import has_first_pids
+from gpulease.host.process_finder import Finder
+from gpulease.host.process_watch import has_ended, living
+from gpulease.host.processes import MARKER, ProcessTable
 from process_rig import wait_until
 
 ME = Owner(os.getuid(), os.getgid(), "me")

@@ -12,11 +12,11 @@ import pytest
 
 from goldens import mentions
 from gpulease.config import runtime_directory
-from gpulease.daemon.listen import listen
-from gpulease.daemon.state import StateDirectory
 from gpulease.errors import BadConfiguration, NoDaemon, StateUnusable
-from gpulease.footing import changeable, shaky
-from gpulease.personal import ensure
+from gpulease.host.state_dir import StateDirectory
+from gpulease.path_ownership import changeable, shaky
+from gpulease.server.listener import listen
+from gpulease.user_daemon import ensure
 from process_rig import ephemeral_user
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is about what root does")

@@ -14,9 +14,9 @@ import pytest
 from goldens import mentions
 from gpulease import config
 from gpulease.cli.app import call
-from gpulease.daemon.listen import listen
 from gpulease.errors import BadConfiguration, NoDaemon
-from gpulease.leasing.reach import reach
+from gpulease.lease_api.acquire import reach
+from gpulease.server.listener import listen
 from process_rig import PYTHON, ephemeral_user
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -130,7 +130,7 @@ def test_a_socket_named_on_purpose_is_asked_and_is_sent_no_environment(
 def test_a_user_does_not_believe_the_environment_either(user: pwd.struct_passwd, mode: int) -> None:
     with ephemeral_user() as other, Foreign(other, mode) as foreign:
         code = (
-            "import os, gpulease.client.api\n"
+            "import os, gpulease.client.client\n"
             f"os.setgid({user.pw_gid}); os.setuid({user.pw_uid})\n"
             "gpulease.client.Client().status()\n"
         )

@@ -20,8 +20,14 @@ from typing import Any
 
 import pytest
 
-from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import (
+    HOOKS,
+    MIB,
+    LeasedGpu,
+    WorkerOptions,
+    outside_the_pool,
+    worker_environment,
+)
 
 LEASE = 4096 * MIB
 LIMIT = LEASE - outside_the_pool("torch", 1)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from gpulease.errors import LaunchFailed
-from gpulease.process.launcher import Launch, Launcher
-from gpulease.process.record import read_record
+from gpulease.host.launcher import Launch, Launcher
+from gpulease.shim.record import read_record
 from process_rig import finish, job_directory, run, shell, wait_until
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon_rig import wait_for
 from goldens import mentions
 from gpulease.errors import (
     CommandNotExecutable,
@@ -14,8 +15,8 @@ from gpulease.errors import (
     GpuleaseError,
     LaunchFailed,
 )
-from gpulease.process.launcher import AlreadyLaunched, Launch, Launcher
-from gpulease.process.record import Exited, is_alive, read_record
+from gpulease.host.launcher import AlreadyLaunched, Launch, Launcher
+from gpulease.shim.record import Exited, is_alive, read_record
 from process_rig import (
     PATH,
     end,
@@ -64,7 +65,8 @@ def test_a_failed_launch_is_recorded_as_ended(directory: Path) -> None:
     assert (ended.reason, ended.exit_code) == ("launch_failed", 127)
     assert ended.failed is not None and ended.failed.message == error.message
     assert end(directory) == ended
-    assert not is_alive(directory)
+    # The shim ends a moment after it has written its last word.
+    wait_for("the shim has ended", lambda: not is_alive(directory))
 
 
 @pytest.mark.parametrize("command", ["./no-such-file", "/no/such/file", "/etc/passwd/x"])

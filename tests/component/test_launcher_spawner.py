@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.control import Exited
-from gpulease.process.launcher import Launcher
+from gpulease.host.launcher import Launcher
+from gpulease.host.shim_control import Exited
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,
@@ -202,7 +202,7 @@ def test_the_spawner_has_nothing_of_the_daemon(
 
 
 def test_spawner_and_shims_load_nothing_heavy() -> None:
-    program = "import sys, gpulease.process.spawner; print(*sys.modules)"
+    program = "import sys, gpulease.shim.spawner; print(*sys.modules)"
     root = str(Path(sys.modules["gpulease"].__file__ or "").parents[1])
     seen = subprocess.run(
         [sys.executable, "-P", "-S", "-c", program],

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.process import listing
-from gpulease.process.listing import Listing
-from gpulease.process.proc import Entry, entry
+from gpulease.host import processes
+from gpulease.host.processes import Listing
+from gpulease.shim.process_tree import Entry, entry
 
 
 def test_who_is_listed_from_the_first_is_who_it_is() -> None:
@@ -31,7 +31,7 @@ def test_a_number_that_is_given_away_while_it_is_listed_is_nobodys(
     assert not Path(f"/proc/{pid}").exists()
     assert known.inherited([pid]) == frozenset(), "there is nobody to take it for"
     later = found._replace(started=found.started + 1)
-    monkeypatch.setattr(listing, "entry", lambda _: later)
+    monkeypatch.setattr(processes, "entry", lambda _: later)
     assert known.inherited([pid]) == {pid}
     assert known.inherited([pid]) == {pid}, "as long as it is listed"
     assert known.inherited([]) == frozenset()
@@ -43,7 +43,7 @@ def test_one_that_was_dead_when_it_was_first_listed_stays_nobodys(
 ) -> None:
     known, mine = Listing(), entry(os.getpid())
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "entry", lambda _: None)
+        patch.setattr(processes, "entry", lambda _: None)
         assert known.inherited([os.getpid()]) == frozenset()
     assert mine is not None
     assert known.inherited([os.getpid()]) == {os.getpid()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulease.domain.memory import Fault, GpuReading
+from gpulease.domain.gpu import Fault, GpuReading
 from gpulease.gpu.new_session import readable_gpus
 from nvml_stand_in import DRIVER, HANG, Card, Code, ProbeProcess, StandIn
 

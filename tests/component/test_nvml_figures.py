@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpulease.domain.memory import ComputeMode, Fault, GpuReading, GpuUuid, ProcessReading
+from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, ProcessReading
 from nvml_stand_in import DRIVER, Card, Code, Part, ProbeProcess, StandIn
 
 G = 1024**3

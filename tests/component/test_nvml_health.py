@@ -3,8 +3,8 @@
 from contextlib import closing
 from pathlib import Path
 
+from gpulease.domain.gpu import Fault
 from gpulease.domain.health import Figures, Heard, Modes
-from gpulease.domain.memory import Fault
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 _NEWER = "590.44.01"

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from gpulease.frames import FrameKind, frame
 from gpulease.server.output import OutputQuery, frames_of
+from gpulease.wire.frames import FrameKind, frame
 
 LIMIT = 1 << 30
 

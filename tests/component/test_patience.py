@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.process.patience import PatientReader, command_of, name_of, real_uid
+from gpulease.host.proc_reader import PatientReader, command_of, name_of, real_uid
 from process_rig import wait_until
 
 PATIENCE_S = 0.2

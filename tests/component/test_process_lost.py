@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.process.control import Lost, Missing, follow, stop
-from gpulease.process.record import Started, read_record
-from gpulease.process.table import MARKER, ProcessTable
+from gpulease.host.processes import MARKER, ProcessTable
+from gpulease.host.shim_control import Lost, Missing, follow, stop
+from gpulease.shim.record import Started, read_record
 from process_rig import (
     PATH,
     events_of,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.domain.memory import JobId
-from gpulease.process.table import MARKER, ProcessTable
+from gpulease.domain.gpu import JobId
+from gpulease.host.processes import MARKER, ProcessTable
 from process_rig import (
     PATH,
     ephemeral_user,

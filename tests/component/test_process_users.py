@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpulease.errors import LaunchFailed
-from gpulease.frames import FrameKind
-from gpulease.process.control import stop
-from gpulease.process.launcher import Identity, Launch
+from gpulease.host.launcher import Identity, Launch
+from gpulease.host.shim_control import stop
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     PYTHON,
     Client,

@@ -11,8 +11,8 @@ import pytest
 
 from goldens import mentions
 from gpulease.cli.caller import trusted_environment
-from gpulease.cli.python import Python
-from gpulease.daemon import install
+from gpulease.cli.python_environment import Python
+from gpulease.setup import install
 from process_rig import PYTHON, ephemeral_user
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it is about what root does")

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.control import (
-    Exited,
-    MainExited,
-    Stopping,
-    follow,
-    set_time_limit,
-    stop,
-)
-from gpulease.process.record import Exited as Recorded
-from gpulease.process.record import read_record
+from gpulease.host.shim_control import Exited, MainExited, Stopping, follow, set_time_limit, stop
+from gpulease.shim.record import Exited as Recorded
+from gpulease.shim.record import read_record
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.record import read_record
+from gpulease.shim.record import read_record
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,

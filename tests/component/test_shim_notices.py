@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import HEADER, FrameKind
-from gpulease.process.control import notify
-from gpulease.process.launcher import Identity
-from gpulease.process.orders import TerminalOrder
+from gpulease.host.launcher import Identity
+from gpulease.host.shim_control import notify
+from gpulease.shim.launch_request import TerminalOrder
+from gpulease.wire.frames import HEADER, FrameKind
 from process_rig import (
     Client,
     end,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import HEADER, LARGEST_FRAME, FrameKind, frame
+from gpulease.wire.frames import HEADER, LARGEST_FRAME, FrameKind, frame
 from process_rig import Client, end, is_alive, job_directory, shell, start, wait_until
 
 GARBAGE = [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.control import set_time_limit, stop
-from gpulease.process.launcher import Launch
-from gpulease.process.orders import EarlySignalOrder
+from gpulease.host.launcher import Launch
+from gpulease.host.shim_control import set_time_limit, stop
+from gpulease.shim.launch_request import EarlySignalOrder
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,

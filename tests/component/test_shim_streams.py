@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.launcher import Launch
+from gpulease.host.launcher import Launch
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,

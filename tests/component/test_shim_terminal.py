@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.launcher import Identity, Launch
-from gpulease.process.orders import TerminalOrder
+from gpulease.host.launcher import Identity, Launch
+from gpulease.shim.launch_request import TerminalOrder
+from gpulease.wire.frames import FrameKind
 from process_rig import (
     PATH,
     Client,

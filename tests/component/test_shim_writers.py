@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.frames import FrameKind
-from gpulease.process.launcher import Launch
-from gpulease.process.orders import TerminalOrder
+from gpulease.host.launcher import Launch
+from gpulease.shim.launch_request import TerminalOrder
+from gpulease.wire.frames import FrameKind
 from process_rig import Client, job_directory, output, shell, start, wait_until
 
 MIB = 1 << 20

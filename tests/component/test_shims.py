@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.shims import living_shim
-from gpulease.process.record import forbid
+from gpulease.host.shim_control import living_shim
+from gpulease.shim.record import forbid
 
 # All of a shim that there is until its worker runs: its record, and a socket that nobody serves.
 _SHIM = """

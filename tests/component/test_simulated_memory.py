@@ -12,9 +12,8 @@ from signal import SIGKILL
 
 import pytest
 
-from gpulease.domain.memory import GpuReading, GpuUuid
-from gpulease.gpu.resident import ResidentMemory
-from gpulease.gpu.simulated import SimulatedGpus
+from gpulease.domain.gpu import GpuReading, GpuUuid
+from gpulease.gpu.simulated import ResidentMemory, SimulatedGpus
 
 M = 1024**2
 G = 1024**3

@@ -17,13 +17,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
-from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed, stands_on
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, take_stock
 from gpulease.domain.health import GpuEvent
-from gpulease.domain.hold import Holder
 from gpulease.domain.job import (
     EarlySignal,
     Exit,
+    Holder,
     Invocation,
     Job,
     Outcome,
@@ -34,19 +34,18 @@ from gpulease.domain.job import (
     worker_gone,
     worker_started,
 )
-from gpulease.domain.lease import State, Trigger
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId, take_stock
+from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
-from gpulease.service.clock_set import follow_clock
+from gpulease.service.clock import follow_clock
 from gpulease.service.ports import Event, Order
-from gpulease.store.accounts import Accounts
 from gpulease.store.gpus import MOST_EVENTS
-from gpulease.store.occupancy import GRADES, Occupancy, Sample
-from gpulease.store.repository import SqlStore
+from gpulease.store.memory_history import GRADES, Occupancy, Sample
 from gpulease.store.rows import pack, unpack
 from gpulease.store.schema import HEAD, MIGRATIONS
+from gpulease.store.store import SqlStore
 from gpulease.store.tables import InvocationRow, Row
+from gpulease.store.usage import Accounts
 from gpulease.units import Share
 
 GPU = GpuUuid("GPU-a")

@@ -11,16 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakes import NOON, G, order, reading
+from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import Exit, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
-from gpulease.domain.memory import GpuUuid
 from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event
-from gpulease.store.backups import KEPT, all_copies, back_up
-from gpulease.store.rebuild import Tally, is_sound, rebuild
-from gpulease.store.repository import SqlStore
-from gpulease.store.salvage import Salvage, salvage
+from gpulease.store.database_file import KEPT, all_copies, back_up
+from gpulease.store.recovery import Salvage, Tally, is_sound, rebuild, salvage
+from gpulease.store.store import SqlStore
 
 EVENT = Event(NOON, "test")
 ENDED = 300

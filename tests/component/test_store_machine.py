@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
-from gpulease.domain.memory import JobId
-from gpulease.store.repository import SqlStore
+from gpulease.store.store import SqlStore
 from unit.test_machine import Machine
 
 

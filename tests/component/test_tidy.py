@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fakes import ALICE, BOB, NOON, order
-from gpulease.daemon.tidy import _Kept, too_much
+from gpulease.daemon.housekeeping import _Kept, too_much
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_go
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory import JobId
 from gpulease.service.ports import Event
-from gpulease.store.pruning import Pruning
-from gpulease.store.repository import SqlStore
+from gpulease.store.retention import Pruning
+from gpulease.store.store import SqlStore
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 
 from fakes import NOON, MemoryStore, hold_order, order
 from goldens import mentions
-from gpulease.daemon.unhooked import Unhooked, on_record
+from gpulease.domain.enforcement import HOOK, PATH, Unheld
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.memory import JobId
-from gpulease.domain.reach import HOOK, PATH, Unheld
-from gpulease.process import starts
-from gpulease.service.look import Look
+from gpulease.host import hook_coverage
+from gpulease.host.hook_coverage import Unhooked, on_record
+from gpulease.service.observation import Look
 from gpulease.service.ports import Event
 from gpulease.worker.environment import HOOKS
 from process_rig import run, wait_until
@@ -156,14 +156,14 @@ def test_a_program_with_python_built_in_is_python(tmp_path: Path) -> None:
     try:
         assert mapped.stdout is not None
         mapped.stdout.readline()
-        wait_until(lambda: starts.started(mapped.pid, ()).is_python, "its library is mapped")
+        wait_until(lambda: hook_coverage.started(mapped.pid, ()).is_python, "its library is mapped")
     finally:
         mapped.kill()
         mapped.communicate()
 
 
 def test_of_a_process_that_has_gone_nothing_is_known() -> None:
-    gone = starts.started(2**22 + 1, (HOOK,))
+    gone = hook_coverage.started(2**22 + 1, (HOOK,))
     assert gone.variables is None
     assert not gone.is_python
-    assert starts.exec_mark(2**22 + 1) == b""
+    assert hook_coverage.exec_mark(2**22 + 1) == b""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.witnesses import witnesses
-from gpulease.process import patience
-from gpulease.process.patience import PatientReader
-from gpulease.process.table import MARKER
+from gpulease.daemon.recover import witnesses
+from gpulease.host import proc_reader
+from gpulease.host.proc_reader import PatientReader
+from gpulease.host.processes import MARKER
 from gpulease.worker.environment import HOOK_VARIABLE
 from process_rig import PATH, job_directory, shell, start
 
@@ -28,7 +28,7 @@ def test_a_process_that_holds_up_its_reader_does_not_hold_up_a_recovery(
         # A FIFO that nobody writes to: to open it takes for ever.
         (tmp_path / str(pid)).mkdir()
         os.mkfifo(tmp_path / str(pid) / "environ")
-        monkeypatch.setattr(patience, "_reader", PatientReader(tmp_path, 0.2))
+        monkeypatch.setattr(proc_reader, "_reader", PatientReader(tmp_path, 0.2))
         (seen,) = witnesses(directory.parent)
         assert seen.alive
         assert seen.found is None

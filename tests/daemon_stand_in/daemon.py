@@ -14,7 +14,8 @@ import msgspec
 
 from daemon_stand_in import views
 from gpulease.errors import GpuleaseError, NoSuchJob
-from gpulease.wire import (
+from gpulease.wire.requests import SubmitRequest
+from gpulease.wire.views import (
     DoctorView,
     ErrorBody,
     ErrorReply,
@@ -22,7 +23,6 @@ from gpulease.wire import (
     JobView,
     NestedView,
     StatusView,
-    SubmitRequest,
 )
 
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
-from gpulease.frames import FrameKind, FrameReader, frame
+from gpulease.wire.frames import FrameKind, FrameReader, frame
 
 
 class ShimStandIn:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulease.units import GIB, MIB
-from gpulease.wire import (
+from gpulease.wire.views import (
     ClaimView,
     EventView,
     GpuEventView,

@@ -15,7 +15,7 @@ class SetClock(SystemClock):
 
 
 if __name__ == "__main__":
-    from gpulease.daemon import assembly
+    from gpulease.daemon import app
 
-    assembly.SystemClock = SetClock  # type: ignore[misc]
+    app.SystemClock = SetClock  # type: ignore[misc]
     main.main()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, daemons
-from gpulease.process.namespaces import has_first_pids
+from gpulease.host.cgroups import has_first_pids
 
 
 @pytest.fixture

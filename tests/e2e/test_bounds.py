@@ -11,7 +11,7 @@ import pytest
 from fuzz.unix import said
 
 from daemon_rig import Daemon, wait_for
-from gpulease.wire import LARGEST_REQUEST
+from gpulease.wire.requests import LARGEST_REQUEST
 
 GOOD: dict[str, Any] = {"argv": ["true"], "cwd": "/", "environment": {}}
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpulease import config, personal
+from gpulease import config, user_daemon
 from gpulease.client import answers, has_daemon
-from gpulease.client.failures import lost, no_daemon
+from gpulease.client.errors import lost, no_daemon
 from gpulease.errors import NoDaemon
-from gpulease.personal import ensure, serving
+from gpulease.user_daemon import ensure, serving
 
 PATIENCE_S = 60.0
 LISTENER = """
@@ -134,7 +134,7 @@ class Home:
         self.states.mkdir(exist_ok=True)
         with (self.states / "by-hand.log").open("ab") as log:
             process = subprocess.Popen(
-                [*personal.daemon_command(), *options], env=self.environment, cwd="/",
+                [*user_daemon.daemon_command(), *options], env=self.environment, cwd="/",
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         until("it answers", lambda: answers(self.socket) or process.poll() is not None)
@@ -176,7 +176,7 @@ def test_twenty_runs_at_once_have_one_daemon_and_all_succeed(home: Home) -> None
     assert sum(bool(said) for said, _ in ended) == 1, "one has started it, and says so"
     log = (home.state / config.PERSONAL_LOG).read_text()
     assert log.count(str(home.socket)) == 1
-    assert personal.IN_USE not in log
+    assert user_daemon.IN_USE not in log
 
 
 def test_it_has_nothing_of_the_terminal_that_started_it(home: Home) -> None:
@@ -229,7 +229,9 @@ def test_a_run_that_comes_while_the_socket_is_gone_waits_for_it(home: Home) -> N
     home.runtime.write_text("no folder can be made here\n")
     run = home.open("run", "--mem", "1G", "--", "echo", "found", XDG_RUNTIME_DIR=str(home.states))
     log = home.state / config.PERSONAL_LOG
-    until("it finds the state locked", lambda: log.exists() and personal.IN_USE in log.read_text())
+    until(
+        "it finds the state locked", lambda: log.exists() and user_daemon.IN_USE in log.read_text()
+    )
     told = home.states / "by-hand.log"
     until("the daemon has seen that, too", lambda: "trying again" in told.read_text())
     assert run.poll() is None

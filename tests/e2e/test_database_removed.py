@@ -9,7 +9,7 @@ import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.backups import back_up
+from gpulease.store.database_file import back_up
 
 from .asking import G, client, hold, leased, submit, when_in
 from .test_faults_database import recover, refused

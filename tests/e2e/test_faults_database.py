@@ -13,7 +13,7 @@ import pytest
 
 from daemon_rig import PATIENCE_S, Daemon, alive, wait_for
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.backups import back_up
+from gpulease.store.database_file import back_up
 
 from .asking import G, client, leased, submit, when_in
 

@@ -15,7 +15,7 @@ import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 from goldens import mentions
-from gpulease.cli.dialect import Dialect, dialect_of, statements
+from gpulease.cli.hold import Dialect, dialect_of, statements
 
 G = 1024**3
 GPULEASE = f'"{sys.executable}" -m gpulease.cli'

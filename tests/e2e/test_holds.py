@@ -14,7 +14,7 @@ from daemon_rig import Daemon, wait_for
 from e2e.asking import G, clear, client, hold, kinds, leased, submit, variables, when, when_in
 from goldens import mentions
 from gpulease.errors import BadValue, NoRoomNow, WrongState
-from gpulease.wire import ClaimRequest, HoldRequest, from_wire
+from gpulease.wire.requests import ClaimRequest, HoldRequest, from_wire
 
 # Asks for a lease, tells its id, and waits; what it asked for is for the process that it names.
 _ASK = """

@@ -14,7 +14,7 @@ import pytest
 from daemon_rig import Daemon
 from gpulease.client import Client
 from gpulease.errors import BadValue, CannotLease, NoDaemon
-from gpulease.wire import ClaimRequest, HoldRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest
 
 REQUEST = SubmitRequest(["sleep", "600"], "/", dict(os.environ), claim=ClaimRequest(1 << 30))
 

@@ -12,7 +12,7 @@ import pytest
 
 from daemon_rig import Daemon
 from goldens import mentions
-from gpulease.daemon.install import purge_notice, remove_state
+from gpulease.setup.install import purge_notice, remove_state
 
 from .asking import hold, submit, when_in
 
@@ -67,7 +67,7 @@ def test_a_record_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
 )
 def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None:
     ask = (
-        "import sys; from gpulease.daemon.setup import _ask; sys.exit(not _ask('this deletes it'))"
+        "import sys; from gpulease.setup.command import _ask; sys.exit(not _ask('this deletes it'))"
     )
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
@@ -80,7 +80,7 @@ def test_a_purge_is_confirmed_on_the_terminal(answer: str, agreed: bool) -> None
 
 
 def test_without_a_terminal_a_purge_is_refused_with_a_hint() -> None:
-    ask = "from gpulease.daemon.setup import _ask; _ask('this deletes it')"
+    ask = "from gpulease.setup.command import _ask; _ask('this deletes it')"
     asked = subprocess.run(
         [sys.executable, "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,

@@ -12,7 +12,7 @@ from daemon_rig import PATIENCE_S, Daemon, wait_for
 from e2e.python_process import PLAIN, Process, refusal, run, source
 from goldens import mentions
 from gpulease.config import personal_state
-from gpulease.personal import serving
+from gpulease.user_daemon import serving
 
 G = 1024**3
 

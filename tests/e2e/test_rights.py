@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon
-from gpulease.server.accounts import AccountHandlers
-from gpulease.server.handlers import Handlers
-from gpulease.server.rights import Who
-from gpulease.server.routes import Route, table
-from gpulease.wire import ExtendRequest, HoldRequest, NestedRequest, SubmitRequest, UsageRequest
+from gpulease.server.app import Route, table
+from gpulease.server.auth import Who
+from gpulease.server.jobs import Handlers
+from gpulease.server.usage import AccountHandlers
+from gpulease.wire.requests import (
+    ExtendRequest,
+    HoldRequest,
+    NestedRequest,
+    SubmitRequest,
+    UsageRequest,
+)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -278,8 +284,7 @@ def test_a_personal_daemon_refuses_to_work_for_anyone_else(
     daemon: Daemon, users: tuple[str, str]
 ) -> None:
     from gpulease.errors import NotAllowed
-    from gpulease.server.peer import Caller
-    from gpulease.server.rights import Rights
+    from gpulease.server.auth import Caller, Rights
 
     del daemon, users
     Rights(daemon_uid=0).check(Who.SUBMITTER, Caller(1, 1000, 1000), "")

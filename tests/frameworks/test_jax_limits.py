@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from goldens import mentions
-from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import (
+    HOOKS,
+    MIB,
+    LeasedGpu,
+    WorkerOptions,
+    outside_the_pool,
+    worker_environment,
+)
 
 PYTHON = os.environ.get("GPULEASE_TEST_JAX") or (sys.executable if find_spec("jax") else None)
 pytestmark = pytest.mark.skipif(

@@ -18,8 +18,14 @@ import pytest
 
 from frameworks.tensorflow_scenarios import POOL, ROWS, TOTAL, USE
 from goldens import mentions
-from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import (
+    HOOKS,
+    MIB,
+    LeasedGpu,
+    WorkerOptions,
+    outside_the_pool,
+    worker_environment,
+)
 
 pytestmark = [
     pytest.mark.tensorflow,

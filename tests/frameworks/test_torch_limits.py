@@ -17,8 +17,14 @@ from typing import Any
 import pytest
 
 from goldens import mentions
-from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import (
+    HOOKS,
+    MIB,
+    LeasedGpu,
+    WorkerOptions,
+    outside_the_pool,
+    worker_environment,
+)
 
 PYTHON = os.environ.get("GPULEASE_TEST_TORCH") or (sys.executable if find_spec("torch") else None)
 needs_torch = pytest.mark.skipif(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fuzz import examples
 from fuzz.unix import connected
-from gpulease.frames import HEADER, LARGEST_FRAME, FrameKind, frame
-from gpulease.process.orders import TerminalOrder
+from gpulease.shim.launch_request import TerminalOrder
+from gpulease.wire.frames import HEADER, LARGEST_FRAME, FrameKind, frame
 from process_rig import Client, end, is_alive, job_directory, python, start
 
 _ECHO = "import sys\nfor line in sys.stdin:\n    print(line, end='', flush=True)\nsys.exit(7)"

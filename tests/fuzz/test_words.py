@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from fuzz import examples
 from gpulease.config import Settings, read_settings
-from gpulease.daemon.assembly import checked
-from gpulease.domain.hold import Process
+from gpulease.daemon.app import checked
+from gpulease.domain.job import Process
 from gpulease.errors import BadConfiguration, BadValue, NotAllowed, TooLarge
 from gpulease.gpu.simulated import parse_simulation
-from gpulease.server import fields
-from gpulease.server.fields import Defaults
-from gpulease.server.holds import hold_order_of
-from gpulease.server.orders import order_of
-from gpulease.server.peer import Caller
+from gpulease.server import validation
+from gpulease.server.auth import Caller
+from gpulease.server.submissions import hold_order_of, order_of
+from gpulease.server.validation import Defaults
 from gpulease.service.ports import LivingProcess
 from gpulease.units import (
     GIB,
@@ -33,7 +32,7 @@ from gpulease.units import (
     parse_size,
     parse_span,
 )
-from gpulease.wire import (
+from gpulease.wire.requests import (
     ClaimRequest,
     EarlySignalRequest,
     HoldRequest,
@@ -99,9 +98,9 @@ def test_a_simulation_is_gpus_or_refused(text: str) -> None:
 @given(st.text(max_size=200))
 def test_a_name_is_kept_as_it_is_or_refused(text: str) -> None:
     with suppress(BadValue):
-        assert fields.checked_name(text) == text
+        assert validation.checked_name(text) == text
         assert text.isprintable()
-    assert fields.printable(text).isprintable()
+    assert validation.printable(text).isprintable()
 
 
 @examples(200)
@@ -110,7 +109,7 @@ def test_bytes_go_over_the_wire_and_come_back(data: bytes) -> None:
     text = os.fsdecode(data)
     assert from_wire(to_wire(text)) == text
     with suppress(BadValue):
-        assert fields.bytes_string("argument", to_wire(text)) == text
+        assert validation.bytes_string("argument", to_wire(text)) == text
 
 
 _KEYS = st.sampled_from([*Settings.__dataclass_fields__, "colour"])

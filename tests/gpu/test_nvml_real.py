@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from gpulease.domain.memory import GpuReading
+from gpulease.domain.gpu import GpuReading
 from gpulease.gpu.nvml import NvmlProbe
 
 pytestmark = pytest.mark.gpu

@@ -9,11 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpulease.domain.memory import GpuUuid
+from gpulease.domain.gpu import GpuUuid
 from gpulease.errors import NoGpus
 from gpulease.gpu.limits import DriverLimits
 from gpulease.gpu.nvml import NvmlProbe
-from gpulease.service.limiting import NotLimited
+from gpulease.service.ports import NotLimited
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, ProcessReading
 from gpulease.domain.health import Figures, Heard, Modes
-from gpulease.domain.memory import Fault, GpuReading, GpuUuid, ProcessReading
 
 _MAIN = Path(__file__).with_name("probe_main.py")
 _ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpulease.wire import ClaimRequest, HoldRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest
 
 M = 1 << 20
 End = tuple[str, int | None]

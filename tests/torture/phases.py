@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpulease.errors import GpuleaseError
-from gpulease.process.record import read_record
+from gpulease.shim.record import read_record
 from torture import ledger
 from torture.machine import Machine, Tortured, Zygote, wait_for
 from torture.orders import Book, Order

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from gpulease.process import shim, spawner
-from gpulease.process.chronicle import Chronicle
+from gpulease.shim import main as shim_main
+from gpulease.shim import spawner
+from gpulease.shim.record import Chronicle
 from torture.points import cross
 
 
@@ -37,8 +38,8 @@ def _wound_the_writing() -> None:
 
 
 if __name__ == "__main__":
-    wound(shim, "claim", "shim: before its claim", "shim: after its claim")
-    wound(shim, "start_worker", "shim: before it forks", "shim: after it has forked")
+    wound(shim_main, "claim", "shim: before its claim", "shim: after its claim")
+    wound(shim_main, "start_worker", "shim: before it forks", "shim: after it has forked")
     wound(Chronicle, "note_start", "shim: before the start is noted", None)
     wound(Chronicle, "note_end", "shim: before the end is noted", None)
     _wound_the_writing()

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from gpulease.daemon import assembly, workers
-from gpulease.process import launcher, spawning
-from gpulease.service import keeper, leases, reconcile
+from gpulease.daemon import app
+from gpulease.host import job_runner, launcher
+from gpulease.service import jobs, scheduler
 from gpulease.store import schema
 from torture import points
 from torture.points import cross
@@ -43,15 +43,15 @@ def install() -> None:
         ("note_exited", "ended"),
         ("note_launch_failed", "launch failed"),
     ):
-        _wound_verb(leases, name, verb)
-    _wound_verb(keeper, "extend", "extend")
+        _wound_verb(jobs, name, verb)
+    _wound_verb(scheduler, "extend", "extend")
     _wound_verb(schema, "migrate", "migration")
     _wound(schema, "copy_database", "migration: before the copy", "migration: after the copy")
     _wound_grants()
     _wound_later(launcher.Launcher, "_pass_on", "launch: before it is handed on", "handed on")
-    _wound_later(workers.control, "stop", "stop: before the shim is told", "stop: told")
+    _wound_later(job_runner.control, "stop", "stop: before the shim is told", "stop: told")
     _wound_later(
-        workers.control, "set_time_limit", "extend: before the shim is told", "extend: told"
+        job_runner.control, "set_time_limit", "extend: before the shim is told", "extend: told"
     )
     _wound_spawner()
     _wound_enclosing()
@@ -113,7 +113,7 @@ def _wound_verb(owner: Any, name: str, verb: str) -> None:
 
 def _wound_grants() -> None:
     """Most passes grant nothing, and are no points."""
-    grant, whole = reconcile._grant, keeper.reconcile
+    grant, whole = scheduler._grant, scheduler.reconcile
 
     def granting(*arguments: Any) -> None:
         grant(*arguments)
@@ -128,28 +128,28 @@ def _wound_grants() -> None:
             cross("grant: after its commit")
         return decided
 
-    reconcile._grant = granting
-    keeper.reconcile = reconciling
+    scheduler._grant = granting
+    scheduler.reconcile = reconciling
 
 
 def _wound_spawner() -> None:
     """Have the spawner be that of this folder, which crosses points in its shims."""
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        command = [it.replace("gpulease.process.spawner", "torture.spawner") for it in command]
+        command = [it.replace("gpulease.shim.spawner", "torture.spawner") for it in command]
         environment = dict(options.pop("env"))
         environment["PYTHONPATH"] += f":{TESTS}"
         environment[points.FOLDER] = os.environ[points.FOLDER]
         environment[points.DAEMON] = str(os.getpid())
         return subprocess.Popen(command, env=environment, **options)
 
-    spawning.subprocess = SimpleNamespace(
+    launcher.subprocess = SimpleNamespace(
         Popen=popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
 
 
 def _wound_enclosing() -> None:
-    real = assembly.Launcher
+    real = app.Launcher
 
     async def enclose(_pid: int, _launch: object) -> None:
         cross("launch: before the word to the shim")
@@ -159,4 +159,4 @@ def _wound_enclosing() -> None:
             options["enclose"] = enclose
         return real(**options)
 
-    assembly.Launcher = launcher_of
+    app.Launcher = launcher_of

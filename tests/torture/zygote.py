@@ -10,7 +10,7 @@ import signal
 import sys
 
 from gpulease.daemon.main import main
-from gpulease.process.linux import die_with_parent
+from gpulease.shim.linux import die_with_parent
 from torture import wounds
 
 

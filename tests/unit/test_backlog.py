@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.backlog import Backlog, Piece
+from gpulease.write_buffer import Backlog, Piece
 
 PIECES = st.lists(st.one_of(st.binary(max_size=9), st.binary(min_size=4096, max_size=5000)))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpulease import __version__
-from gpulease.cli import verbs
+from gpulease.cli import commands
 from gpulease.cli.app import call
-from gpulease.cli.verbs import VERBS
+from gpulease.cli.commands import VERBS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_the_help_of_every_verb_fits_a_terminal(
 
 
 def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
-    for word, pointer in verbs._POINTERS.items():
+    for word, pointer in commands._POINTERS.items():
         assert word not in VERBS
         named = re.findall(r"'(\w+)'", pointer)
         assert named and set(named) <= set(VERBS)

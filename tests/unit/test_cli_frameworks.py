@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from goldens import sentence
-from gpulease.cli.frameworks import framework_checks
-from gpulease.cli.python import Python
+from gpulease.cli.python_environment import Python, framework_checks
 
 
 def said(**installed: str) -> dict[str, tuple[str, str]]:

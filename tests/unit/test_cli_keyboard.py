@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from gpulease.cli.attaching.keyboard import Controls, Keyboard, Pressed, Use
-from gpulease.cli.attaching.keys import DEFAULT, parse_keys
+from gpulease.cli.attachment.keyboard import DEFAULT, Controls, Keyboard, Pressed, Use, parse_keys
 
 KEYS = parse_keys(DEFAULT)
 

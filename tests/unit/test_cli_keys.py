@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.cli.attaching.keys import DEFAULT, DetachKeys, name_of, parse_keys
+from gpulease.cli.attachment.keyboard import DEFAULT, DetachKeys, name_of, parse_keys
 from gpulease.errors import BadValue
 
 USUAL = parse_keys(DEFAULT)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.cli.attaching.modes import Modes
+from gpulease.cli.attachment.terminal import Modes
 
 
 def undone(*pieces: bytes) -> bytes:

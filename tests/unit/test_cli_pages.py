@@ -16,7 +16,7 @@ from gpulease.cli import list as listing
 from gpulease.cli.tables import Page, cells
 from gpulease.errors import CannotLease
 from gpulease.units import GIB, MIB
-from gpulease.wire import (
+from gpulease.wire.views import (
     CheckView,
     DoctorView,
     EventView,

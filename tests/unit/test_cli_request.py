@@ -20,7 +20,7 @@ from gpulease.errors import (
     TooLarge,
 )
 from gpulease.units import GIB
-from gpulease.wire import EarlySignalRequest, TerminalRequest
+from gpulease.wire.requests import EarlySignalRequest, TerminalRequest
 
 ME = Caller("/home/me", {"PATH": "/bin"}, 0o027, {"RLIMIT_CORE": -1}, 5)
 

@@ -10,14 +10,14 @@ import pytest
 from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel, keep
-from gpulease.cli.outcome import Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.exit_codes import Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.follow import wait_for_start
+from gpulease.cli.format import asks, broken, cells, clean, clock, ordinal, shorten
+from gpulease.cli.messages import WaitingLine, waiting_text
+from gpulease.cli.render import Talk
 from gpulease.cli.signals import Signals
-from gpulease.cli.talk import Talk
-from gpulease.cli.text import asks, broken, cells, clean, clock, ordinal, shorten
-from gpulease.cli.waiting import WaitingLine, waiting_text
-from gpulease.cli.watching import wait_for_start
-from gpulease.cli.words import reader_of
-from gpulease.wire import JobView
+from gpulease.cli.typer_parsers import reader_of
+from gpulease.wire.views import JobView
 
 NOW = views.NOW
 

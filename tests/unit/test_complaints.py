@@ -8,14 +8,14 @@ import pytest
 from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
 
 from goldens import mentions
-from gpulease.daemon.enclosure import Enclosure
-from gpulease.daemon.lanes import WriterLane
+from gpulease.daemon.worker_threads import WriterLane
 from gpulease.domain.enforcement import Enclosed
-from gpulease.domain.memory import JobId
+from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.process import scopes
-from gpulease.process.scopes import NoScope, Scope
-from gpulease.service.complaints import Complaints
+from gpulease.host import scopes
+from gpulease.host.sandbox import Enclosure
+from gpulease.host.scopes import NoScope, Scope
+from gpulease.service.log_once import Complaints
 from process_rig import launch_of
 
 LOG = logging.getLogger("gpuleased.test")

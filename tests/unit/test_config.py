@@ -7,7 +7,7 @@ import pytest
 
 from goldens import mentions
 from gpulease.config import Settings, read_settings, renew
-from gpulease.daemon.assembly import checked
+from gpulease.daemon.app import checked
 from gpulease.errors import BadConfiguration
 from gpulease.units import GIB, MIB
 

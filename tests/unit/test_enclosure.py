@@ -10,18 +10,17 @@ import pytest
 
 from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
-from gpulease.daemon.enclosure import Enclosure, UvmNode
-from gpulease.daemon.launching import Surroundings
-from gpulease.daemon.shims import has_scope
-from gpulease.daemon.workers import Workers
-from gpulease.domain.claim import Claim
 from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
-from gpulease.domain.lease import Lease
-from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
-from gpulease.process import scopes
-from gpulease.process.launcher import Launch
+from gpulease.host import scopes
+from gpulease.host.job_runner import Workers
+from gpulease.host.launch import Surroundings
+from gpulease.host.launcher import Launch
+from gpulease.host.sandbox import Enclosure, UvmNode
+from gpulease.host.shim_control import has_scope
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 TRUE = Invocation(argv=("true",), cwd="/", environment={})

@@ -18,19 +18,28 @@ from fakes import (
     order,
 )
 from goldens import mentions
-from gpulease.domain.account import Account, Shape
 from gpulease.domain.enforcement import stands_on
-from gpulease.domain.job import Exit, Invocation, Job, Outcome, asked_to_go, grant, worker_started
+from gpulease.domain.gpu import Fault, GpuUuid, JobId
+from gpulease.domain.job import (
+    Account,
+    Exit,
+    Invocation,
+    Job,
+    Outcome,
+    Shape,
+    asked_to_go,
+    grant,
+    worker_started,
+)
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory import Fault, GpuUuid, JobId
+from gpulease.domain.memory_estimate import Run
 from gpulease.domain.placement import Placement
-from gpulease.domain.sizing import Run
-from gpulease.service import leases
-from gpulease.service.bounds import Bounds
-from gpulease.service.ending import MOST_RETRIES, Endings
-from gpulease.service.keeper import Keeper
-from gpulease.service.look import Look, Policy
+from gpulease.service import jobs, submission
+from gpulease.service.job_accounting import MOST_RETRIES, Endings
+from gpulease.service.observation import Look, Policy
 from gpulease.service.ports import Event, Order, WorkerExited
+from gpulease.service.quotas import Bounds
+from gpulease.service.scheduler import Keeper
 
 GPU = GpuUuid("GPU-a")
 M = G // 1024
@@ -76,7 +85,7 @@ class World:
 
     def end(self, news: WorkerExited = FAILED) -> Job:
         settle = asyncio.run(self.endings.examine(JobId(1), news))
-        return leases.note_exited(self.store, JobId(1), news, settle)
+        return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
 def a_look() -> Look:
@@ -115,10 +124,10 @@ def test_a_hold_that_is_taken_back_ends_for_that_reason_in_its_history_too() -> 
         held = worker_started(job, None, None, NOON)
         assert held is not None
         tx.save(held, Event(NOON, "worker_started"))
-    leases.revoke(store, JobId(1), Outcome.IDLE, "it did nothing", FakeClock())
+    jobs.revoke(store, JobId(1), Outcome.IDLE, "it did nothing", FakeClock())
 
     news = WorkerExited(Outcome.RELEASED, None, NOON, "released")
-    assert leases.note_exited(store, JobId(1), news).outcome is Outcome.IDLE
+    assert jobs.note_exited(store, JobId(1), news).outcome is Outcome.IDLE
 
     assert store.events(JobId(1))[-1].detail == Outcome.IDLE
 
@@ -247,13 +256,13 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
     unsized = an_unsized_order()
 
-    job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
+    job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 3584 << 20
     assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 runs")
 
     world.store.known_runs = [Run(8 * G, 7 * G), Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
-    job = leases.submit(world.store, unsized, a_look(), Policy(), FakeClock())
+    job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
     assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 of 3 runs")
 
 
@@ -270,7 +279,7 @@ def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for
     world = World()
     world.store.known_runs = [Run(200 * M, 300 * M, over_lease=True)]
 
-    job = leases.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
+    job = submission.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 512 * M
     because = "512M, since train.py was stopped for holding 300M in a lease of 200M"

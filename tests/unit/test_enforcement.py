@@ -7,11 +7,11 @@ import pytest
 from fakes import NOON, FakeClock, G, MemoryStore, order
 from goldens import sentence
 from gpulease.domain.enforcement import Enclosed, Rung, ladder, stands_on
+from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant
-from gpulease.domain.memory import GpuUuid, JobId
 from gpulease.domain.placement import Placement
-from gpulease.service import leases
-from gpulease.service.enforcement import note_enclosed
+from gpulease.service import jobs
+from gpulease.service.jobs import note_enclosed
 from gpulease.service.ports import WorkerStarted
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -49,7 +49,7 @@ def store() -> MemoryStore:
 def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: MemoryStore) -> None:
     note_enclosed(store, JobId(1), ("framework",), Enclosed(limits={A: G}), FakeClock())
     started = WorkerStarted(1, 2, NOON, rungs=("watch",))
-    job = leases.note_started(store, JobId(1), started)
+    job = jobs.note_started(store, JobId(1), started)
     assert [lease.enforced_by for lease in job.leases] == [("driver", "framework"), ("framework",)]
     assert store.events(JobId(1))[1].kind == "enclosed"
 
@@ -57,7 +57,7 @@ def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: Me
 def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
     store: MemoryStore,
 ) -> None:
-    job = leases.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, rungs=("framework",)))
+    job = jobs.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, rungs=("framework",)))
     assert [lease.enforced_by for lease in job.leases] == [("framework",), ("framework",)]
 
 

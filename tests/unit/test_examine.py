@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from goldens import mentions
-from gpulease.daemon.examine import Examination
-from gpulease.daemon.ladder import Circumstances, Ladder
-from gpulease.wire import CheckView
+from gpulease.daemon.doctor import Examination
+from gpulease.host.enforcement import Circumstances, Ladder
+from gpulease.wire.views import CheckView
 
 
 def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from fakes import NOON, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, NoSuchJob, WrongState
-from gpulease.service import leases
-from gpulease.service.extend import extend
-from gpulease.service.look import Policy, look
+from gpulease.service import jobs
+from gpulease.service.jobs import extend
+from gpulease.service.observation import Policy, look
 from gpulease.service.ports import WorkerStarted
-from gpulease.service.reconcile import reconcile
+from gpulease.service.scheduler import reconcile
 
 HOUR = timedelta(hours=1)
 
@@ -35,7 +35,7 @@ class Desk:
         job = self.queued(**fields)
         seen = look(self.store, self.gpus, FakeFinder(), self.clock)
         reconcile(self.store, seen, Policy(), self.clock)
-        return leases.note_started(self.store, job.id, WorkerStarted(10, 9, self.clock.now()))
+        return jobs.note_started(self.store, job.id, WorkerStarted(10, 9, self.clock.now()))
 
     def extend(self, job: Job, by: timedelta) -> Job:
         return extend(self.store, job.id, by, "alice", self.clock)
@@ -96,10 +96,10 @@ def test_a_job_without_a_limit_needs_no_more_time(desk: Desk) -> None:
 
 def test_who_was_asked_to_go_or_has_gone_gets_no_more_time(desk: Desk) -> None:
     running, queued = desk.running(time_limit=HOUR), desk.queued(time_limit=HOUR)
-    leases.cancel(desk.store, running.id, "alice", desk.clock)
+    jobs.cancel(desk.store, running.id, "alice", desk.clock)
     with pytest.raises(WrongState):
         desk.extend(running, HOUR)
-    leases.cancel(desk.store, queued.id, "alice", desk.clock)
+    jobs.cancel(desk.store, queued.id, "alice", desk.clock)
     with pytest.raises(WrongState) as refused:
         desk.extend(queued, HOUR)
     assert f"gpulease show {queued.id}" in (refused.value.hint or "")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.frames import HEADER, LARGEST_FRAME, BadFrame, FrameKind, FrameReader, frame
+from gpulease.wire.frames import HEADER, LARGEST_FRAME, BadFrame, FrameKind, FrameReader, frame
 
 FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300)), max_size=10)
 

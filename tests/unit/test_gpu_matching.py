@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory import Fault, GpuUuid
-from gpulease.gpu.binding import Handle
+from gpulease.domain.gpu import Fault, GpuUuid
 from gpulease.gpu.devices import Device, match
+from gpulease.gpu.nvml_binding import Handle
 
 
 def gpu(name: str, index: int) -> Device:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory import Fault, GpuReading, ProcessReading
+from gpulease.domain.gpu import Fault, GpuReading, ProcessReading
 from gpulease.errors import BadValue
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation, simulated_uuid
 

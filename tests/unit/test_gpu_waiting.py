@@ -6,8 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpulease.gpu.lane import Lane
-from gpulease.gpu.retry import Retry
+from gpulease.gpu.call_thread import Lane, Retry
 
 _PATIENCE = 10.0
 

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from fakes import NOON, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, order, reading
 from goldens import mentions, sentence
 from gpulease.domain import health
+from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.health import (
     Act,
+    Ailment,
+    Drain,
     Figures,
     Finding,
     Heard,
+    Standing,
     findings,
     is_over,
     lasting,
@@ -24,14 +28,12 @@ from gpulease.domain.health import (
     quiet_after,
 )
 from gpulease.domain.job import grant
-from gpulease.domain.memory import Fault, GpuUuid, JobId
 from gpulease.domain.placement import Placement
-from gpulease.domain.standing import Ailment, Drain, Standing
 from gpulease.domain.xid import _ROWS, SOURCES, XIDS, Blame
 from gpulease.errors import RecordUnwritable
-from gpulease.service.clock_set import follow_clock
+from gpulease.service.clock import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.look import Look, look
+from gpulease.service.observation import Look, look
 from gpulease.service.ports import Event
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")

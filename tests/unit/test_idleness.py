@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.idleness import Activity, IdlePolicy, IdleStep, Release, Rest, judge_rest
+from gpulease.domain.idle import Activity, IdlePolicy, IdleStep, Release, Rest, judge_rest
 
 AFTER, GRACE = timedelta(seconds=100), timedelta(seconds=50)
 RELEASES = IdlePolicy(Release.RELEASE, AFTER, GRACE)

@@ -20,14 +20,14 @@ from fakes import (
     order,
 )
 from goldens import mentions
+from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory import GpuReading, JobId
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
-from gpulease.service.keeper import Keeper
-from gpulease.service.leases import take_back_grants
-from gpulease.service.look import Policy
+from gpulease.service.jobs import take_back_grants
+from gpulease.service.observation import Policy
 from gpulease.service.ports import MainExited, WorkerExited, WorkerStarted
+from gpulease.service.scheduler import Keeper
 
 T = TypeVar("T")
 _TURNS = 200

@@ -8,11 +8,11 @@ import pytest
 
 from fakes import NOON, reading
 from goldens import mentions, sentence
-from gpulease.daemon.ladder import Circumstances, Ladder, why_no_scopes
-from gpulease.domain.memory import Fault, GpuReading, GpuUuid
-from gpulease.process import cgroups
-from gpulease.service.limiting import MemoryLimiter, NotLimited
-from gpulease.service.look import Look
+from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
+from gpulease.host import cgroups
+from gpulease.host.enforcement import Circumstances, Ladder, why_no_scopes
+from gpulease.service.observation import Look
+from gpulease.service.ports import MemoryLimiter, NotLimited
 
 OLD = "this driver has no memory limits; they come with r615"
 SERVICE = Circumstances(simulated=False, no_scopes=None, hooks_closed_at=None)

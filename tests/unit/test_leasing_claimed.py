@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpulease.leasing.claimed import claimed_by
+from gpulease.lease_api.cuda_state import claimed_by
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpulease.errors import BadValue
-from gpulease.leasing.request import claim_of, hold_request, seconds
+from gpulease.lease_api.acquire import claim_of, hold_request, seconds
 from gpulease.units import GIB
-from gpulease.wire import ClaimRequest, HoldRequest
+from gpulease.wire.requests import ClaimRequest, HoldRequest
 
 
 def claim(memory: str | int | None = "4G", **fields: Any) -> ClaimRequest:

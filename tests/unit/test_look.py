@@ -5,16 +5,9 @@ from datetime import UTC, datetime
 import pytest
 
 from fakes import FakeClock, FakeFinder, FakeGpus, G, MemoryStore, reading
-from gpulease.domain.memory import (
-    ComputeMode,
-    Fault,
-    GpuReading,
-    GpuUuid,
-    JobId,
-    ProcessReading,
-)
+from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.plan import ledgers
-from gpulease.service.look import Look, Policy, look, snapshot
+from gpulease.service.observation import Look, Policy, look, snapshot
 
 GPU = GpuUuid("GPU-a")
 MINE, OTHER = JobId(1), JobId(2)

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, hold_order, order
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory import JobId
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
-from gpulease.service import leases
-from gpulease.service.extend import extend
-from gpulease.service.look import Policy, look
+from gpulease.service import jobs, submission
+from gpulease.service.jobs import extend
+from gpulease.service.observation import Policy, look
 from gpulease.service.ports import MainExited, Store, WorkerExited, WorkerStarted
-from gpulease.service.reconcile import reconcile
+from gpulease.service.scheduler import reconcile
 
 SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
 POLICY = Policy(margin=0, smallest_lease=0)
@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
         )
         before = self.store.live()
         try:
-            job = leases.submit(self.store, wanted, self.seen(), POLICY, self.clock)
+            job = submission.submit(self.store, wanted, self.seen(), POLICY, self.clock)
         except (CannotLease, NoRoomNow):
             assert self.store.live() == before, "a refusal leaves nothing behind"
         else:
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     def somebody_wants_to_hold(self, memory: int, hours: int | None) -> None:
         wanted = hold_order(memory, time_limit=hours and timedelta(hours=hours))
         try:
-            held = leases.submit(self.store, wanted, self.seen(), POLICY, self.clock)
+            held = submission.submit(self.store, wanted, self.seen(), POLICY, self.clock)
         except CannotLease:
             return
         assert held.holder == wanted.holder
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         job = self.some_job(pick, *State)
         if job is not None:
             before = self.store.job(job)
-            after = leases.withdraw(self.store, job, "gone", self.clock)
+            after = jobs.withdraw(self.store, job, "gone", self.clock)
             assert before is not None
             assert (after.state is State.ENDED) == (before.state is State.QUEUED)
 
@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
         job = self.some_job(pick, State.ACTIVE, State.RELEASING)
         if job is not None:
             news = MainExited(Exit(code), self.clock.now())
-            assert leases.note_main_exited(self.store, job, news).holds_memory
+            assert jobs.note_main_exited(self.store, job, news).holds_memory
 
     @rule()
     def reconcile(self) -> None:
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
     def worker_starts(self, pick: int) -> None:
         job = self.some_job(pick, State.GRANTED, State.ACTIVE, State.RELEASING)
         if job is not None:
-            leases.note_started(self.store, job, WorkerStarted(job, job, self.clock.now()))
+            jobs.note_started(self.store, job, WorkerStarted(job, job, self.clock.now()))
 
     @rule(pick=st.integers(0, 99), sixteenths=st.integers(0, 20))
     def worker_uses_memory(self, pick: int, sixteenths: int) -> None:
@@ -141,30 +141,30 @@ class Machine(RuleBasedStateMachine):
         for held in self.gpus.processes.values():
             held.pop(job, None)
         news = WorkerExited(Outcome.EXITED, Exit(code), self.clock.now())
-        ended = leases.note_exited(self.store, job, news)
+        ended = jobs.note_exited(self.store, job, news)
         assert ended.state is State.ENDED
         self.ended[job] = ended
-        assert leases.note_exited(self.store, job, news).state is State.ENDED, "twice is once"
+        assert jobs.note_exited(self.store, job, news).state is State.ENDED, "twice is once"
 
     @rule(pick=st.integers(0, 99))
     def launch_fails(self, pick: int) -> None:
         job = self.some_job(pick, State.GRANTED)
         if job is not None:
             why = GpuleaseError("cannot start: no")
-            leases.note_launch_failed(self.store, job, why, self.clock)
+            jobs.note_launch_failed(self.store, job, why, self.clock)
 
     @rule(pick=st.integers(0, 99))
     def somebody_cancels(self, pick: int) -> None:
         job = self.some_job(pick, *State)
         if job is not None:
-            leases.cancel(self.store, job, "alice", self.clock)
+            jobs.cancel(self.store, job, "alice", self.clock)
 
     @rule(pick=st.integers(0, 99))
     def somebody_cancels_what_has_ended(self, pick: int) -> None:
         if self.ended:
             job = sorted(self.ended)[pick % len(self.ended)]
             try:
-                leases.cancel(self.store, job, "alice", self.clock)
+                jobs.cancel(self.store, job, "alice", self.clock)
             except WrongState:
                 return
             raise AssertionError("what has ended cannot be cancelled")
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
     def time_runs_out(self, pick: int) -> None:
         job = self.some_job(pick, State.ACTIVE, State.RELEASING)
         if job is not None:
-            leases.note_expired(self.store, job, self.clock)
+            jobs.note_expired(self.store, job, self.clock)
 
     @rule(hours=st.integers(1, 5))
     def time_passes(self, hours: int) -> None:

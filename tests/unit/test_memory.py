@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import G, reading
-from gpulease.domain.memory import Fault, GpuMemory, Holding, JobId, ProcessReading, take_stock
+from gpulease.domain.gpu import Fault, GpuMemory, Holding, JobId, ProcessReading, take_stock
 
 ONE, TWO = JobId(1), JobId(2)
 

@@ -5,16 +5,14 @@ from dataclasses import replace
 import pytest
 
 from fakes import ALICE, NOON, FakeFinder, G
-from gpulease.domain.claim import Claim
-from gpulease.domain.hold import Holder
-from gpulease.domain.job import Invocation, Job
-from gpulease.domain.lease import Lease, State
-from gpulease.domain.memory import GpuUuid, JobId
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Holder, Invocation, Job
+from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import AlreadyLeased
-from gpulease.server.fields import Defaults
+from gpulease.server.auth import Caller
 from gpulease.server.nested import invocation_of, job_around, part_of
-from gpulease.server.peer import Caller
-from gpulease.wire import ClaimRequest, NestedRequest, WorkerOptionsRequest
+from gpulease.server.validation import Defaults
+from gpulease.wire.requests import ClaimRequest, NestedRequest, WorkerOptionsRequest
 
 FIRST, SECOND = GpuUuid("GPU-1"), GpuUuid("GPU-2")
 ALLOCATABLE = {FIRST: 8 * G, SECOND: 8 * G}

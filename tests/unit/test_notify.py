@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.journal import JournalFormatter, goes_to_journal, levelled
-from gpulease.daemon.notify import REST_S, Notifier
+from gpulease.daemon.main import JournalFormatter, goes_to_journal, levelled
+from gpulease.daemon.systemd import REST_S, Notifier
 
 
 class Manager:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.conduit import Conduit
-from gpulease.outgoing import Outgoing
+from gpulease.write_buffer import Conduit, Outgoing
 
 PIECES = st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=50_000)), max_size=12)
 

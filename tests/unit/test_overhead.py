@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.overhead import learned
+from gpulease.domain.memory_estimate import learned
 from gpulease.units import MIB
 
 START = 700 * MIB

@@ -8,8 +8,7 @@ import pytest
 
 from fakes import G, reading
 from goldens import mentions, sentence
-from gpulease.domain.claim import Claim
-from gpulease.domain.memory import (
+from gpulease.domain.gpu import (
     ComputeMode,
     Fault,
     GpuMemory,
@@ -18,7 +17,8 @@ from gpulease.domain.memory import (
     JobId,
     ProcessReading,
 )
-from gpulease.domain.memory import take_stock as stock
+from gpulease.domain.gpu import take_stock as stock
+from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     Obstacle,
     Placement,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import ALICE, NOON, G, reading
-from gpulease.domain.claim import Claim
+from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.job import Job, grant, worker_started
-from gpulease.domain.memory import ComputeMode, Fault, GpuReading, JobId, ProcessReading
+from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Obstacle, Placement
 from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, waiting_in
 

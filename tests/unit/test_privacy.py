@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from daemon_stand_in import views
-from gpulease.server.privacy import conceal
-from gpulease.wire import PoolView, UnheldView
+from gpulease.server.job_views import conceal
+from gpulease.wire.views import PoolView, UnheldView
 
 SECRET = "secret"
 

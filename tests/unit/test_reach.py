@@ -3,7 +3,7 @@
 import pytest
 
 from goldens import sentence
-from gpulease.domain.reach import HOOK, PATH, Start, Unheld, why_unheld
+from gpulease.domain.enforcement import HOOK, PATH, Start, Unheld, why_unheld
 
 HOOKS = "/opt/gpulease/hooks"
 JOB = {HOOK: "{}", PATH: f"{HOOKS}:/home/alice/lib"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.process.record import (
+from gpulease.shim.record import (
     EXEC,
     NAME,
     SIZE,

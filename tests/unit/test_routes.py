@@ -11,15 +11,14 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from gpulease.domain.claim import Claim
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
-from gpulease.domain.memory import JobId
-from gpulease.server.accounts import AccountHandlers
-from gpulease.server.bounded import Bounded
-from gpulease.server.handlers import Handlers
-from gpulease.server.peer import Caller
-from gpulease.server.rights import Rights, Who
-from gpulease.server.routes import Route, build_api, table
+from gpulease.domain.lease import Claim
+from gpulease.server.app import Route, build_api, table
+from gpulease.server.auth import Caller, Rights, Who
+from gpulease.server.jobs import Handlers
+from gpulease.server.request_limits import Bounded
+from gpulease.server.usage import AccountHandlers
 
 ADMINS = 2000
 DAEMONS_OWNER = 500

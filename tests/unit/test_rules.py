@@ -6,8 +6,8 @@ import pwd
 from datetime import timedelta
 
 from gpulease.config import Settings
-from gpulease.daemon.rules import Rules, groups_of
-from gpulease.domain.idleness import Release
+from gpulease.daemon.user_policy import Rules, groups_of
+from gpulease.domain.idle import Release
 from gpulease.domain.job import Owner
 from gpulease.domain.overuse import Consequence
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.account import Shape
-from gpulease.domain.shape import shape_of
+from gpulease.domain.job import Shape
+from gpulease.domain.memory_estimate import shape_of
 
 PYTHON = "/home/alice/venv/bin/python3.11"
 

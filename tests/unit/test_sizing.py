@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.sizing import Run, next_size, rounded, size_for
+from gpulease.domain.memory_estimate import Run, next_size, rounded, size_for
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)

@@ -6,10 +6,10 @@ import pytest
 
 from fakes import NOON, reading
 from goldens import sentence
-from gpulease.domain.memory import GpuUuid
-from gpulease.domain.standing import Ailment, Drain, Standing
+from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.health import Ailment, Drain, Standing
 from gpulease.errors import NoSuchGpu
-from gpulease.service.drains import named
+from gpulease.service.health import named
 
 FAN = Drain("alice", "fan", NOON)
 OFF = Ailment("xid 79", "XID 79, the GPU has fallen off the bus", NOON)

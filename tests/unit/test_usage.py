@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fakes import ALICE, NOON, G, order, reading
+from gpulease.domain.gpu import GpuUuid, JobId, ProcessReading
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
-from gpulease.domain.memory import GpuUuid, JobId, ProcessReading
-from gpulease.domain.overhead import Kind
-from gpulease.service.look import Look
+from gpulease.domain.memory_estimate import Kind
+from gpulease.service.observation import Look
 from gpulease.service.usage import MOST_PROCESSES, PoolReport, Report, Usage
 from gpulease.units import MIB
 

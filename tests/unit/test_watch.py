@@ -11,16 +11,16 @@ import pytest
 
 from fakes import NOON, G, MemoryStore, hold_order
 from goldens import mentions, sentence
-from gpulease.daemon.watch import Overseer
-from gpulease.domain.idleness import IdlePolicy, Release
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
+from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.errors import RecordUnwritable
+from gpulease.service.enforcement import Overseer
 from gpulease.service.idleness import RestWatch
-from gpulease.service.leases import revoke
-from gpulease.service.look import Policy
+from gpulease.service.jobs import revoke
+from gpulease.service.observation import Policy
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import WorkerStarted
 

@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
-from gpulease.worker.overhead import MIB, outside_the_pool
+from gpulease.worker.environment import (
+    HOOKS,
+    MIB,
+    LeasedGpu,
+    WorkerOptions,
+    outside_the_pool,
+    worker_environment,
+)
 
 
 def hooks_module(name: str) -> Any:

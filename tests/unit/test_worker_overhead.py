@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.worker.overhead import FRAMEWORKS, MIB, outside_the_pool
+from gpulease.worker.environment import FRAMEWORKS, MIB, outside_the_pool
 
 frameworks = st.sampled_from(FRAMEWORKS)
 

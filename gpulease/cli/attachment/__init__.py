@@ -1,0 +1,20 @@
+"""Being attached to a job: our terminal or our pipes are the other end of its own.
+
+`attach` is the one way in; what else is here says how one attaches, and in which ways it ends.
+"""
+
+from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS
+from gpulease.cli.attachment.keyboard import parse_keys
+from gpulease.cli.attachment.mode import Detached, Left, Manner, TurnedAway
+from gpulease.cli.attachment.session import Hooks, attach
+
+__all__ = [
+    "DEFAULT_KEYS",
+    "Detached",
+    "Hooks",
+    "Left",
+    "Manner",
+    "TurnedAway",
+    "attach",
+    "parse_keys",
+]

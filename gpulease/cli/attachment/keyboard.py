@@ -1,0 +1,227 @@
+"""What keys mean while attached: for the job, for its end, or for this command alone.
+
+Pure: the time is an argument, and what is to be done comes back as a value.
+
+The keys that leave a job to itself: how they are written, and how they are told from others.
+
+Pure: bytes go in as they were typed, and come out as they are to be passed on.
+"""
+
+import signal
+from dataclasses import dataclass
+from enum import Enum
+
+from gpulease.errors import BadValue
+
+DEFAULT = r"ctrl-\ d"
+NONE = "none"
+_HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none turns them off"
+_PASTE_BEGINS, _PASTE_ENDS = b"\x1b[200~", b"\x1b[201~"
+"""What a terminal sends around a paste, where the program that reads has asked for it."""
+_CONTROL = 0x40
+"""A control character is so far below the character that it is named after."""
+
+
+def parse_keys(text: str) -> bytes:
+    r"""Read what `--detach-keys` accepts: `ctrl-\,d` or `ctrl-p ctrl-q`; nothing for "none".
+
+    Raises:
+        BadValue: a key is not understood, or the first is one that people type.
+    """
+    if text.strip().lower() == NONE:
+        return b""
+    keys = bytes(_key(word, text) for word in text.replace(",", " ").split())
+    if not keys:
+        raise BadValue("cannot use the detach keys: none is named", _HINT)
+    if keys[0] >= ord(" "):
+        raise BadValue(
+            f"cannot use the detach keys {text!r}: the first must be one with ctrl, "
+            "or typing it would have to wait for the next",
+            _HINT,
+        )
+    return keys
+
+
+def _key(word: str, text: str) -> int:
+    name = word.lower()
+    for prefix in ("ctrl-", "^"):
+        letter = name.removeprefix(prefix).upper()
+        if name.startswith(prefix) and len(letter) == 1 and "@" <= letter <= "_":
+            return ord(letter) - _CONTROL
+    if len(word) == 1 and "!" <= word <= "~":
+        return ord(word)
+    raise BadValue(f"cannot use the detach keys {text!r}: {word!r} is no key", _HINT)
+
+
+def name_of(keys: bytes) -> str:
+    r"""Return what people call a sequence of keys, such as `Ctrl-\ d`."""
+    return " ".join(
+        chr(key) if key >= ord(" ") else f"Ctrl-{chr(key + _CONTROL).lower()}" for key in keys
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What came of a piece of typing."""
+
+    passed: bytes
+    detach: bool
+    """The keys were typed; what came after them is dropped."""
+
+
+class DetachKeys:
+    """Find a sequence of keys in what is typed, and pass on all else.
+
+    The first key twice is passed on once. Inside of a paste nothing is looked for.
+    """
+
+    def __init__(self, keys: bytes) -> None:
+        self._keys = keys
+        self._held = b""
+        self._recent = b""
+        self._pasting = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether a key is held back until the next one tells what it meant."""
+        return bool(self._held)
+
+    def feed(self, piece: bytes) -> Typed:
+        """Take in what was typed."""
+        passed = bytearray()
+        for key in piece:
+            passed += self._passed_by(bytes([key]))
+            if self._keys and self._held == self._keys:
+                self._held = b""
+                return Typed(bytes(passed), detach=True)
+        return Typed(bytes(passed), detach=False)
+
+    def _passed_by(self, key: bytes) -> bytes:
+        self._mind_pastes(key)
+        if self._pasting:
+            passed, self._held = self._held + key, b""
+            return passed
+        self._held += key
+        passed = b""
+        while self._held and not self._keys.startswith(self._held):
+            if self._held == self._keys[:1] * 2:
+                self._held = b""
+                return passed + self._keys[:1]
+            passed, self._held = passed + self._held[:1], self._held[1:]
+        return passed
+
+    def _mind_pastes(self, key: bytes) -> None:
+        self._recent = (self._recent + key)[-len(_PASTE_BEGINS) :]
+        if self._recent == _PASTE_BEGINS:
+            self._pasting = True
+        elif self._recent == _PASTE_ENDS:
+            self._pasting = False
+
+
+AGAIN_WITHIN = 1.0
+"""Seconds: a second Ctrl-C as soon as this means it."""
+_HEARD = 16
+
+
+class Use(Enum):
+    """What a keyboard is there for."""
+
+    WRITE = "write"
+    """Keys are the job's, all but those that detach."""
+    COMMAND = "command"
+    """The job reads no keys: those that a terminal makes signals of are signals for it."""
+    WATCH = "watch"
+    """Nothing that is typed reaches the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The characters of a terminal that are signals, each one byte, or none where it is off."""
+
+    interrupt: bytes = b"\x03"
+    quit: bytes = b"\x1c"
+    suspend: bytes = b"\x1a"
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """What a piece of typing asks for."""
+
+    passed: bytes = b""
+    """For the job's standard input."""
+    signals: tuple[signal.Signals, ...] = ()
+    interrupt: bool = False
+    """Ctrl-C is among what is passed."""
+    cancel: bool = False
+    suspend: bool = False
+    """Stop this command, and nothing else."""
+    detach: bool = False
+
+
+class Interrupts:
+    """Tell a Ctrl-C that insists from one that the job takes care of.
+
+    It insists where the one before came just now, and all that the job's terminal has shown since
+    is its echo: a program that reads keys itself echoes none, and one that handles the signal
+    mostly has something to say.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._echo = b"^" + bytes(each ^ _CONTROL for each in key)
+        self._at: float | None = None
+        self._heard = b""
+
+    def typed(self, piece: bytes, now: float) -> bool:
+        """Return whether this piece insists on the end of the job; `now` is in seconds."""
+        alone = bool(self._key) and piece == self._key
+        recent = self._at is not None and now - self._at < AGAIN_WITHIN
+        insists = alone and recent and self._heard == self._echo
+        self._at = now if alone and not insists else None
+        self._heard = b""
+        return insists
+
+    def heard(self, piece: bytes) -> None:
+        """Note what the job's terminal has shown."""
+        self._heard = (self._heard + piece[:_HEARD])[:_HEARD]
+
+
+class Keyboard:
+    """Read the keys of one terminal for one job."""
+
+    def __init__(self, keys: bytes, controls: Controls, use: Use) -> None:
+        self.use = use
+        self._detach = DetachKeys(keys)
+        self._controls = controls
+        self._interrupts = Interrupts(controls.interrupt)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first of the detach keys has come, and the next not yet."""
+        return self._detach.waits
+
+    def press(self, piece: bytes, now: float) -> Pressed:
+        """Return what `piece`, typed just now, asks for."""
+        typed = self._detach.feed(piece)
+        if self.use is Use.WRITE:
+            insists = self._interrupts.typed(typed.passed, now) if typed.passed else False
+            key = self._controls.interrupt
+            interrupt = bool(key) and key in typed.passed
+            return Pressed(typed.passed, interrupt=interrupt, cancel=insists, detach=typed.detach)
+        return self._commands(typed.passed, typed.detach)
+
+    def heard(self, piece: bytes) -> None:
+        """Note what the job's terminal has shown."""
+        self._interrupts.heard(piece)
+
+    def _commands(self, keys: bytes, detach: bool) -> Pressed:
+        commands = self._controls
+        watches = self.use is Use.WATCH
+        interrupts = keys.count(commands.interrupt) if commands.interrupt else 0
+        quits = keys.count(commands.quit) if commands.quit else 0
+        given = [signal.SIGINT] * min(interrupts, 2) + [signal.SIGQUIT] * min(quits, 1)
+        return Pressed(
+            signals=() if watches else tuple(given),
+            suspend=bool(commands.suspend) and commands.suspend in keys,
+            detach=detach or (watches and interrupts > 0),
+        )

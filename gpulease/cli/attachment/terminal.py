@@ -1,0 +1,157 @@
+"""Holding the terminal that this command sits on, for a job.
+
+Held, it interprets nothing: the job's own pseudo-terminal does. It is given back as it was found.
+
+What a job has switched on in the terminal, so that it can be switched off without the job.
+
+A full-screen program that is left behind cannot clean up after itself. Pure: bytes in, bytes out.
+"""
+
+import re
+import signal
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from gpulease.cli.attachment.keyboard import Controls
+from gpulease.cli.caller import is_ours, size_of
+
+IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
+_DISABLED = b"\0"
+"""_POSIX_VDISABLE of Linux: this character means nothing special."""
+
+
+class Terminal:
+    """The terminal open as `handle`.
+
+    `verbatim` says that output for it comes from another terminal, with line ends as they must be.
+    """
+
+    def __init__(self, handle: int, *, verbatim: bool) -> None:
+        self._handle = handle
+        self._verbatim = verbatim
+        self._found: list[Any] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is as we need it, and not as it was found."""
+        return self._found is not None
+
+    @property
+    def controls(self) -> Controls:
+        """The characters that are signals here."""
+        try:
+            characters = (self._found or termios.tcgetattr(self._handle))[CC]
+        except termios.error:
+            return Controls()
+        chosen = (characters[at] for at in (termios.VINTR, termios.VQUIT, termios.VSUSP))
+        return Controls(*(b"" if each == _DISABLED else each for each in chosen))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Rows and columns."""
+        return size_of(self._handle)
+
+    def hold(self) -> None:
+        """Have keys come one by one and unseen; only for the foreground."""
+        with suppress(termios.error):
+            if self._found is None:
+                self._found = termios.tcgetattr(self._handle)
+            self._set(_uninterpreted(self._found, self._verbatim))
+
+    def give_back(self) -> None:
+        """Leave it as it was found."""
+        found, self._found = self._found, None
+        if found is not None:
+            # It may be gone altogether, which is no matter.
+            with suppress(termios.error):
+                self._set(found)
+
+    def hold_again(self) -> None:
+        """Hold it after we were stopped unawares; in the background it is the shell's by now."""
+        if not is_ours(self._handle):
+            self._found = None
+        elif self._found is not None:
+            self.hold()
+
+    def _set(self, attributes: list[Any]) -> None:
+        # What is typed ahead stays. From the background this would stop us, were it not blocked.
+        with _blocked(signal.SIGTTOU):
+            termios.tcsetattr(self._handle, termios.TCSANOW, attributes)
+
+
+def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
+    """Return `found` changed as cfmakeraw(3) would, with output as it was unless `verbatim`."""
+    attributes = [*found[:CC], list(found[CC])]
+    attributes[IFLAG] &= ~(
+        termios.IGNBRK
+        | termios.BRKINT
+        | termios.PARMRK
+        | termios.ISTRIP
+        | termios.INLCR
+        | termios.IGNCR
+        | termios.ICRNL
+        | termios.IXON
+    )
+    attributes[LFLAG] &= ~(
+        termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN
+    )
+    attributes[CFLAG] = attributes[CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+    if verbatim:
+        attributes[OFLAG] &= ~termios.OPOST
+    attributes[CC][termios.VMIN], attributes[CC][termios.VTIME] = 1, 0
+    return attributes
+
+
+@contextmanager
+def _blocked(signum: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,32})([hl])")
+_UNFINISHED = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,32})?)?\Z")
+_CURSOR = 25
+"""The one that is on at first: the cursor is seen."""
+_KNOWN = (1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004, _CURSOR)
+"""Private modes of xterm: cursor keys, reports of mouse and focus, other screen, marked pastes."""
+
+
+class Modes:
+    """Follow the private modes of a terminal through what is written to it."""
+
+    def __init__(self) -> None:
+        self._changed: dict[int, None] = {}
+        self._rest = b""
+
+    def note(self, piece: bytes) -> None:
+        """Read what is written."""
+        text = self._rest + piece
+        for found in _SWITCH.finditer(text):
+            on = found[2] == b"h"
+            for mode in found[1].split(b";"):
+                self._switch(int(mode or b"0"), on)
+        unfinished = _UNFINISHED.search(text)
+        self._rest = unfinished[0] if unfinished else b""
+
+    def undo(self) -> bytes:
+        """Return what sets a terminal back to where it was at first; the last change goes first."""
+        undone = [_set(mode, on=mode == _CURSOR) for mode in reversed(self._changed)]
+        self._changed.clear()
+        return b"".join([*undone, b"\x1b[0m"]) if undone else b""
+
+    def _switch(self, mode: int, on: bool) -> None:
+        if mode not in _KNOWN:
+            return
+        if on == (mode == _CURSOR):
+            self._changed.pop(mode, None)
+        else:
+            self._changed.setdefault(mode)
+
+
+def _set(mode: int, *, on: bool) -> bytes:
+    return b"\x1b[?%d%s" % (mode, b"h" if on else b"l")

@@ -1,0 +1,72 @@
+"""With which number `run` leaves, and what it says of the end of a job."""
+
+import signal
+from dataclasses import dataclass
+
+from gpulease.cli.format import sentence
+from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
+from gpulease.wire.views import JobView
+
+SIGNALED = 128
+"""What a shell adds to the number of the signal that ended a command."""
+
+
+_LIMITS = frozenset({"time_limit", "over_lease", "idle"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, by its shim."""
+
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    """ "exited", "signaled", or why it was asked to go: "cancelled", "time_limit" and others."""
+    ctrl_c_typed: bool = False
+    """Ctrl-C was typed on the terminal that was the job's."""
+
+
+def status_of_ending(ending: Ending) -> int:
+    """Return the exit code for what the shim says."""
+    if ending.reason in _LIMITS:
+        return EXIT_TIME_LIMIT
+    if ending.exit_code is not None:
+        return ending.exit_code
+    return SIGNALED + ending.signal if ending.signal is not None else EXIT_OWN_FAILURE
+
+
+def status_of_job(job: JobView) -> int:
+    """Return the exit code for a job that ended without us."""
+    if job.exit_status is not None:
+        return job.exit_status
+    match job.outcome:
+        case "gave_up":
+            return EXIT_GAVE_UP
+        case "time_limit" | "over_lease" | "idle":
+            return EXIT_TIME_LIMIT
+        case "cancelled":
+            return SIGNALED + signal.SIGTERM
+        case _:
+            return EXIT_OWN_FAILURE
+
+
+_NO_RUN_OF_ITS_OWN = {
+    "gave_up": "gave up waiting",
+    "launch_failed": "could not be started",
+    "lost": "was lost, and how it ended is not known",
+    "cancelled": "was cancelled",
+    "over_lease": "was stopped",
+    "idle": "was stopped",
+}
+
+
+def last_words(job: JobView) -> str | None:
+    """Say why a job ended, where its own output does not."""
+    if job.outcome == "time_limit":
+        return f"gpulease: job {job.id} reached its time limit"
+    why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
+    if job.out_of_memory:
+        return f"gpulease: job {job.id}{why}"
+    if job.outcome not in _NO_RUN_OF_ITS_OWN:
+        return None
+    return f"gpulease: job {job.id} {_NO_RUN_OF_ITS_OWN[job.outcome]}{why}"

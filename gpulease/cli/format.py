@@ -1,0 +1,180 @@
+"""Words and times as every verb writes them: pure functions, with the time as an argument."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import takewhile
+
+from gpulease.units import format_size, format_span
+from gpulease.wire.requests import spoken
+from gpulease.wire.views import GpuView, JobView, LeaseView, RefusalView, RungView
+
+UNKNOWN = "-"
+_MARKS = frozenset({"Mn", "Me"})
+"""Categories of what is drawn over the character before it."""
+
+
+def clean(text: str) -> str:
+    """Return one line without anything that would steer a terminal: it may be a stranger's."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def sentence(reason: str, hint: str | None = None) -> str:
+    """Return why something is as it is, with the hint to it, on one line."""
+    return clean(f"{reason}; hint: {hint}" if hint else reason)
+
+
+def cells(text: str) -> int:
+    """Return how many columns `text` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    # What is wide, what is joined and what takes no room at all fills tables of its own.
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def beginning(text: str, width: int) -> str:
+    """Return as much of the beginning of `text` as takes at most `width` columns."""
+    if text.isascii():
+        return text[: max(0, width)]
+    end = min(len(text), max(0, width) * 2 + 8)
+    # Not every cut is between two characters as a reader sees them, but none is too wide.
+    while end and cells(text[:end]) > width:
+        end -= 1
+    return text[:end] + _combining(text[end:])
+
+
+def _combining(rest: str) -> str:
+    """Return the marks at the beginning of `rest` that belong to the character before."""
+    return "".join(takewhile(lambda char: unicodedata.category(char) in _MARKS, rest))
+
+
+def shorten(text: str, width: int) -> str:
+    """Return `text` in at most `width` columns, with an ellipsis where something was cut."""
+    if cells(text) <= width:
+        return text
+    return beginning(text, width - 1).rstrip() + "…" if width > 0 else ""
+
+
+def broken(text: str, width: int, later: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where each line of `text` begins and ends, between words where there is a place.
+
+    The first line is `width` columns wide, the others `later`, or as wide.
+    """
+    begin = 0
+    while cells(text[begin:]) > width:
+        end = begin + max(1, len(beginning(text[begin:], width)))
+        space = text.rfind(" ", begin, end + 1)
+        if space > begin and text[begin:space].strip():
+            end = space
+        yield begin, end
+        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
+        width = width if later is None else later
+    if begin < len(text) or not text:
+        yield begin, len(text)
+
+
+def size(amount: int | None) -> str:
+    """Write bytes, or that they are not known."""
+    return UNKNOWN if amount is None else format_size(amount)
+
+
+def instant(written: str) -> datetime:
+    """Read an instant of the wire."""
+    return datetime.fromisoformat(written)
+
+
+def index_of(gpu: GpuView | RefusalView) -> str:
+    """Return the index of a GPU as people say it; a MIG device has its place after it: 0:1."""
+    return clean(gpu.label) or str(gpu.index)
+
+
+def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
+    """Write an instant as a wall clock shows it in the time zone of `now`."""
+    if written is None:
+        return UNKNOWN
+    local = instant(written).astimezone(now.tzinfo)
+    time = f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
+    if local.date() == now.date():
+        return time
+    if abs(local - now) < timedelta(days=6):
+        return f"{local:%a} {time}"
+    return f"{local:%Y-%m-%d} {time}"
+
+
+def until(written: str | None, now: datetime) -> str:
+    """Write how long it is from `now` to an instant."""
+    return UNKNOWN if written is None else _span(instant(written) - now)
+
+
+def between(start: str | None, end: str | None, now: datetime) -> str:
+    """Write how long something took, or has taken up to `now`."""
+    if start is None:
+        return UNKNOWN
+    return _span((instant(end) if end else now) - instant(start))
+
+
+def since(written: str, now: datetime) -> str:
+    """Write how long ago an instant was."""
+    return _span(now - instant(written))
+
+
+def ordinal(number: int) -> str:
+    """Write a place in a line: 1st, 2nd, 3rd, 4th, 11th."""
+    teens = 10 < number % 100 < 20
+    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+SUSPENDED = "suspended"
+"""What an active job is called whose main process is stopped."""
+
+
+def asks(job: JobView) -> str:
+    """Write what a job asked for: 4G, 2 x 40%, all of a GPU."""
+    claim = job.claim
+    amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
+    times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
+    return f"{times} alone" if claim.exclusive else times
+
+
+def named(job: JobView) -> str:
+    """Write a job's name, and that it is a lease without a job if it is one."""
+    name = clean(job.name)
+    if job.kind != "hold":
+        return name
+    return "(hold)" if name == "hold" else f"{name} (hold)"
+
+
+def label(job: JobView) -> str:
+    """Write a job's state, or how it ended."""
+    if job.suspended:
+        return SUSPENDED
+    return job.state if job.state != "ended" else spoken(job.outcome or "ended")
+
+
+def is_above(job: JobView, lease: LeaseView) -> bool:
+    """Tell whether a job uses more than it leased and nothing comes of that at this moment.
+
+    It is within the tolerance, or nobody waits for the memory where leases are elastic.
+    """
+    above = lease.used is not None and lease.used > lease.memory
+    return above and lease.over_since_at is None and job.state == "active"
+
+
+def held_by(rungs: Sequence[RungView]) -> str:
+    """Say in a line what holds jobs to their leases on a machine, and what does not."""
+    has = ", ".join(_rung(each) for each in rungs if each.available)
+    lacks = ", ".join(_rung(each) for each in rungs if not each.available)
+    said = f"held by: {has or 'nothing, jobs are placed and counted only'}"
+    return f"{said}; not by: {lacks} (gpulease doctor says why)" if lacks else said
+
+
+def _rung(rung: RungView) -> str:
+    return clean(rung.rung) + (" (not for everybody alike)" if rung.varies else "")
+
+
+def _span(span: timedelta) -> str:
+    """Write a span; none is below zero, whatever a clock that was set makes of it."""
+    return format_span(max(span, timedelta(0)))

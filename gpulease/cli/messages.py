@@ -1,0 +1,186 @@
+"""What is said of a job before anyone is attached to it, and where nobody can be any more.
+
+What `run` says while its job waits: one line, rewritten where a terminal can.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from gpulease.cli.exit_codes import SIGNALED
+from gpulease.cli.format import clean, clock, ordinal, sentence, shorten, size
+from gpulease.errors import TooMany
+from gpulease.units import format_span
+from gpulease.wire.views import JobView
+
+_NO_RUN = {
+    "gave_up": "gave up waiting",
+    "launch_failed": "could not be started",
+    "lost": "was lost, and how it ended is not known",
+}
+
+_ENDED_BY_US = {
+    "cancelled": "was cancelled",
+    "over_lease": "was stopped: it held more than its lease",
+    "idle": "was stopped: it did nothing while others waited",
+}
+
+
+def not_followed(number: int, error: TooMany) -> str:
+    """Say that a job cannot be followed now, and that nothing is lost by it."""
+    return (
+        f"gpulease: {clean(error.message)}; job {number} keeps its turn, "
+        "and is looked at now and then"
+    )
+
+
+def shell_on(job: JobView, gpus: str) -> str:
+    """Say what a shell has been given; `gpus` names them."""
+    memory = size(job.leases[0].memory) if job.leases else size(job.claim.memory)
+    each = " each" if len(job.leases) > 1 else ""
+    return f"gpulease: a shell on {gpus}, {memory}{each}; exit gives the lease back"
+
+
+def ended(job: JobView) -> str:
+    """Say how a job ended that nobody can attach to any more."""
+    logs = f"; gpulease logs {job.id} shows what it wrote" if job.started_at else ""
+    return f"gpulease: job {job.id} {_how(job)}{logs}"
+
+
+def _how(job: JobView) -> str:
+    match job.outcome:
+        case "time_limit":
+            limit = job.claim.time_limit
+            after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
+            return f"ended at its time limit{after}"
+        case "cancelled" | "over_lease" | "idle" as outcome:
+            return _ENDED_BY_US[outcome]
+        case "signaled" if job.exit_status is not None:
+            return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"
+        case "gave_up" | "launch_failed" | "lost" as outcome:
+            why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
+            return _NO_RUN[outcome] + why
+        case _:
+            with_status = "" if job.exit_status is None else f" with exit status {job.exit_status}"
+            return f"has ended{with_status}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+SPEAKS_EVERY = timedelta(seconds=30)
+"""Where lines cannot be rewritten, as in the log of a batch system."""
+_ERASE = "\r\x1b[2K"
+
+
+def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+    """Say where a job stands in the line, why, and for whom."""
+    if job.state != "queued":
+        return f"gpulease: job {job.id} starts"
+    place = f", {ordinal(job.position)} in line" if job.position else ""
+    return f"gpulease: job {job.id} waits{place}{_why(job, blockers, now)}"
+
+
+def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
+    """Say the daemon's reason; where we know more of the jobs it names, with that."""
+    what, names_them, _ = (job.reason or "").partition(" before ")
+    if names_them and blockers:
+        parts = [_blocker(blocker, now, " ({} at the latest)") for blocker in blockers]
+        others = len(job.waits_for) - len(parts)
+        parts += ["another" if others == 1 else f"one of {others} more"] if others else []
+        return f": {clean(what)} before {' or '.join(parts)} ends{_brackets(_start(job, now))}"
+    why = f": {sentence(job.reason)}" if job.reason else ""
+    parts = [_blocker(blocker, now, ", ends {}") for blocker in blockers]
+    return why + _brackets([*_for_whom(job, parts), *_start(job, now)])
+
+
+def _for_whom(job: JobView, parts: list[str]) -> list[str]:
+    if more := len(job.waits_for) - len(parts):
+        parts = [*parts, f"{more} more" if parts else "jobs " + ", ".join(map(str, job.waits_for))]
+    return [f"waits for {' and '.join(parts)}"] if parts else []
+
+
+def _start(job: JobView, now: datetime) -> list[str]:
+    at = job.expected_start_at
+    return [f"expected to start by {clock(at, now)}"] if at else []
+
+
+def _brackets(said: list[str]) -> str:
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _blocker(job: JobView, now: datetime, ends_as: str) -> str:
+    ends = ends_as.format(f"by {clock(job.expires_at, now)}") if job.expires_at else ""
+    return f"job {job.id} of {clean(job.user)}{ends}"
+
+
+class WaitingLine:
+    """The line on stderr; `width` is None where it cannot be rewritten.
+
+    It keeps quiet for the first `patience` seconds: most jobs start at once.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int] | None,
+        patience: float = 0.5,
+    ) -> None:
+        self._write = write
+        self._width = width
+        self._patience: float | None = patience
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self._text = ""
+        self._shown: str | None = None
+        self._shown_at: datetime | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether what is shown is gone when the job starts."""
+        return self._width is not None
+
+    def show(self, text: str, now: datetime) -> None:
+        """Say `text`, unless it has been said, or something was only just now."""
+        with self._lock:
+            self._text = text
+            if self._patience is None:
+                self._show(now)
+            elif self._timer is None:
+                self._timer = threading.Timer(self._patience, self._lose_patience, (now,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def clear(self) -> None:
+        """Leave the terminal as it was found, and say nothing more until the next `show`."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._width is not None and self._shown is not None:
+                self._write(_ERASE)
+            self._shown = None
+            self._text = ""
+
+    def _lose_patience(self, now: datetime) -> None:
+        with self._lock:
+            self._patience = None
+            if self._text:
+                self._show(now)
+
+    def _show(self, now: datetime) -> None:
+        if self._width is not None:
+            self._write(_ERASE + shorten(self._text, self._width() - 1))
+        elif self._text != self._shown and self._may_speak(now):
+            self._write(self._text + "\n")
+        else:
+            return
+        self._shown, self._shown_at = self._text, now
+
+    def _may_speak(self, now: datetime) -> bool:
+        return self._shown_at is None or now - self._shown_at >= SPEAKS_EVERY

@@ -1,0 +1,1 @@
+"""The daemon's half of the operating system: launching, cgroups, and finding processes."""

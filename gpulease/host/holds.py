@@ -1,0 +1,220 @@
+"""The launcher port for leases without a job: nothing to launch, and an end to wait for.
+
+A lease that is held ends with its holder's process, with its time, or when it is given back. What
+still uses the GPU then counts as unmanaged: what the driver shows is what counts, and nobody is
+kept waiting for processes that we did not start and may not end.
+
+Takes a lease out of the queue when the process that waits for it has gone.
+
+Once it is granted the lease is its holder's, and whoever asked for it may go.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Invocation, Job, Outcome, Process
+from gpulease.domain.lease import State
+from gpulease.errors import GpuleaseError
+from gpulease.host.process_watch import Ends, has_ended
+from gpulease.service.log_once import Complaints
+from gpulease.service.ports import Clock, WorkerExited, WorkerExpired, WorkerNews, WorkerStarted
+from gpulease.service.scheduler import Keeper
+
+_LOOK_AGAIN_S = 60.0
+
+
+class Holders:
+    """Follows the leases that are held, each from its grant to its end."""
+
+    def __init__(
+        self, clock: Clock, ends: Ends, rungs: Callable[[], tuple[str, ...]] = tuple
+    ) -> None:
+        """`rungs` are those that hold what honours the environment of a lease."""
+        self._rungs = rungs
+        self._clock = clock
+        self._ends = ends
+        self._holds: dict[JobId, _Hold] = {}
+
+    async def launch(self, job: Job, invocation: Invocation) -> None:
+        """Start nothing: whoever holds the lease is there already."""
+
+    async def forbid(self, job: Job) -> bool:
+        """See that nobody gets the lease; False if somebody has it."""
+        return not self.was_launched(job)
+
+    def was_launched(self, job: Job) -> bool:
+        """Tell whether the holder has the lease."""
+        return job.started_at is not None
+
+    async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
+        """Yield what happens to the lease: that it is held, first of all, and why it ended."""
+        process = job.holder.process if job.holder is not None else None
+        started_at = job.started_at or self._clock.now()
+        hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
+        try:
+            pid = process.pid if process is not None else None
+            yield WorkerStarted(pid, None, started_at, self._rungs())
+            ended = await hold.end(process, self._ends)
+            if ended.outcome is Outcome.TIME_LIMIT:
+                yield WorkerExpired()
+            yield ended
+        finally:
+            if self._holds.get(job.id) is hold:
+                del self._holds[job.id]
+
+    async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
+        """Take the lease back; its holder is left alone."""
+        # One that is not followed at this moment is stopped when it is: it stands in the record.
+        if (hold := self._holds.get(job.id)) is not None:
+            hold.release()
+
+    def grace(self, job: Job) -> None:
+        """Return None: the holder may stay."""
+
+    async def set_time_limit(self, job: Job, limit: timedelta) -> None:
+        """Let the lease be held for `limit` from its start."""
+        if (hold := self._holds.get(job.id)) is not None:
+            hold.set_time_limit(limit)
+
+    async def notify(self, job: Job, text: str) -> None:
+        """Write nothing: what the holder's output is, nobody knows."""
+
+
+class _Hold:
+    """The ways in which one lease can end."""
+
+    def __init__(self, started_at: datetime, clock: Clock, limit: timedelta | None) -> None:
+        # Counted by a clock that nobody can set; how long it was held before comes from the record.
+        held_for = max(clock.now() - started_at, timedelta(0))
+        self._began = clock.steady() - held_for
+        self._clock = clock
+        self._limit = limit
+        self._changed = asyncio.Event()
+        self._released = False
+
+    def release(self) -> None:
+        self._released = True
+        self._changed.set()
+
+    def set_time_limit(self, limit: timedelta) -> None:
+        self._limit = limit
+        self._changed.set()
+
+    async def end(self, process: Process | None, ends: Ends) -> WorkerExited:
+        """Wait for the end of the lease, and return how it came."""
+        async with AsyncExitStack() as stack:
+            gone = None if process is None else await stack.enter_async_context(ends.of(process))
+            while True:
+                if self._released:
+                    return self._ended(Outcome.RELEASED, "released")
+                if process is not None and gone is not None and gone.is_set():
+                    why = f"its holder, process {process.pid}, has ended"
+                    return self._ended(Outcome.RELEASED, why)
+                left_s = self._left_s()
+                if left_s is not None and left_s <= 0:
+                    return self._ended(Outcome.TIME_LIMIT, "its time limit is over")
+                self._changed.clear()
+                # A machine that was suspended has slept through its timers.
+                within_s = None if left_s is None else min(left_s, _LOOK_AGAIN_S)
+                await _first_of(self._changed, gone, within_s)
+
+    def _left_s(self) -> float | None:
+        if self._limit is None:
+            return None
+        return (self._began + self._limit - self._clock.steady()).total_seconds()
+
+    def _ended(self, outcome: Outcome, why: str) -> WorkerExited:
+        return WorkerExited(outcome, None, self._clock.now(), why)
+
+
+async def _first_of(
+    changed: asyncio.Event, gone: asyncio.Event | None, within_s: float | None
+) -> None:
+    """Return when one of the two is set, or after so many seconds."""
+    events = [changed] if gone is None else [changed, gone]
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+_log = logging.getLogger(__name__)
+
+_TRY_AGAIN_AFTER_S = 5.0
+_GONE = "the process that asked for it has ended"
+
+
+class Askers:
+    """Watches the processes that wait for a lease."""
+
+    def __init__(self, keeper: Keeper, ends: Ends) -> None:
+        self._keeper = keeper
+        self._ends = ends
+        self._complaints = Complaints(_log)
+        self._watches: dict[JobId, asyncio.Task[None]] = {}
+
+    async def recover(self) -> None:
+        """Watch for every lease on record that is waited for; drop those of who left meanwhile."""
+        for job in self._keeper.store.live():
+            if (asker := _asker(job)) is None:
+                continue
+            if has_ended(asker):
+                await self._keeper.withdraw(job.id, _GONE)
+            else:
+                self.watch(job)
+
+    def watch(self, job: Job) -> None:
+        """See to it that `job` leaves the queue with the process that asked for it."""
+        # Watched already: the same order once more, since the answer was lost.
+        if (asker := _asker(job)) is not None and job.id not in self._watches:
+            task = asyncio.create_task(self._watch(job.id, asker), name=f"asker of job {job.id}")
+            self._watches[job.id] = task
+            task.add_done_callback(lambda _: self._watches.pop(job.id, None))
+
+    async def close(self) -> None:
+        """Watch no more."""
+        watches = list(self._watches.values())
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _watch(self, job: JobId, asker: Process) -> None:
+        while self._waits(job):
+            try:
+                await self._until_gone_or_granted(job, asker)
+                self._complaints.passed("askers")
+                if self._waits(job):
+                    await self._keeper.withdraw(job, _GONE)
+            except (GpuleaseError, OSError) as error:
+                self._complaints.say(
+                    "askers", f"cannot see who waits for job {job}, trying again: {error}",
+                    why=str(error),
+                )  # fmt: skip
+                await asyncio.sleep(_TRY_AGAIN_AFTER_S)
+
+    async def _until_gone_or_granted(self, job: JobId, asker: Process) -> None:
+        async with self._ends.of(asker) as gone:
+            leaving = asyncio.ensure_future(gone.wait())
+            try:
+                while self._waits(job) and not leaving.done():
+                    change = asyncio.ensure_future(self._keeper.next_change.wait())
+                    if self._waits(job):
+                        await asyncio.wait((change, leaving), return_when=asyncio.FIRST_COMPLETED)
+                    change.cancel()
+            finally:
+                leaving.cancel()
+
+    def _waits(self, job: JobId) -> bool:
+        found = self._keeper.store.job(job)
+        return found is not None and found.state is State.QUEUED
+
+
+def _asker(job: Job) -> Process | None:
+    waits = job.holder is not None and job.state is State.QUEUED
+    return job.holder.asker if waits and job.holder is not None else None

@@ -1,0 +1,284 @@
+"""Scopes: each job's processes in a cgroup that systemd makes, which outlives the daemon.
+
+Device rules are properties of the unit, so that systemd keeps them when it reloads; set behind its
+back they are gone after `systemctl daemon-reload`. The only importer of jeepney.
+
+Whether the kernel enforces device rules on a cgroup: systemd takes them where it cannot.
+
+With cgroups of version 2 they are programs (CONFIG_CGROUP_BPF), of which the kernel is asked here,
+see bpf(2), BPF_PROG_QUERY; with version 1 they are a file.
+"""
+
+import asyncio
+import ctypes
+import errno
+import os
+import platform
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jeepney import (
+    DBusAddress,
+    DBusErrorResponse,
+    HeaderFields,
+    MatchRule,
+    Message,
+    MessageFlag,
+    message_bus,
+    new_method_call,
+)
+from jeepney.io.asyncio import DBusRouter, Proxy, open_dbus_router
+from jeepney.io.common import RouterClosed
+from jeepney.wrappers import unwrap_msg
+
+from gpulease.host.cgroups import SLICE, scope_name
+
+_SYSTEMD = Path("/run/systemd/system")
+_DEVICES = Path("/proc/devices")
+_WITHIN_S = 10.0
+_ONCE_MORE_AFTER_S = 0.2
+_NAME = "org.freedesktop.systemd1"
+_REQUEST = "ssa(sv)a(sa(sv))"
+_UNIT_EXISTS = f"{_NAME}.UnitExists"
+_DESTRUCTIVE = f"{_NAME}.TransactionIsDestructive"
+_SHUTDOWN = "shutdown.target"
+_SHUTTING_DOWN = "the machine is shutting down"
+_DAEMON = "gpuleased.service"
+_MANAGER = DBusAddress("/org/freedesktop/systemd1", _NAME, f"{_NAME}.Manager")
+_LOGIND = DBusAddress(
+    "/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.DBus.Properties"
+)
+_REMOVED = MatchRule(
+    type="signal",
+    interface=f"{_NAME}.Manager",
+    member="JobRemoved",
+    path="/org/freedesktop/systemd1",
+)
+_OF_GPUS = "nvidia"
+"""How every driver of NVIDIA's devices calls itself in /proc/devices: nvidia (nvidia-frontend in
+older ones), nvidia-uvm, nvidia-caps, nvidia-nvswitch, nvidia-modeset."""
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+"""What CUDA needs beside the GPU itself: nvidiactl for the resource manager, nvidia-uvm for the
+address space, nvidia-uvm-tools for profilers and debuggers. They show no GPU that cannot be opened.
+Left out: nvidia-modeset, which sets displays, and nvidia-caps, which configures MIG."""
+
+
+class NoScope(Exception):
+    """systemd made no scope, or not in time; the process is where it was."""
+
+
+class NotNow(Exception):
+    """systemd starts no scope at this moment: it is stopping units, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the scope of a job is to be like."""
+
+    job: int
+    user: str
+    grace: timedelta
+    """Between SIGTERM and SIGKILL when it is stopped, as at a shutdown."""
+    gpus: Collection[str] | None = None
+    """The device nodes of the leased GPUs; None: every device may be opened."""
+
+    @property
+    def name(self) -> str:
+        """The name of the unit."""
+        return scope_name(self.job)
+
+
+def is_to_be_had() -> bool:
+    """Tell whether this machine was booted with systemd; sd_booted(3)."""
+    return _SYSTEMD.is_dir()
+
+
+async def enclose(pid: int, scope: Scope) -> None:
+    """Move the process `pid` into a new scope; all that it starts afterwards is in it too.
+
+    Raises:
+        NoScope: it was not to be had.
+        NotNow: it can be had later; the machine is shutting down, say.
+    """
+    try:
+        async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus="SYSTEM") as router:
+            if await _prepares_for_shutdown(router):
+                raise NotNow(_SHUTTING_DOWN)
+            await Proxy(message_bus, router).AddMatch(_REMOVED)
+            await _ask(router, "Subscribe")
+            await _start(router, pid, scope)
+    except (RouterClosed, TimeoutError) as error:
+        raise NotNow("systemd does not answer") from error
+    except (DBusErrorResponse, OSError, ValueError) as error:
+        if isinstance(error, DBusErrorResponse) and error.name == _DESTRUCTIVE:
+            raise NotNow(_SHUTTING_DOWN if _SHUTDOWN in _text(error) else _text(error)) from error
+        raise NoScope(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """Say what went wrong, for people: an answer over D-Bus is an object."""
+    match error:
+        case DBusErrorResponse():
+            return f"systemd answered: {_text(error) or 'no reason'} ({error.name})"
+        case OSError():
+            return f"D-Bus cannot be reached: {error.strerror or error}"
+        case _:
+            return str(error)
+
+
+def _text(error: DBusErrorResponse) -> str:
+    return next((each for each in error.data or () if isinstance(each, str)), "")
+
+
+async def _prepares_for_shutdown(router: DBusRouter) -> bool:
+    """Ask logind: it announces a shutdown some seconds before systemd begins to stop units."""
+    body = "org.freedesktop.login1.Manager", "PreparingForShutdown"
+    question = new_method_call(_LOGIND, "Get", "ss", body)
+    # Where logind is not running, there is nothing to wait for and no reason to start it.
+    question.header.flags |= MessageFlag.no_auto_start
+    try:
+        (answer,) = unwrap_msg(await router.send_and_get_reply(question))
+    except DBusErrorResponse:
+        return False
+    return bool(answer[1])
+
+
+async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
+    """Start the unit and wait until systemd says that it runs: then its rules are in force."""
+    nothing_besides: list[Any] = []
+    request = scope.name, "fail", list(_properties(pid, scope)), nothing_besides
+    # Heard from before the request on: the news may come before its answer has been read.
+    with router.filter(_REMOVED, queue=asyncio.Queue()) as removed:
+        try:
+            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
+        except DBusErrorResponse as error:
+            if error.name != _UNIT_EXISTS:
+                raise
+            # That of the launch before, whose shim has just gone: systemd is about to notice.
+            await asyncio.sleep(_ONCE_MORE_AFTER_S)
+            answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
+        result = await _result(removed, answer)
+    if result == "canceled":
+        # By a shutdown that began in between, or by a stop of the slice.
+        raise NotNow("systemd took back the start of a scope")
+    if result != "done":
+        raise ValueError(f"its start was {result}")
+
+
+async def _result(removed: "asyncio.Queue[Message]", answer: Message) -> str:
+    """Wait for the job that was answered with; only from who answered, as anyone can send news."""
+    systemd = answer.header.fields[HeaderFields.sender]
+    while True:
+        news = await removed.get()
+        _, job, _, result = news.body
+        if news.header.fields.get(HeaderFields.sender) == systemd and job == answer.body[0]:
+            return str(result)
+
+
+async def _ask(
+    router: DBusRouter, method: str, signature: str | None = None, body: Any = ()
+) -> Message:
+    answer = await router.send_and_get_reply(new_method_call(_MANAGER, method, signature, body))
+    unwrap_msg(answer)
+    return answer
+
+
+def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Yield what the unit is to be, by the names of org.freedesktop.systemd1(5)."""
+    yield "PIDs", ("au", [pid])
+    yield "Description", ("s", f"gpulease job {scope.job} of {scope.user}")
+    yield "Slice", ("s", SLICE)
+    # Units stop in the reverse order: at a shutdown the daemon stops first and grants nothing more,
+    # then the jobs are ended. A stop of the daemon alone stops no job.
+    yield "Before", ("as", [_DAEMON])
+    # Also one that failed goes when it is empty; its record is ours.
+    yield "CollectMode", ("s", "inactive-or-failed")
+    stop_us = int(scope.grace.total_seconds() * 1e6)
+    yield "TimeoutStopUSec", ("t", stop_us)
+    if scope.gpus is not None:
+        yield "DevicePolicy", ("s", "closed")
+        yield "DeviceAllow", ("a(ss)", list(_allowed(scope.gpus)))
+
+
+def _allowed(gpus: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield every kind of device but NVIDIA's, and then the nodes that the job may open.
+
+    The kernel's rules only allow, and what a job may open besides GPUs (InfiniBand, /dev/fuse) is
+    what its user may.
+    """
+    yield "block-*", "rwm"
+    for name in sorted(_kinds(_DEVICES.read_text(encoding="utf-8"))):
+        if not name.startswith(_OF_GPUS):
+            yield f"char-{name}", "rwm"
+    for node in (*CONTROL_NODES, *gpus):
+        if Path(node).exists():
+            yield node, "rw"
+
+
+def _kinds(devices: str) -> set[str]:
+    """Read the names of kinds of character devices from the text of /proc/devices."""
+    character = devices.partition("Block devices:")[0].splitlines()
+    return {line.split(maxsplit=1)[1] for line in character if line[:3].strip().isdigit()}
+
+
+_SYSCALL = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "riscv64": 280, "s390x": 351}
+_PROG_QUERY = 16
+_CGROUP_DEVICE = 6
+_ALL = "a *:* rwm"
+
+
+class _Query(ctypes.Structure):
+    """The part of union bpf_attr that BPF_PROG_QUERY reads and writes."""
+
+    _fields_ = (
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("query_flags", ctypes.c_uint32),
+        ("attach_flags", ctypes.c_uint32),
+        ("prog_ids", ctypes.c_uint64),
+        ("prog_cnt", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32 * 9),
+    )
+
+
+@cache
+def kernel_has_them(cgroup: Path) -> bool | None:
+    """Tell whether this kernel can enforce rules on any cgroup of version 2; None: no telling."""
+    count = _programs(cgroup)
+    return None if count is None else count >= 0
+
+
+def are_in_force(cgroup: Path) -> bool | None:
+    """Tell whether rules are enforced on exactly this cgroup; None: no telling."""
+    listed = cgroup / "devices.list"
+    try:
+        if listed.exists():
+            return _ALL not in listed.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    count = _programs(cgroup)
+    return None if count is None else count > 0
+
+
+def _programs(cgroup: Path) -> int | None:
+    """Return how many programs decide on devices there, -1 if there can be none; None: unknown."""
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        return None
+    try:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    query = _Query(target_fd=fd, attach_type=_CGROUP_DEVICE)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.syscall(number, _PROG_QUERY, ctypes.byref(query), ctypes.sizeof(query))
+    finally:
+        os.close(fd)
+    if failed:
+        return -1 if ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS) else None
+    return int(query.prog_cnt)

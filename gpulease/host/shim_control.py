@@ -1,0 +1,312 @@
+"""The daemon's word with a shim: how its worker fares, and when the worker has to go.
+
+Right at any moment, since a daemon may come back at any: the record is read before and after the
+shim is talked to, and it is what counts.
+
+The shim of a job as its directory shows it: whether it lives, its session, its scope.
+
+If the directory is missing, the job on record tells which process is the shim.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpulease.domain.job import Job
+from gpulease.host.proc_reader import real_uid
+from gpulease.shim.process_tree import Entry, entry
+from gpulease.shim.record import (
+    Exited,
+    MainExited,
+    Record,
+    Started,
+    exited,
+    is_alive,
+    main_exited,
+    read_record,
+    read_with_life,
+    started,
+)
+from gpulease.wire.frames import BadFrame, FrameKind, FrameReader, frame
+
+__all__ = [
+    "Exited",
+    "Lost",
+    "MainExited",
+    "Missing",
+    "ShimEvent",
+    "Started",
+    "Stopping",
+    "follow",
+    "notify",
+    "set_time_limit",
+    "shim_pid",
+    "stop",
+]
+
+_PIECE = 64 << 10
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The worker was asked to go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The shim died and left no end: whatever remains of the worker is on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """There is no record: nothing was launched here, or the directory was removed or moved."""
+
+
+ShimEvent = Started | Stopping | MainExited | Exited | Lost | Missing
+
+
+async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    """Yield what happens to the worker launched in `directory`, each once, from the beginning.
+
+    The last event is `Exited`, `Lost` or `Missing`.
+    """
+    told: set[type[ShimEvent]] = set()
+    pause = _FIRST_PAUSE_S
+    while True:
+        async with contextlib.aclosing(_look(directory)) as events:
+            async for event in events:
+                if type(event) not in told:
+                    told.add(type(event))
+                    pause = _FIRST_PAUSE_S
+                    yield event
+                if isinstance(event, Exited | Lost | Missing):
+                    return  # now, and not when the shim goes: it may linger for a slow reader
+        # It lives and does not answer: it is about to listen, or about to be gone.
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def stop(directory: Path, reason: str, grace: timedelta) -> bool:
+    """Have the worker's whole tree asked to go, and killed after `grace`.
+
+    Returns False if there is no shim that could: it has gone, or it never was. Asking again may
+    shorten the grace.
+    """
+    order = {"reason": reason, "grace_s": grace.total_seconds()}
+    return await _order(directory, FrameKind.STOP, order)
+
+
+async def set_time_limit(directory: Path, limit: timedelta | None) -> bool:
+    """Let the worker run for `limit` from its start, instead of what it was launched with.
+
+    Returns False if there is no shim to be told.
+    """
+    order = {"time_limit_s": None if limit is None else limit.total_seconds()}
+    return await _order(directory, FrameKind.TIME_LIMIT, order)
+
+
+async def notify(directory: Path, text: str) -> bool:
+    """Have a line written into the job's output; twice, if the word that it was is lost.
+
+    Returns False if there is no shim to write it.
+    """
+    return await _order(directory, FrameKind.NOTICE, {"text": text})
+
+
+def shim_pid(directory: Path) -> int | None:
+    """Return the pid of the shim that listens in `directory`, even one that does nothing else."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.setblocking(False)
+            asking.connect(f"/proc/self/fd/{fd}/socket")
+            # Who called listen(2), see SO_PEERCRED in unix(7).
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            return int(struct.unpack("3i", credentials)[0])
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    """Yield what the record says, then what the shim says while it talks to us."""
+    found = read_with_life(directory)
+    if found is None:
+        yield Missing()
+        return
+    record, alive = found
+    for event in _recorded(record):
+        yield event
+    if record.exited is not None:
+        return
+    if not alive:
+        yield Lost()
+        return
+    async with contextlib.aclosing(_listen(directory)) as events:
+        async for event in events:
+            yield event
+
+
+def _recorded(record: Record) -> list[ShimEvent]:
+    stopping = Stopping(record.stopping) if record.stopping is not None else None
+    # That the main process has ended is news as long as others are left, and no longer.
+    main_exited = record.main_exited if record.exited is None else None
+    events = (record.started, stopping, main_exited, record.exited)
+    return [event for event in events if event is not None]
+
+
+@contextlib.asynccontextmanager
+async def _connection(
+    directory: Path,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to the shim, as who may control it.
+
+    Raises:
+        OSError: it does not listen, yet or any more.
+    """
+    # Through a descriptor: the address of a socket is short, and the path may be long.
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/socket")
+    finally:
+        os.close(fd)
+    try:
+        writer.write(frame(FrameKind.HELLO, b'{"role": "control"}'))
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[FrameKind, bytes]]:
+    frames = FrameReader()
+    while piece := await reader.read(_PIECE):
+        for kind, payload in frames.feed(piece):
+            yield kind, payload
+
+
+async def _listen(directory: Path) -> AsyncGenerator[ShimEvent, None]:
+    with contextlib.suppress(OSError, BadFrame):
+        async with _connection(directory) as (reader, _):
+            async for kind, payload in _frames(reader):
+                event = _event(kind, payload)
+                if event is not None:
+                    yield event
+
+
+def _event(kind: FrameKind, payload: bytes) -> ShimEvent | None:
+    read = _READERS.get(kind)
+    return None if read is None else read(json.loads(payload))
+
+
+_READERS: dict[FrameKind, Callable[[dict[str, Any]], ShimEvent]] = {
+    FrameKind.STARTED: started,
+    FrameKind.STOPPING: lambda content: Stopping(content["reason"]),
+    FrameKind.MAIN_EXITED: main_exited,
+    FrameKind.EXITED: exited,
+}
+
+
+async def _order(directory: Path, kind: FrameKind, content: dict[str, Any]) -> bool:
+    """Send an order, again until it arrives; False if there is no one left to obey."""
+    pause = _FIRST_PAUSE_S
+    while is_alive(directory):
+        record = read_record(directory)
+        if record is not None and record.exited is not None:
+            return False
+        if await _sent(directory, frame(kind, json.dumps(content).encode())):
+            return True
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    return False
+
+
+async def _sent(directory: Path, order: bytes) -> bool:
+    """Send an order and return whether it was read: whoever has read all of it closes in peace."""
+    with contextlib.suppress(OSError, BadFrame):
+        async with _connection(directory) as (reader, writer):
+            writer.write(order)
+            writer.write_eof()
+            kinds = [kind async for kind, _ in _frames(reader)]
+            return FrameKind.REFUSED not in kinds
+    return False
+
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_CLOCK_SLACK_S = 2.0
+"""The kernel gives the time of boot in whole seconds."""
+_SCOPE = "scope"
+"""An empty file: a name alone would not tell our scopes from those of another daemon."""
+
+
+def note_scope(directory: Path) -> None:
+    """Remember that the shim of a launch was put into a scope. Raises OSError on a full disk."""
+    (directory / _SCOPE).touch(mode=0o600)
+
+
+def has_scope(directory: Path) -> bool:
+    """Tell whether the shim of a launch was put into a scope of ours."""
+    return (directory / _SCOPE).exists()
+
+
+def living_shim(directory: Path) -> Entry | None:
+    """Return the shim of a job that has not ended, or None."""
+    record = read_record(directory)
+    if record is None or record.exited is not None or not is_alive(directory):
+        return None
+    # One of before, whose record does not begin with who made it, is asked through its socket,
+    # which is the user's: they can see to it that there is no answer.
+    known = record.started.shim_pid if record.started else record.claimed_by
+    pid = shim_pid(directory) if known is None else known
+    return None if pid is None else entry(pid)
+
+
+def session_of(directory: Path) -> int | None:
+    """Return the session that the shim of a launch led, if that was since the machine's boot."""
+    record = read_record(directory)
+    if record is None or record.started is None:
+        return None
+    started = record.started
+    return started.shim_pid if started.started_at.timestamp() > psutil.boot_time() else None
+
+
+def has_living_shim(directory: Path, job: Job | None) -> bool:
+    """Tell whether the shim of a job lives, also if the directory of the job is missing."""
+    if is_alive(directory):
+        return True
+    return job is not None and read_record(directory) is None and shim_on_record(job) is not None
+
+
+def shim_on_record(job: Job) -> Entry | None:
+    """Return the process that `job` names as its shim, or None if that is another process by now.
+
+    The shim of a job starts before its command. A later process with the same pid does not.
+    """
+    if job.shim_pid is None or job.started_at is None:
+        return None
+    found = entry(job.shim_pid)
+    if found is None or found.zombie or real_uid(found.pid) != job.owner.uid:
+        return None
+    started_at_s = psutil.boot_time() + found.started / _TICKS_PER_S
+    return found if started_at_s <= job.started_at.timestamp() + _CLOCK_SLACK_S else None
+
+
+def session_on_record(job: Job) -> int | None:
+    """Return the session that the shim of `job` led, if the job started since the last boot."""
+    if job.started_at is None or job.started_at.timestamp() <= psutil.boot_time():
+        return None
+    return job.shim_pid

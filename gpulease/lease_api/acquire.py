@@ -1,0 +1,255 @@
+"""Wait until a lease is granted, through any absence of the daemon.
+
+From the arguments of `gpulease.lease` to the request that the daemon reads.
+
+Find the daemon as the command does, and start one for this user where there is none.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Literal, Self, TypeVar
+
+from gpulease import config, user_daemon
+from gpulease.client import Client, answers, machine_daemon, trusted_users
+from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
+from gpulease.units import Share, parse_memory, parse_span
+from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
+from gpulease.wire.views import EnvironmentView, JobView
+
+_log = logging.getLogger("gpulease")
+
+SOUGHT_EVERY = 1.0
+"""Seconds between looks for a daemon that went away."""
+LOOKED_AT_EVERY = 10.0
+"""Seconds between looks where too many of the user are followed to follow this one."""
+SPEAKS_AFTER = 1.0
+"""Seconds in the queue before that is worth a word: most leases are granted at once."""
+SPEAKS_EVERY = 30.0
+_LONGER = "wait=None waits for as long as it takes, wait='30m' gives up after a while"
+_SETTLED = ("active", "releasing", "ended")
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def granted(client: Client, request: HoldRequest) -> Iterator[tuple[JobView, EnvironmentView]]:
+    """Queue a lease and yield it once it is held, with its environment.
+
+    Whatever interrupts the wait or the block, Ctrl-C included, gives the lease back.
+
+    Raises:
+        NoRoomNow: it was not to wait for so long.
+        GpuleaseError: it will never be granted, or somebody cancelled it.
+    """
+    job = _asked_for(client, request)
+    try:
+        job = _until_held(client, job)
+        yield job, _through_absence(lambda: client.environment(job.id))
+    except BaseException:
+        _cancel(client, job)
+        raise
+
+
+def _asked_for(client: Client, request: HoldRequest) -> JobView:
+    """Queue the lease, in a thread: a Ctrl-C that cuts off the answer would lose track of it."""
+    with ThreadPoolExecutor(1, "gpulease") as thread:
+        answer = thread.submit(client.hold, request)
+        try:
+            return answer.result()
+        except NoRoomNow as error:
+            raise NoRoomNow(error.message, _LONGER) from None
+        except KeyboardInterrupt:
+            answer.add_done_callback(partial(_cancel_late, client))
+            raise
+
+
+def _cancel_late(client: Client, answer: Future[JobView]) -> None:
+    if answer.exception() is None:
+        _cancel(client, answer.result())
+
+
+def _cancel(client: Client, job: JobView) -> None:
+    with suppress(GpuleaseError):
+        client.cancel(job.id)
+
+
+def _until_held(client: Client, job: JobView) -> JobView:
+    views = _watch(client, job.id)
+    with _Speaker() as speaker:
+        while job.state not in _SETTLED:
+            job = next(views)
+            speaker.waits(job)
+    if job.state != "active":
+        raise _not_granted(job)
+    return job
+
+
+def _not_granted(job: JobView) -> GpuleaseError:
+    why = job.reason or spoken(job.outcome or "it has ended")
+    if job.outcome == "gave_up":
+        return NoRoomNow(f"cannot lease now: {why}", _LONGER)
+    return GpuleaseError(f"cannot lease: job {job.id} was never granted: {why}", job.hint)
+
+
+def _watch(client: Client, number: int) -> Iterator[JobView]:
+    """Yield the lease as it changes, with no end but that of the caller's patience."""
+    while True:
+        try:
+            yield from client.watch(number)
+        except NoDaemon:
+            _log.debug("no daemon answers on %s; job %s keeps its turn", client.path, number)
+            time.sleep(SOUGHT_EVERY)
+        except TooMany as error:
+            _log.debug("%s; job %s keeps its turn", error.message, number)
+            with suppress(NoDaemon, TooMany):
+                yield client.job(number)
+            time.sleep(LOOKED_AT_EVERY)
+
+
+def _through_absence(ask: Callable[[], Result]) -> Result:
+    while True:
+        with suppress(NoDaemon, TooMany):
+            return ask()
+        time.sleep(SOUGHT_EVERY)
+
+
+class _Speaker:
+    """Says why it takes so long: to the logger `gpulease`, by default on stderr."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._said: str | None = None
+        self._said_at = 0.0
+        self._patience = threading.Timer(SPEAKS_AFTER, self._say)
+        self._patience.daemon = True
+
+    def __enter__(self) -> Self:
+        self._patience.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patience.cancel()
+
+    def waits(self, job: JobView) -> None:
+        place = f", number {job.position} in line" if job.position else ""
+        self._text = f"job {job.id} waits{place}" + (f": {job.reason}" if job.reason else "")
+        new = self._said is not None and self._text != self._said
+        if job.state == "queued" and new and time.monotonic() - self._said_at >= SPEAKS_EVERY:
+            self._say()
+
+    def _say(self) -> None:
+        self._said, self._said_at = self._text, time.monotonic()
+        _log.warning("gpulease: %s", self._text)
+
+
+Span = float | str | timedelta
+"""Seconds, or "30m", or a timedelta."""
+Visible = Literal["uuid", "index"]
+
+
+def claim_of(
+    memory: str | int | None, gpus: int, exclusive: bool, time_limit: Span | None
+) -> ClaimRequest:
+    """Return what is asked for; `memory` is bytes, "4G", "40%", or None for the default.
+
+    Raises:
+        BadValue: one of them says something that cannot be.
+    """
+    if gpus < 1:
+        raise BadValue(
+            f"cannot lease {gpus} GPUs: a lease is of at least one", "leave out gpus= for one"
+        )
+    asked = parse_memory(memory) if isinstance(memory, str) else _bytes(memory)
+    return ClaimRequest(
+        memory=None if isinstance(asked, Share) else asked,
+        share=float(asked.percent) if isinstance(asked, Share) else None,
+        gpus=gpus,
+        exclusive=exclusive,
+        time_limit=None if time_limit is None else _positive(time_limit),
+    )
+
+
+def _bytes(memory: int | None) -> int | None:
+    if memory is not None and memory < 2**20:
+        raise BadValue(
+            f"cannot lease {memory} bytes: a number is read as bytes",
+            f'did you mean "{memory}G"?' if 0 < memory < 1024 else 'write a size as "4G"',
+        )
+    return memory
+
+
+def seconds(span: Span) -> float:
+    """Return a length of time in seconds, 0 included.
+
+    Raises:
+        BadValue: it is not a length of time, or is below zero.
+    """
+    if isinstance(span, str):
+        return parse_span(span).total_seconds()
+    amount = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if not 0 <= amount < float("inf"):
+        raise BadValue(
+            f"cannot use the time {span!r}: it must be zero or above, and have an end",
+            'write seconds, "30m", or a timedelta; None has no end',
+        )
+    return amount
+
+
+def _positive(span: Span) -> float:
+    if amount := seconds(span):
+        return amount
+    raise BadValue(f"cannot use the time {span!r}: it must be above zero")
+
+
+def hold_request(
+    claim: ClaimRequest,
+    environment: Mapping[str, str],
+    *,
+    name: str | None,
+    wait: Span | None,
+    visible: Visible,
+    growth: bool,
+    split: int,
+) -> HoldRequest:
+    """Return the request for a lease that this process holds.
+
+    Raises:
+        BadValue: an argument says something that cannot be.
+    """
+    if split < 1:
+        raise BadValue(f"cannot use split={split}: it must be at least 1")
+    return HoldRequest(
+        environment={to_wire(key): to_wire(value) for key, value in environment.items()},
+        pid=os.getpid(),
+        claim=claim,
+        options=WorkerOptionsRequest(visible=visible, growth=growth, split=split),
+        name=name,
+        wait=None if wait is None else seconds(wait),
+    )
+
+
+def reach() -> Client:
+    """Return a client of the first daemon that answers, if need be one that is started now.
+
+    Raises:
+        NoDaemon: the machine's does not come back, or none could be started. One that
+            GPULEASE_SOCKET names is not looked for here: the client's methods say that it does
+            not answer.
+    """
+    *system, own = config.candidate_sockets(None)
+    if not system:
+        return Client(own, trusted=trusted_users())
+    state = config.personal_settings().state
+    found = machine_daemon(_log.warning) or user_daemon.answering(own, state, answers)
+    if found is None:
+        found, started = user_daemon.ensure(own, state, answers, user_daemon.daemon_command())
+        if started:
+            _log.warning("gpulease: no daemon was running; started one for you (socket %s)", found)
+    return Client(found, trusted=trusted_users())

@@ -1,0 +1,182 @@
+"""The account of a job that ends: what it used, whether GPU memory did not do, and a new try.
+
+The output is read before, away from the loop; what follows from it is stored in the transaction of
+the end itself, so that a daemon that is killed in between either has done both or does both again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from gpulease.domain.enforcement import as_watched
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.memory_estimate import more_by, next_size
+from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
+from gpulease.errors import TooMany
+from gpulease.service.jobs import Settle
+from gpulease.service.ports import Order, Transaction, WorkerExited
+from gpulease.service.quotas import refuse_one_more
+from gpulease.service.scheduler import Keeper
+from gpulease.service.submission import most_of
+from gpulease.units import format_size
+
+MOST_RETRIES = 3
+_BY_ITSELF = frozenset({Outcome.EXITED, Outcome.SIGNALED})
+
+Tail = Callable[[JobId], Awaitable[str]]
+"""Reads the end of what a job wrote."""
+Idle = Callable[[JobId, GpuUuid], int]
+"""Tells what the pools of a job held on a GPU and never needed."""
+
+
+class Endings:
+    """Looks at the ends of jobs, and settles their accounts."""
+
+    def __init__(
+        self, keeper: Keeper, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
+    ) -> None:
+        """`stops` tells whether the watch stops a job that stays over its lease."""
+        self._stops = stops
+        self._offered: dict[int, int] = {}
+        """What so many GPUs offered when all could be read, each, in bytes."""
+        self._keeper = keeper
+        self._tail = tail
+        self._idle = idle
+
+    async def examine(self, job_id: JobId, news: WorkerExited) -> Settle:
+        """Return what settles the account of a job that has ended."""
+        job = self._keeper.store.job(job_id)
+        failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
+        said = NO_COMPLAINT
+        if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
+            # Read here, away from the loop, and not within the transaction of the end.
+            said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
+        # Asked here, on the loop, where reports come in: what settles runs in another thread.
+        idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
+        seen = self._keeper.seen
+        is_blind = seen is not None and seen.is_blind
+        stops = job is not None and self._stops(job) and not is_blind
+
+        def settle(tx: Transaction, before: Job, ended: Job) -> Job:
+            ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            return self._settle(tx, before, ended, said)
+
+        return settle
+
+    def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
+        # One that was asked to go may have ended by itself a moment before it heard.
+        if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
+            return job
+        peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
+        leased = min(lease.memory for lease in job.leases)
+        found = recognised(job.exit, said, max(peaks, default=None), leased)
+        if found is None:
+            return job
+        job = replace(job, account=replace(job.account, out_of_memory=True))
+        return self._tried_again(tx, job, found, leased, max(peaks, default=None))
+
+    def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
+        # Of one that was stopped over its lease all that it held counts, filled or not.
+        idle = {} if job.outcome is Outcome.OVER_LEASE else idle
+        leases = tuple(
+            replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
+            if (peak := self._peak(job, lease.gpu)) is not None
+            else lease
+            for lease in job.leases
+        )
+        return replace(job, leases=leases)
+
+    def _peak(self, job: Job, gpu: GpuUuid) -> int | None:
+        return self._keeper.peaks.by_lease.get((job.id, gpu))
+
+    def _tried_again(
+        self, tx: Transaction, job: Job, found: OutOfMemory, leased: int, peak: int | None
+    ) -> Job:
+        """Queue the job anew with more memory, if it asked for that; tell in any case what to do.
+
+        A launch happens once for each job, so the new try is a job of its own.
+        """
+        most = self._largest(job)
+        what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
+        size = next_size(leased, found.lacking)
+        size = min(size, most) if most else size
+        if most and found.lacking is not None and found.lacking > most:
+            lacking = format_size(found.lacking)
+            return _told(job, what, f"it wanted {lacking} at once, and no GPU here has that much")
+        if size <= leased:
+            return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
+        wanted = job.account.retry
+        if wanted is None or job.account.attempt >= MOST_RETRIES:
+            tried = f"it was tried again {MOST_RETRIES} times; " if wanted is not None else ""
+            hint = f"{tried}ask for --mem {format_size(size)}"
+            more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
+            return _told(job, what, hint + more)
+        again = more_by(leased, wanted)
+        again = min(again, most) if most else again
+        return self._queued_again(tx, job, what, again)
+
+    def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
+        at = job.ended_at or job.submitted_at
+        order = Order(
+            owner=job.owner,
+            name=job.name,
+            command=job.command,
+            claim=replace(job.claim, memory=memory),
+            invocation=tx.invocation(job.id),
+            wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
+            account=replace(
+                job.account,
+                attempt=job.account.attempt + 1,
+                retry_of=job.id,
+                out_of_memory=False,
+                sized=None,
+            ),
+        )
+        try:
+            refuse_one_more(self._keeper.policy.bounds, order, tx.tally(job.owner.uid))
+        except TooMany as error:
+            hint = f"ask for --mem {format_size(memory)}; it was not tried again: {error.message}"
+            return _told(job, what, hint)
+        new = tx.add(order, at)
+        job = replace(job, account=replace(job.account, retried_as=new.id))
+        return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
+
+    def _largest(self, job: Job) -> int:
+        """Return the most that the job could have on each GPU, as last known; 0: unknown.
+
+        A GPU that cannot be read at this moment, perhaps for what ended the job, offers nothing.
+        """
+        at, gpus = job.ended_at or job.submitted_at, len(job.leases)
+        seen = self._keeper.seen
+        now = most_of(seen, self._keeper.policy, gpus, at)
+        if seen is None or any(each.fault is not None for each in seen.readings):
+            return max(now, self._offered.get(gpus, 0))
+        self._offered[gpus] = now
+        return now
+
+
+def _as_watched(job: Job, *, stops: bool) -> Job:
+    """Return `job` with what held its leases when it ended, of which the watch may change."""
+    leases = (
+        replace(lease, enforced_by=as_watched(lease.enforced_by or (), stops=stops))
+        for lease in job.leases
+    )
+    return replace(job, leases=tuple(leases))
+
+
+def _ended(job: Job) -> str:
+    if job.exit is not None and job.exit.signal is not None:
+        return f"ended by signal {job.exit.signal}"
+    return f"exited with {job.exit.code if job.exit else 1}"
+
+
+def _with_peak(peak: int | None, leased: int) -> str:
+    lease = format_size(leased)
+    if peak is None:
+        return f" in a lease of {lease}"
+    return f", having used up to {format_size(peak)} of a lease of {lease}"
+
+
+def _told(job: Job, what: str, hint: str | None) -> Job:
+    return replace(job, detail=what if hint is None else f"{what}\n\nhint: {hint}")

@@ -1,0 +1,176 @@
+"""The size of a lease that nobody named: by what the same user's same script used before."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpulease.domain.gpu import GpuMemory
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.domain.memory_estimate import MOST_RUNS, Run, deciding, script_name, size_for
+from gpulease.domain.placement import can_ever_hold, spans
+from gpulease.domain.plan import ledgers, plan, waiting_in
+from gpulease.errors import BadValue, CannotLease, NoRoomNow
+from gpulease.service.observation import Look, Policy, snapshot
+from gpulease.service.ports import Clock, Order, Store, Transaction
+from gpulease.service.quotas import refuse_one_more, refuse_too_much
+from gpulease.units import MIB, Share, format_size
+
+
+def sized(order: Order, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy) -> Order:
+    """Return `order` with the size that its likes needed, if it named none and there are any.
+
+    Never more than `gpus` offer when they are empty, and never less than the smallest lease.
+    """
+    shape = order.account.shape
+    if not order.sizes_itself or shape is None:
+        return order
+    runs = tx.runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
+    wanted = size_for(runs)
+    if wanted is None:
+        return order
+    memory = max(policy.smallest_lease, min(wanted, largest(gpus, order.claim.gpus) or wanted))
+    return replace(
+        order,
+        claim=replace(order.claim, memory=memory),
+        account=replace(order.account, sized=_because(order, runs, memory)),
+    )
+
+
+def largest(gpus: Sequence[GpuMemory], count: int) -> int:
+    """Return the bytes that can at most be leased on each of `count` GPUs at once; 0: none."""
+    offered = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
+    return offered[count - 1] if count <= len(offered) else 0
+
+
+def most_of(seen: Look | None, policy: Policy, count: int, at: datetime) -> int:
+    """Return the bytes that a job of `count` GPUs could have on each if nothing else ran."""
+    if seen is None:
+        return 0
+    return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
+
+
+def _because(order: Order, runs: Sequence[Run], memory: int) -> str:
+    size = format_size(memory)
+    script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
+    run = deciding(runs)
+    assert run is not None, "something was sized by these runs"
+    lease, used = format_size(run.leased), format_size(run.used)
+    if run.out_of_memory:
+        return f"{size}, since {script} ran out of memory in {lease}"
+    if run.fell_short:
+        return f"{size}, since {script} was stopped for holding {used} in a lease of {lease}"
+    return f"{size}, since {script} used up to {used} in {_count(runs, run)}"
+
+
+def _count(runs: Sequence[Run], run: Run) -> str:
+    """Say how many runs used no more than `run`."""
+    within = sum(each.used <= run.used for each in runs)
+    if within < len(runs):
+        return f"{within} of {len(runs)} runs"
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock) -> Job:
+    """Queue a job; when this returns, it is on disk. Of one that was ordered before, return it.
+
+    Raises:
+        CannotLease: the claim can never be granted on this machine.
+        NoRoomNow: it would have to wait, and does not want to.
+        TooMany: the user has as much in the queue as one user may.
+    """
+    with store.write() as tx:
+        before = tx.ordered(order.owner.uid, order.key) if order.key is not None else None
+        if before is not None:
+            _refuse_another_kind(order, before)
+            return before
+        at = clock.now()
+        refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
+        empty = ledgers(snapshot((), seen, policy, {}, at))
+        order = sized(order, tx, empty, policy)
+        refuse_what_can_never_run(order.claim, empty, policy)
+        job = tx.add(order, at)
+        refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
+        if order.wait_for == timedelta(0):
+            _refuse_to_wait(job, tx, seen, policy)
+    return job
+
+
+def _refuse_another_kind(order: Order, before: Job) -> None:
+    """Check that a key is not used for a lease without a job and for a job.
+
+    Raises:
+        BadValue: it is.
+    """
+    if (order.holder is None) != (before.holder is None):
+        raise BadValue(
+            f"cannot use this key: job {before.id} was submitted under it, and is of another kind",
+            "make up a new key for each submission",
+        )
+
+
+def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:
+    """Check that the claim could be granted if nothing else ran.
+
+    Raises:
+        CannotLease: it could not.
+    """
+    if claim.gpus > len(gpus):
+        raise CannotLease(
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(gpus)}",
+            f"ask for at most {len(gpus)}; gpulease status shows them",
+        )
+    if not isinstance(claim.memory, Share) and claim.memory < policy.smallest_lease:
+        smallest = format_size(policy.smallest_lease)
+        raise CannotLease(
+            f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
+            f"ask for at least {smallest}",
+        )
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    if claim.gpus > max(1, len(whole)):
+        raise CannotLease(
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
+            "divide, and CUDA shows a program one MIG device alone",
+            "ask for one GPU, which may be a MIG device"
+            + (f", or for at most {len(whole)}" if whole else ""),
+        )
+    if sum(can_ever_hold(claim, gpu) for gpu in gpus) < claim.gpus:
+        raise _never(claim, gpus)
+
+
+def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
+    able = [gpu for gpu in gpus if spans(claim, gpu)]
+    sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
+    wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
+    if not isinstance(claim.memory, Share) and claim.memory not in sizes:
+        shown = {format_size(size) for size in sizes}
+        # As much as is offered, to look at: a lease is refused for the digits that are left out.
+        wanted = f"{-(-claim.memory // MIB)}M" if wanted in shown else wanted
+    if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
+        enough = sum(size >= claim.memory for size in sizes)
+        return CannotLease(
+            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} here offer as much",
+            f"ask for at most {format_size(sizes[claim.gpus - 1])} on each, or for fewer GPUs",
+        )
+    if sizes[0] == 0:
+        return CannotLease(
+            f"cannot lease {wanted}: no GPU here has memory to lease",
+            "gpulease status shows the state of each GPU, gpulease doctor what to do about it",
+        )
+    return CannotLease(
+        f"cannot lease {wanted}: the largest GPU here offers {format_size(sizes[0])}",
+        f"ask for at most {format_size(sizes[0])} on each GPU"
+        + (", or for several GPUs with --gpus" if len(sizes) > 1 and claim.gpus == 1 else ""),
+    )
+
+
+def _refuse_to_wait(job: Job, tx: Transaction, seen: Look, policy: Policy) -> None:
+    decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
+    if any(granted == job.id for granted, _ in decided.grants):
+        return
+    reasons = waiting_in(decided, job).refusal.hindrances
+    where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
+    raise NoRoomNow(
+        f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
+        "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
+    )

@@ -1,0 +1,1 @@
+"""The `gpulease-setup` command: installs and removes the systemd units."""

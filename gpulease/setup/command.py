@@ -1,0 +1,90 @@
+"""The command `gpulease-setup`: reads its arguments, and ends with a sentence where it cannot."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gpulease.build import described
+from gpulease.errors import GpuleaseError, SetupFailed
+from gpulease.setup.install import install, remove
+
+_EXAMPLES = """\
+examples:
+  gpulease-setup install --now    install the units of this environment, and start the daemon
+  gpulease-setup install --restrict-users
+                                  let users open GPUs in jobs alone (docs/holding.md)
+  gpulease-setup remove           take them away; what the daemon has recorded is kept
+  gpulease-setup remove --purge   and the record, the configuration and the group with them
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Install or remove gpulease's units, as root."""
+    # What is installed is for everyone to read, whatever root's umask is.
+    os.umask(0o022)
+    given = _parser().parse_args(arguments)
+    try:
+        if given.verb == "install":
+            install(_say, now=given.now, restrict_users=given.restrict_users)
+        else:
+            confirm = _agree if given.yes else _ask
+            remove(_say, confirm, purge=given.purge, force=given.force)
+    except GpuleaseError as error:
+        sys.stderr.write(error.text() + "\n")
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _agree(notice: str) -> bool:
+    _say(notice.strip())
+    return True
+
+
+def _ask(notice: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise SetupFailed(
+            f"cannot purge without a confirmation, and there is no terminal to ask on: "
+            f"{notice.strip()}",
+            "to delete all of it without a question: gpulease-setup remove --purge --yes",
+        )
+    sys.stdout.write(f"{notice}Delete it? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpulease-setup",
+        description="Install gpulease's systemd units for the whole machine, or remove them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gpulease-setup {described()}")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    installing = verbs.add_parser("install", help="install the units, or upgrade them")
+    installing.add_argument("--now", action="store_true", help="enable and (re)start the daemon")
+    installing.add_argument(
+        "--restrict-users", action=argparse.BooleanOptionalAction,
+        help="deny users the GPUs outside of jobs, by device rules for sessions, cron and at: "
+        "nvidia-smi, `gpulease hold` and desktops on a GPU then do not work there; "
+        "left out, it stays as it is",
+    )  # fmt: skip
+    removing = verbs.add_parser("remove", help="stop the daemon and remove the units")
+    removing.add_argument(
+        "--purge", action="store_true",
+        help="remove the record, the configuration and the group as well; shows how many jobs wait "
+        "or run, and asks",
+    )  # fmt: skip
+    removing.add_argument("--yes", action="store_true", help="purge without a question")
+    removing.add_argument("--force", action="store_true", help="even though jobs are running")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

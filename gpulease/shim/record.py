@@ -1,0 +1,346 @@
+"""The record of one launch: the file in the job's directory that says how far its worker came.
+
+Lines of JSON, each written by one call and synced, into space that was taken beforehand, so that
+the end can be written on a full disk. Whoever makes the record holds its lock until it dies: a
+locked record means a living shim, and a record that exists means that the job was launched once
+and never will be again. Shared by daemon and shim; knows nothing of sockets or signals.
+
+What has happened to one worker so far, kept in the record as it happens.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
+from typing import Any, NamedTuple
+
+NAME = "record"
+SIZE = 4096
+"""Bytes that a record takes; the longest possible lines fit."""
+EXEC = "exec"
+"""The step of a launch in which the worker becomes the command."""
+
+
+class Failure(NamedTuple):
+    """Why a launch failed: at which step, and in words."""
+
+    step: str
+    errno: int | None
+    message: str
+    hint: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would exit with: 127 not found, 126 not executable, else 125."""
+        if self.step != EXEC or self.errno in (E2BIG, EAGAIN, ENOMEM, None):
+            return 125
+        return 127 if self.errno in (ENOENT, ENOTDIR) else 126
+
+
+class Started(NamedTuple):
+    """The worker runs."""
+
+    pid: int
+    shim_pid: int
+    started_at: datetime
+
+
+class MainExited(NamedTuple):
+    """The main process has ended; others of the worker may live on."""
+
+    exit_code: int | None
+    signal: int | None
+    at: datetime
+
+
+class Exited(NamedTuple):
+    """The last process of the worker has gone."""
+
+    reason: str
+    """"exited", "signaled", "launch_failed", or why it was asked to go: "cancelled" and so on."""
+    exit_code: int | None
+    signal: int | None
+    ended_at: datetime
+    main_exited_at: datetime | None = None
+    max_rss: int | None = None
+    """Bytes that the largest process of the worker had in memory at most."""
+    failed: Failure | None = None
+
+
+class Record(NamedTuple):
+    """What is known of a launch; each part is None until it has happened."""
+
+    started: Started | None = None
+    stopping: str | None = None
+    """Why the worker was asked to go."""
+    main_exited: MainExited | None = None
+    exited: Exited | None = None
+    claimed_by: int | None = None
+    """The pid of the shim, from before it became the user, who has no hand in it."""
+
+
+def read_record(directory: str | os.PathLike[str]) -> Record | None:
+    """Return what the record in a job's directory says, or None if it was never launched."""
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return parse(os.pread(fd, SIZE, 0))
+    finally:
+        os.close(fd)
+
+
+def is_alive(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether the shim of the launch in this directory lives."""
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _can_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def read_with_life(directory: str | os.PathLike[str]) -> tuple[Record, bool] | None:
+    """Return the record in a job's directory and whether its shim lives, or None without a record.
+
+    Both are read from one open file. The directory may be moved away and back between two.
+    """
+    try:
+        fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        # Asked first: if the shim was dead before the record was read, then the record is final.
+        is_dead = _can_lock(fd)
+        return parse(os.pread(fd, SIZE, 0)), not is_dead
+    finally:
+        os.close(fd)
+
+
+def _can_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def parse(text: bytes) -> Record:
+    """Read a record; a line that was torn by a crash, and all after it, is as if never written."""
+    record = Record()
+    for line in text.partition(b"\0")[0].split(b"\n")[:-1]:
+        try:
+            record = _with(record, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            break
+    return record
+
+
+def exited(line: Mapping[str, Any]) -> Exited:
+    """Read an end, as it stands in the record and in the frame EXITED."""
+    at, failed = line.get("main_exited_at"), line.get("failed")
+    return Exited(
+        reason=str(line["reason"]),
+        exit_code=line.get("exit_code"),
+        signal=line.get("signal"),
+        ended_at=datetime.fromisoformat(line["ended_at"]),
+        main_exited_at=datetime.fromisoformat(at) if at else None,
+        max_rss=line.get("max_rss"),
+        failed=failure(failed) if failed else None,
+    )
+
+
+def main_exited(line: Mapping[str, Any]) -> MainExited:
+    """Read the end of the main process, as in the record and in the frame MAIN_EXITED."""
+    at = datetime.fromisoformat(line["at"])
+    return MainExited(line.get("exit_code"), line.get("signal"), at)
+
+
+def started(line: Mapping[str, Any]) -> Started:
+    """Read a start, as it stands in the record and in the shim's report."""
+    at = datetime.fromisoformat(line["started_at"])
+    return Started(int(line["pid"]), int(line["shim_pid"]), at)
+
+
+def failure(line: Mapping[str, Any]) -> Failure:
+    """Read why a launch failed, as it stands in the record and in the shim's report."""
+    return Failure(line["step"], line.get("errno"), line["message"], line.get("hint"))
+
+
+def stamp(moment: datetime) -> str:
+    """Write an aware instant as ISO 8601 in UTC."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _with(record: Record, line: dict[str, Any]) -> Record:
+    match line["event"]:
+        case "claimed":
+            return record._replace(claimed_by=int(line["shim_pid"]))
+        case "started":
+            return record._replace(started=started(line))
+        case "stopping":
+            return record._replace(stopping=str(line["reason"]))
+        case "main_exited":
+            return record._replace(main_exited=main_exited(line))
+        case "exited":
+            return record._replace(exited=exited(line))
+        case _:
+            return record
+
+
+class RecordWriter:
+    """The shim's own hold on its record; losing it (by dying) is how others learn of its death."""
+
+    def __init__(self, fd: int, end: int) -> None:
+        """Write on from `end`, in bytes."""
+        self._fd = fd
+        self._end = end
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Write lines, whole or not at all, and return when they are on disk.
+
+        Raises:
+            OSError: the disk failed, or the record is full.
+        """
+        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        if self._end + len(text) > SIZE:
+            raise OSError(ENOSPC, "the record is full")
+        os.pwrite(self._fd, text, self._end)
+        self._end += len(text)
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the record: whoever looks takes its maker for dead."""
+        os.close(self._fd)
+
+
+def claim(directory: int, shim_pid: int | None = None) -> RecordWriter | None:
+    """Make the record in the directory that is open as `directory`; None if there is one already.
+
+    It begins with who makes it, if that is a shim.
+
+    The lock is taken before the record gets its name, so no one ever sees one that is unlocked
+    while its maker lives; and of many makers at once link(2) lets exactly one through.
+    """
+    private = f"{NAME}.{os.getpid()}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(private, flags, 0o600, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        begin = _take_space(fd, shim_pid)
+        os.link(private, NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, FileExistsError):
+            return None
+        raise
+    finally:
+        os.unlink(private, dir_fd=directory)
+    return RecordWriter(fd, begin)
+
+
+def forbid(directory: str | os.PathLike[str]) -> bool:
+    """Make a record of a launch that never was, so that none can come; False if there is one.
+
+    A shim may be on its way that a daemon before this one has sent.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        record = claim(fd)
+    finally:
+        os.close(fd)
+    if record is None:
+        return False
+    try:
+        now = stamp(datetime.now(UTC))
+        record.append({"event": "exited", "reason": "cancelled", "ended_at": now})
+    finally:
+        record.close()
+    return True
+
+
+def _take_space(fd: int, shim_pid: int | None) -> int:
+    line = {"event": "claimed", "shim_pid": shim_pid}
+    begin = b"" if shim_pid is None else json.dumps(line).encode() + b"\n"
+    # Written, not only allocated: then a later line changes no metadata, which makes its sync
+    # cheap, and file systems without fallocate are served as well.
+    os.pwrite(fd, begin.ljust(SIZE, b"\0"), 0)
+    os.fsync(fd)
+    return len(begin)
+
+
+class Chronicle:
+    """The shim's memory of its worker; each part is None until it has happened.
+
+    Parts are held as they are written, so that peers are told the very same.
+    """
+
+    def __init__(self, record: RecordWriter) -> None:
+        self.started: dict[str, Any] | None = None
+        self.stopping: dict[str, Any] | None = None
+        self.main_exited: dict[str, Any] | None = None
+        self.exited: dict[str, Any] | None = None
+        self._record = record
+        self._unwritten: list[Mapping[str, Any]] = []
+
+    def note_start(self, pid: int) -> dict[str, Any]:
+        """Note that the worker has become its command."""
+        self.started = {"pid": pid, "shim_pid": os.getpid(), "started_at": _now()}
+        self._unwritten.append({"event": "started", **self.started})
+        return self.started
+
+    def note_stopping(self, reason: str) -> dict[str, Any]:
+        """Note that the worker is being asked to go."""
+        self.stopping = {"reason": reason, "at": _now()}
+        self._unwritten.append({"event": "stopping", **self.stopping})
+        return self.stopping
+
+    def note_main_exit(self, code: int) -> dict[str, Any]:
+        """Note that the main process has ended, with this exit code or, below 0, by a signal."""
+        how = {"exit_code": code} if code >= 0 else {"signal": -code}
+        self.main_exited = {**how, "at": _now()}
+        self._unwritten.append({"event": "main_exited", **self.main_exited})
+        return self.main_exited
+
+    def note_end(self, max_rss: int) -> dict[str, Any]:
+        """Note that the last process has gone."""
+        main = dict(self.main_exited or {})
+        at = main.pop("at", None)
+        usual = "signaled" if "signal" in main else "exited"
+        reason = self.stopping["reason"] if self.stopping else usual
+        end = {"reason": reason, **main, "main_exited_at": at, "ended_at": _now()}
+        return self._end({**end, "max_rss": max_rss})
+
+    def note_failure(self, failure: Failure) -> dict[str, Any]:
+        """Note that the worker never became its command."""
+        failed = failure._asdict() | {"message": failure.message[:1000]}
+        failed["hint"] = failure.hint and failure.hint[:500]
+        end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": _now()}
+        return self._end({**end, "failed": failed})
+
+    def write(self) -> None:
+        """Put on disk what is not there yet."""
+        lines, self._unwritten = self._unwritten, []
+        try:
+            if lines:
+                self._record.append(*lines)
+        except OSError:
+            return  # the worker goes on; the peers are told all the same
+
+    def _end(self, end: dict[str, Any]) -> dict[str, Any]:
+        self.exited = end
+        self._unwritten.append({"event": "exited", **end})
+        return end
+
+
+def _now() -> str:
+    return stamp(datetime.now(UTC))

@@ -1,0 +1,148 @@
+"""The memory of each GPU over time: one row a second for an hour, then thinner with age.
+
+One second for an hour, one minute for a day, a quarter of an hour for a year. Samples are written
+some at a time, so that an idle machine's disk may sleep; what a crash takes with it is seconds of
+history, never a lease.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.orm import Session
+
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.store.statements import remember_gpu
+from gpulease.store.store import SqlStore
+from gpulease.store.tables import GpuMemoryRow, Instant, LeaseRow
+
+NOW = 0
+"""The `resolution` of the row that holds the latest sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """How finely, and for how long, samples are kept."""
+
+    resolution: int
+    """Seconds that one row stands for."""
+    keep_for: timedelta
+
+
+GRADES = (
+    Grade(1, timedelta(hours=1)),
+    Grade(60, timedelta(days=1)),
+    Grade(900, timedelta(days=365)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The ledgers of all GPUs at one moment."""
+
+    at: datetime
+    gpus: tuple[GpuMemory, ...]
+
+
+class Occupancy:
+    """Writes, thins and reads the history of GPU memory."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    def record(self, samples: Sequence[Sample], peaks: Mapping[tuple[JobId, GpuUuid], int]) -> None:
+        """Store samples, the latest of them as what is now, and the peaks of running jobs."""
+        rows = [row for sample in samples for row in _rows(sample)]
+        if not rows:
+            return
+        with self._store.alone() as connection, connection.begin():
+            latest = samples[-1]
+            for gpu in latest.gpus:
+                connection.execute(remember_gpu(gpu.reading, latest.at))
+            self._replace_now(connection, latest)
+            connection.execute(upsert(GpuMemoryRow).on_conflict_do_nothing(), rows)
+            for (job, uuid), peak in peaks.items():
+                connection.execute(
+                    update(LeaseRow)
+                    .where(LeaseRow.job == job, LeaseRow.gpu == uuid)
+                    .where(func.coalesce(LeaseRow.peak, 0) < peak)
+                    .values(peak=peak)
+                )
+
+    def _replace_now(self, connection: Connection, latest: Sample) -> None:
+        connection.execute(delete(GpuMemoryRow).where(GpuMemoryRow.resolution == NOW))
+        connection.execute(
+            upsert(GpuMemoryRow), [{**row, "resolution": NOW} for row in _rows(latest)]
+        )
+
+    def thin(self, now: datetime) -> None:
+        """Fold samples that have grown old into the next coarser grade, and drop the oldest."""
+        with self._store.alone() as connection, connection.begin():
+            for fine, coarse in pairwise(GRADES):
+                _fold(connection, fine, coarse, now)
+            oldest = GRADES[-1]
+            connection.execute(_older(oldest, now - oldest.keep_for))
+
+    def history(self, gpu: GpuUuid, since: datetime) -> Sequence[tuple[datetime, int | None]]:
+        """Return (instant, bytes used) of one GPU, oldest first, as finely as it is kept."""
+        with Session(self._store.engine) as session:
+            rows = session.execute(
+                select(GpuMemoryRow.at, GpuMemoryRow.used)
+                .where(GpuMemoryRow.uuid == gpu, GpuMemoryRow.resolution != NOW)
+                .where(GpuMemoryRow.at >= since)
+                .order_by(GpuMemoryRow.at)
+            )
+            return [(at, used) for at, used in rows]
+
+
+def _rows(sample: Sample) -> Iterable[dict[str, object]]:
+    for gpu in sample.gpus:
+        yield {
+            "uuid": gpu.uuid,
+            "resolution": GRADES[0].resolution,
+            "at": sample.at.replace(microsecond=0),
+            "used": gpu.reading.used,
+            "committed": gpu.committed,
+            "unmanaged": gpu.unmanaged,
+            "utilization": gpu.reading.utilization,
+        }
+
+
+_FOLD = text(
+    """
+    INSERT OR IGNORE INTO gpu_memory
+        (uuid, resolution, at, used, committed, unmanaged, utilization)
+    SELECT uuid, :coarse, at / :width * :width,
+        max(used), max(committed), max(unmanaged), max(utilization)
+    FROM gpu_memory WHERE resolution = :fine AND at < :border
+    GROUP BY uuid, at / :width
+    """
+).bindparams(bindparam("border", type_=Instant))
+
+
+def _fold(connection: Connection, fine: Grade, coarse: Grade, now: datetime) -> None:
+    """Make one row of each coarse span that lies wholly beyond `fine.keep_for`."""
+    border = _floor(now - fine.keep_for, coarse.resolution)
+    connection.execute(
+        _FOLD,
+        {
+            "coarse": coarse.resolution,
+            "fine": fine.resolution,
+            "width": coarse.resolution * 1_000_000,
+            "border": border,
+        },
+    )
+    connection.execute(_older(fine, border))
+
+
+def _floor(at: datetime, seconds: int) -> datetime:
+    return datetime.fromtimestamp(int(at.timestamp()) // seconds * seconds, UTC)
+
+
+def _older(grade: Grade, border: datetime) -> Delete:
+    return delete(GpuMemoryRow).where(
+        GpuMemoryRow.resolution == grade.resolution, GpuMemoryRow.at < border
+    )

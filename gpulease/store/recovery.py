@@ -1,0 +1,396 @@
+"""Makes a sound database of what was saved: the damaged file first, its copies for the rest.
+
+Reads what is readable of a damaged database: row by row, from both ends and between the gaps.
+
+SQLite stops at the first page that it cannot make sense of. Rows beyond it are reached by their
+keys, which lead to them by other pages.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, delete, select
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.orm import Session
+
+from gpulease.store.engine import WRITES, at_start, open_engine
+from gpulease.store.rows import job_of, unpack
+from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
+from gpulease.store.tables import EventRow, HolderRow, InvocationRow, JobRow, LeaseRow
+
+_FIRST, _LAST = -(2**63), 2**63 - 1
+_DEEPEST = 10
+"""How often a gap is halved to find rows in the middle of it."""
+_HEADER_SIZE = 28
+"""Where in the first page the file's size in pages is, see sqlite.org/fileformat.html."""
+_FREE_LIST = 32
+_PAGE_SIZE = 16
+
+
+@dataclass(slots=True)
+class Table:
+    """What could be read of one table; the columns are those of the file it came from."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    whole: bool = True
+    """Whether nothing was in the way; then what is not here was not there."""
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What could be read of one file."""
+
+    revision: str | None = None
+    tables: dict[str, Table] = field(default_factory=dict)
+
+
+def salvage(path: Path, scratch: Path, model: Path | None) -> Salvage:
+    """Read a file that may be damaged, with its log; neither is touched.
+
+    Args:
+        path: the file; its log is looked for beside it.
+        scratch: an empty directory to work in.
+        model: a sound copy of the same database, whose first page may stand in for a broken one.
+    """
+    work = scratch / "work.db"
+    _copy(path, work)
+    found = _read(work)
+    if not found.tables and model is not None and _lend_first_page(path, model, work):
+        found = _read(work)
+    return found
+
+
+def _copy(path: Path, to: Path) -> None:
+    for end in ("", "-wal"):
+        source = path.with_name(path.name + end)
+        if source.exists():
+            shutil.copyfile(source, to.with_name(to.name + end))
+
+
+def _lend_first_page(path: Path, model: Path, to: Path) -> bool:
+    """Put the first page of `model` in the place of a broken one; tables lie where they lay."""
+    head = model.read_bytes()[:65536]
+    size = int.from_bytes(head[_PAGE_SIZE : _PAGE_SIZE + 2], "big")
+    size = 65536 if size == 1 else size
+    content = path.read_bytes()
+    if size < 512 or len(head) < size or len(content) < 2 * size:
+        return False
+    page = bytearray(head[:size])
+    page[_HEADER_SIZE : _HEADER_SIZE + 4] = (len(content) // size).to_bytes(4, "big")
+    page[_FREE_LIST : _FREE_LIST + 8] = bytes(8)
+    # The log may have the true first page: it is read after this one, and wins.
+    _copy(path, to)
+    to.write_bytes(bytes(page) + content[size:])
+    return True
+
+
+def _read(work: Path) -> Salvage:
+    found = Salvage()
+    try:
+        with closing(sqlite3.connect(work)) as connection:
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            connection.execute("PRAGMA cell_size_check=ON")
+            for name, columns, keys in _schema(connection):
+                found.tables[name] = _table(connection, name, columns, keys)
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        # SQLite quotes a broken name in its complaint, and that need not be UTF-8.
+        found.tables.clear()
+    versions = found.tables.pop("alembic_version", None)
+    if versions is not None and versions.rows:
+        found.revision = str(versions.rows[0][0])
+    return found
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Return the tables, their columns, and the columns by which their rows are ordered."""
+    found = []
+    masters = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+    for name, sql in masters.fetchall():
+        # The third and the fifth: name and place in the primary key.
+        lines = connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+        keys = tuple(line[1] for line in sorted(lines, key=lambda line: line[5]) if line[5])
+        without_rowid = "WITHOUT ROWID" in str(sql).upper()
+        found.append((name, tuple(line[1] for line in lines), keys if without_rowid else ()))
+    return found
+
+
+def _table(
+    connection: sqlite3.Connection, name: str, columns: tuple[str, ...], keys: tuple[str, ...]
+) -> Table:
+    table = Table(columns)
+    seen: dict[Any, tuple[Any, ...]] = {}
+    reader = _Reader(connection, name, keys)
+    if keys and keys[0] != "job":
+        table.whole = reader.walk(seen, None, None, down=False)[1]
+        if not table.whole:
+            reader.walk(seen, None, None, down=True)
+    else:
+        table.whole = reader.between(seen, _FIRST, _LAST, 0)
+    table.rows = list(seen.values())
+    return table
+
+
+class _Reader:
+    """Reads the rows of one table in the order of its keys, up or down, from any place."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str, keys: tuple[str, ...]) -> None:
+        self._connection = connection
+        self._name = _quoted(name)
+        self._keys = tuple(map(_quoted, keys)) or ("rowid",)
+
+    def between(self, seen: dict[Any, Any], low: int, high: int, depth: int) -> bool:
+        """Read the rows whose first key is from `low` to `high`; False if any may be missing."""
+        reached, whole = self.walk(seen, low, high, down=False)
+        if whole:
+            return True
+        back, _ = self.walk(seen, low, high, down=True)
+        low, high = (low if reached is None else reached) + 1, (high if back is None else back) - 1
+        # Ids are counted from 1: nothing is looked for where there never was anything.
+        low = max(low, 0)
+        if depth < _DEEPEST and low < high:
+            middle = (low + high) // 2
+            self.between(seen, low, middle, depth + 1)
+            self.between(seen, middle + 1, high, depth + 1)
+        return False
+
+    def walk(
+        self, seen: dict[Any, Any], low: int | None, high: int | None, *, down: bool
+    ) -> tuple[int | None, bool]:
+        """Read on until the end or the first fault; return the last first key, and if it ended."""
+        last: int | None = None
+        before: tuple[Any, ...] | None = None
+        try:
+            for row in self._rows(low, high, down):
+                key = row[: len(self._keys)]
+                # A tree that leads back to itself would never end.
+                if before is not None and not _follows(before, key, down):
+                    return last, False
+                before, last = key, key[0]
+                seen.setdefault(key, row[len(self._keys) :])
+        except sqlite3.DatabaseError:
+            return last, False
+        return last, True
+
+    def _rows(self, low: int | None, high: int | None, down: bool) -> Iterator[tuple[Any, ...]]:
+        order = ", ".join(f"{key} {'DESC' if down else 'ASC'}" for key in self._keys)
+        where, bounds = "", tuple[int | None, ...]()
+        if low is not None:
+            where, bounds = f"WHERE {self._keys[0]} BETWEEN ? AND ?", (low, high)
+        wanted = f"{', '.join(self._keys)}, *"
+        # Every name is one of the file's own, quoted.
+        query = f"SELECT {wanted} FROM {self._name} NOT INDEXED {where} ORDER BY {order}"  # noqa: S608
+        yield from self._connection.execute(query, bounds)
+
+
+def _follows(before: tuple[Any, ...], key: tuple[Any, ...], down: bool) -> bool:
+    with suppress(TypeError):
+        return before > key if down else before < key
+    return False
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+_IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "events")
+_HISTORY = "gpu_memory"
+LEAP = 1000
+"""Ids that are passed over where it is not known how many were given."""
+_ORPHANS = ("events", "invocations", "holders", "pools", "leases")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was saved, by table: rows of the damaged file, of its copies, and rows left out."""
+
+    saved: dict[str, int] = field(default_factory=dict)
+    copied: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    """Tables of which rows may be missing."""
+
+
+def is_sound(path: Path) -> bool:
+    """Tell whether the file is a database in which nothing is broken and nothing dangles."""
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return (
+                connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+                and connection.execute("PRAGMA foreign_key_check").fetchone() is None
+                and connection.execute("SELECT 1 FROM alembic_version").fetchone() is not None
+            )
+    except sqlite3.DatabaseError:
+        return False
+
+
+def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int = 0) -> Tally:
+    """Write a new database at `target`; rows of `copies` only fill what `damaged` lost.
+
+    Ids up to `taken` were given in any case, whatever the files say.
+
+    Raises:
+        StateUnusable, StateUnwritable: it cannot be written.
+    """
+    try:
+        return _rebuild(target, damaged, copies, taken)
+    except DatabaseError as error:
+        raise at_start(target, error.orig) from error
+    except sqlite3.DatabaseError as error:
+        raise at_start(target, error) from error
+
+
+def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int) -> Tally:
+    tally = Tally()
+    revision = next((it.revision for it in (damaged, *copies) if it.revision), None)
+    target.touch(mode=0o600)
+    engine = open_engine(target)
+    migrate(engine, revision if revision in known_revisions() else "head")
+    engine.dispose()
+    with closing(sqlite3.connect(target, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")  # It is synced as a whole, at its end.
+        connection.execute("BEGIN")
+        for name in (*_IN_ORDER, _HISTORY):
+            _fill(connection, name, damaged, copies, tally)
+        _mend(connection, tally)
+        _pass_over_ids(connection, damaged, copies, taken)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    engine = open_engine(target)
+    bring_up_to_date(target, engine)
+    _drop_unreadable(engine, tally)
+    engine.dispose()
+    return tally
+
+
+def _fill(
+    connection: sqlite3.Connection,
+    name: str,
+    damaged: Salvage,
+    copies: Sequence[Salvage],
+    tally: Tally,
+) -> None:
+    table = damaged.tables.get(name)
+    if table is not None:
+        written = _insert(connection, name, table.columns, table.rows)
+        _count(tally.saved, name, written)
+        _count(tally.dropped, name, len(table.rows) - written)
+        # A row that is not in a table that was read to its end was not there.
+        if table.whole and written == len(table.rows):
+            return
+    tally.broken.append(name)
+    for copy in copies:
+        if (other := copy.tables.get(name)) is not None:
+            written = _insert(connection, name, other.columns, other.rows)
+            _count(tally.copied, name, written)
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    name: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> int:
+    """Insert the rows that keep the rules and whose key is new; return how many."""
+    known = {line[1] for line in connection.execute(f"PRAGMA table_info({name})")}
+    places = [place for place, column in enumerate(columns) if column in known]
+    names = ", ".join(f'"{columns[place]}"' for place in places)
+    marks = ", ".join("?" * len(places))
+    # The names are those of a table of ours.
+    statement = f"INSERT INTO {name} ({names}) VALUES ({marks})"  # noqa: S608
+    written = 0
+    for row in rows:
+        try:
+            connection.execute(statement, [row[place] for place in places])
+            written += 1
+        except (sqlite3.IntegrityError, sqlite3.InterfaceError, OverflowError):
+            continue
+    return written
+
+
+def _mend(connection: sqlite3.Connection, tally: Tally) -> None:
+    """Leave nothing that points to what is not there; a GPU is known again by its lease."""
+    connection.execute(
+        "INSERT INTO gpus (uuid, gpu_index, name, first_seen_at, last_seen_at) "
+        "SELECT gpu, 0, 'unknown GPU', min(granted_at), max(granted_at) FROM leases "
+        "WHERE gpu NOT IN (SELECT uuid FROM gpus) GROUP BY gpu"
+    )
+    present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    for name in _ORPHANS:
+        if name in present:
+            gone = connection.execute(
+                f"DELETE FROM {name} WHERE job NOT IN (SELECT id FROM jobs)"  # noqa: S608
+            )
+            _count(tally.dropped, name, gone.rowcount)
+    gone = connection.execute("DELETE FROM gpu_memory WHERE uuid NOT IN (SELECT uuid FROM gpus)")
+    _count(tally.dropped, _HISTORY, gone.rowcount)
+    connection.execute(
+        "DELETE FROM invocations WHERE job IN (SELECT id FROM jobs WHERE state = 'ended')"
+    )
+
+
+def _pass_over_ids(
+    connection: sqlite3.Connection, damaged: Salvage, copies: Sequence[Salvage], taken: int
+) -> None:
+    """See that no id that may have been given is given again."""
+    told = [_sequence(it) for it in (damaged, *copies)]
+    last = max([taken, *(number for number in told if number is not None)])
+    for query in ("SELECT max(id) FROM jobs", "SELECT max(job) FROM events"):
+        last = max(last, connection.execute(query).fetchone()[0] or 0)
+    if told[0] is None:
+        last += LEAP
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+    connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", (last,))
+
+
+def _sequence(source: Salvage) -> int | None:
+    table = source.tables.get("sqlite_sequence")
+    for row in table.rows if table is not None else ():
+        if row[0] == "jobs" and isinstance(row[1], int):
+            return row[1]
+    return None
+
+
+def _drop_unreadable(engine: Engine, tally: Tally) -> None:
+    """Remove what keeps the rules of the tables and yet means nothing."""
+    writing = engine.connect().execution_options(**WRITES)
+    with writing as connection, connection.begin(), Session(connection) as session:
+        for job in session.scalars(select(JobRow.id)).all():
+            if not _is_readable(session, job):
+                for of_job in (EventRow, InvocationRow, HolderRow, LeaseRow):
+                    session.execute(delete(of_job).where(of_job.job == job))
+                session.execute(delete(JobRow).where(JobRow.id == job))
+                _count(tally.dropped, "jobs", 1)
+        for job in session.scalars(select(InvocationRow.job)).all():
+            if not _is_launchable(session, job):
+                session.execute(delete(InvocationRow).where(InvocationRow.job == job))
+                _count(tally.dropped, "invocations", 1)
+
+
+def _is_readable(session: Session, job: int) -> bool:
+    try:
+        row = session.get_one(JobRow, job)
+        leases = session.scalars(select(LeaseRow).where(LeaseRow.job == job)).all()
+        job_of(row, leases, session.get(HolderRow, job))
+        session.scalars(select(EventRow).where(EventRow.job == job)).all()
+        return True
+    except Exception:  # noqa: BLE001  whatever it is, it is no job
+        return False
+
+
+def _is_launchable(session: Session, job: int) -> bool:
+    try:
+        unpack(session.get_one(InvocationRow, job))
+        return True
+    except Exception:  # noqa: BLE001  whatever it is, it is no invocation
+        return False
+
+
+def _count(tally: dict[str, int], name: str, number: int) -> None:
+    if number > 0:
+        tally[name] = tally.get(name, 0) + number

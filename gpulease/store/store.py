@@ -1,0 +1,269 @@
+"""The store: domain objects in and out, one writer, and the live jobs at hand.
+
+Every job that waits or holds memory is also kept in memory, exactly as last committed, so that a
+planning pass over ten thousand of them reads no row. What a transaction changed becomes visible
+there when it has been committed, and not before.
+
+How many jobs a record holds, for who is about to delete it.
+
+It opens the file for reading alone, beside a daemon that may use it, and migrates nothing.
+"""
+
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.orm import Session
+
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.health import GpuEvent, Standing
+from gpulease.domain.job import Invocation, Job
+from gpulease.domain.lease import State
+from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
+from gpulease.service.ports import Event
+from gpulease.store import gpus, statements
+from gpulease.store.database_file import Presence, Reserve
+from gpulease.store.engine import WRITES, at_start, be_patient, may_lack_space, open_engine, told
+from gpulease.store.rows import unpack
+from gpulease.store.schema import bring_up_to_date
+from gpulease.store.statements import Tallies, drained_gpus, invocation_sizes, jobs_where
+from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
+from gpulease.store.transaction import SqlTransaction
+
+
+class SqlStore:
+    """The record of jobs and leases in one SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file at `path`, which is created or migrated if need be.
+
+        Raises:
+            StateUnusable: the file cannot be used as it is.
+            StateUnwritable: it cannot be used at this moment.
+        """
+        self.path = path
+        self.reserve = Reserve(path)
+        self.reserve.release_in_need()
+        try:
+            # SQLite gives the files beside it the same mode; the environments of jobs are in them.
+            path.touch(mode=0o600)
+            self.engine = open_engine(path)
+            bring_up_to_date(path, self.engine)
+            self._presence = Presence(path, self.engine)
+            with Session(self.engine) as session:
+                self._live = {
+                    job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
+                }
+                self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
+                self._tallies = Tallies(self._live.values(), invocation_sizes(session))
+        except DatabaseError as error:
+            raise at_start(path, error.orig) from error
+        except OSError as error:
+            raise state_fault(f"cannot use the database {path}", error) from error
+        self._drained: Mapping[GpuUuid, str] = {}
+        self._is_held_up = False
+        self._live_in_order = tuple(self._live.values())
+        self._writing = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._presence.close()
+        self.engine.dispose()
+
+    def ensure_file(self) -> None:
+        """See that what is committed goes to the file at its path. Raises as `alone` does."""
+        with self._writing:
+            self._presence.ensure()
+
+    @contextmanager
+    def write(self) -> Iterator[SqlTransaction]:
+        """Open the one write transaction; what it did is on disk when the context ends."""
+        with self.alone() as connection:
+            with connection.begin():
+                transaction = SqlTransaction(
+                    connection, self._live, self._known_gpus, self._tallies
+                )
+                yield transaction
+            # Replaced and not changed, so that a reader's snapshot stays whole.
+            self._live, self._known_gpus = transaction.outcome()
+            for change in transaction.changes:
+                self._tallies.note(*change)
+            self._live_in_order = tuple(self._live.values())
+
+    @contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """Return a connection that may write; within this process nobody else writes meanwhile.
+
+        Raises:
+            RecordUnwritable: the file cannot be written at this moment, or is damaged.
+        """
+        with self._writing, told(self.path):
+            self.reserve.release_in_need()
+            self._presence.ensure()
+            try:
+                with self.engine.connect() as connection:
+                    be_patient(connection, not self._is_held_up)
+                    yield connection.execution_options(**WRITES)
+            except OperationalError as error:
+                if may_lack_space(error):
+                    self.reserve.release()
+                # Who comes next does not wait as long again: all writers stand in one line.
+                self._is_held_up = True
+                raise
+            self._is_held_up = False
+            # What was committed is acknowledged only if it is in the file.
+            self._presence.ensure()
+
+    def live(self) -> Sequence[Job]:
+        """Return every job that waits or holds memory, by id, as last committed."""
+        return self._live_in_order
+
+    def job(self, job: JobId) -> Job | None:
+        """Return one job, whatever its state."""
+        held = self._live.get(job)
+        if held is not None:
+            return held
+        with self._reading() as session:
+            return next(iter(jobs_where(session, JobRow.id == job)), None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with told(self.path), Session(self.engine) as session:
+            yield session
+
+    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+        """Return the latest jobs in whatever state, oldest first."""
+        with self._reading() as session:
+            wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
+            if user is not None:
+                wanted = wanted.where(JobRow.user == user)
+            if state is not None:
+                wanted = wanted.where(JobRow.state == state)
+            return jobs_where(session, JobRow.id.in_(wanted))
+
+    def invocation(self, job: JobId) -> Invocation:
+        """Return how to start a job.
+
+        Raises:
+            NoSuchJob: there is no such job, or it has ended.
+        """
+        with self._reading() as session:
+            row = session.get(InvocationRow, job)
+            if row is None:
+                raise NoSuchJob(f"cannot start job {job}: it has ended")
+            return unpack(row)
+
+    def events(self, job: JobId) -> Sequence[Event]:
+        """Return the history of a job, oldest first."""
+        with self._reading() as session:
+            rows = session.scalars(
+                select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
+            )
+            return [Event(row.at, row.kind, row.detail) for row in rows]
+
+    def drained(self) -> Mapping[GpuUuid, str]:
+        """Return the GPUs on which nothing more may be granted, and why.
+
+        As last read, where the file cannot be read: there is still a status to be shown.
+        """
+        with suppress(RecordUnwritable), told(self.path), self.engine.connect() as connection:
+            self._drained = drained_gpus(connection)
+        return self._drained
+
+    def standings(self) -> Mapping[GpuUuid, Standing]:
+        """Return the standing of each GPU that has more to it than nothing."""
+        with told(self.path), self.engine.connect() as connection:
+            return gpus.standings(connection)
+
+    def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
+        """Return the latest entries about the health of all GPUs, oldest first."""
+        with told(self.path), self.engine.connect() as connection:
+            return gpus.events_since(connection, since, most)
+
+    def gpu(self, uuid: GpuUuid) -> GpuReading:
+        """Return the identity of a GPU that was seen once, and nothing else of it."""
+        with suppress(RecordUnwritable), self._reading() as session:
+            if (row := session.get(GpuRow, uuid)) is not None:
+                return GpuReading(uuid, row.gpu_index, row.name)
+        return GpuReading(uuid, 0, "unknown GPU")
+
+    def use_no_id_up_to(self, last: int) -> None:
+        """See that new jobs get ids above `last`: up to there, ids are taken already."""
+        with self.alone() as connection, connection.begin():
+            connection.execute(statements.START_SEQUENCE, {"last": last})
+            connection.execute(statements.RAISE_SEQUENCE, {"last": last})
+
+    def boot(self) -> str | None:
+        """Return the boot in which a daemon last used this record, if one is stored."""
+        with self._reading() as session:
+            row = session.get(PropertyRow, "boot")
+            return None if row is None else row.value
+
+    def note_boot(self, boot: str) -> None:
+        """Store the boot in which a daemon uses this record."""
+        row = upsert(PropertyRow).values(key="boot", value=boot)
+        row = row.on_conflict_do_update(index_elements=["key"], set_={"value": boot})
+        with self.alone() as connection, connection.begin():
+            connection.execute(row)
+
+    def installation(self, known: str | None = None) -> str:
+        """Return the name of this database, made once; it tells our jobs from another daemon's.
+
+        `known` is what it was called when that was lost.
+        """
+        name = {"key": "installation", "value": known or uuid.uuid4().hex}
+        with self.alone() as connection, connection.begin():
+            connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
+            wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
+            return connection.execute(wanted).scalar_one()
+
+
+_COUNT = (
+    "SELECT jobs.state, holders.job IS NOT NULL, count(*) FROM jobs "
+    "LEFT JOIN holders ON holders.job = jobs.id GROUP BY 1, 2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The numbers of jobs in a record."""
+
+    waiting: int = 0
+    """Leases without a job that wait are among them."""
+    running: int = 0
+    holds: int = 0
+    """Leases without a job that are held."""
+    ended: int = 0
+
+
+def census(database: Path) -> Census | None:
+    """Count the jobs of a record; None where it cannot be read. No file is an empty record."""
+    if not database.exists():
+        return Census()
+    counts = dict.fromkeys(("waiting", "running", "holds", "ended"), 0)
+    try:
+        connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            for state, is_held, number in connection.execute(_COUNT):
+                counts[_kind(State(state), held=bool(is_held))] += number
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError):
+        return None
+    return Census(**counts)
+
+
+def _kind(state: State, *, held: bool) -> str:
+    if state is State.QUEUED:
+        return "waiting"
+    if state is State.ENDED:
+        return "ended"
+    return "holds" if held else "running"

@@ -1,0 +1,145 @@
+"""What frameworks held beside their pools, by job; and of that, what the next launch goes by.
+
+What ended jobs asked for and used, summed by user.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from sqlalchemy import Float, cast, func, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.orm import Session
+
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Use
+from gpulease.domain.lease import State
+from gpulease.domain.memory_estimate import LATEST, Kind
+from gpulease.errors import RecordUnwritable
+from gpulease.service.usage import PoolSeen
+from gpulease.store.engine import told
+from gpulease.store.store import SqlStore
+from gpulease.store.tables import JobRow, LeaseRow, PoolRow
+
+_MOST_READ = 20_000
+"""Rows; a start of the daemon reads no more of them than that."""
+
+
+class Pools:
+    """Writes what was seen of pools, and reads it again."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    def record(self, seen: Iterable[PoolSeen]) -> None:
+        """Store what was seen of jobs; what was stored of the same pool before goes.
+
+        Raises:
+            RecordUnwritable: the file cannot be written at this moment.
+        """
+        rows = [_values(each) for each in seen]
+        if not rows:
+            return
+        adding = upsert(PoolRow)
+        changed = {
+            name: adding.excluded[name] for name in ("version", "pool_limit", "pool_peak", "beside")
+        }
+        with self._store.alone() as connection, connection.begin():
+            connection.execute(adding.on_conflict_do_update(set_=changed), rows)
+
+    def of(self, job: JobId) -> Sequence[PoolSeen]:
+        """Return what is stored of one job."""
+        with told(self._store.path), Session(self._store.engine) as session:
+            rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
+            return [_seen(row) for row in rows]
+
+    def observed(self) -> Mapping[Kind, Mapping[int, Sequence[int]]]:
+        """Return what the latest jobs held beside their pools, by kind and user, latest first.
+
+        What cannot be read now is as if it had never been seen: jobs are started all the same.
+        """
+        found: dict[Kind, dict[int, list[int]]] = {}
+        wanted = (
+            select(PoolRow)
+            .where(PoolRow.beside.is_not(None))
+            .order_by(PoolRow.job.desc())
+            .limit(_MOST_READ)
+        )
+        with (
+            suppress(RecordUnwritable),
+            told(self._store.path),
+            Session(self._store.engine) as session,
+        ):
+            for row in session.scalars(wanted):
+                of_user = found.setdefault(_seen(row).kind, {}).setdefault(row.uid, [])
+                if len(of_user) < LATEST and row.beside is not None:
+                    of_user.append(row.beside)
+        return found
+
+
+def _values(seen: PoolSeen) -> dict[str, object]:
+    return {
+        "job": seen.job,
+        "gpu": seen.gpu,
+        "framework": seen.kind.framework,
+        "version": seen.version,
+        "uid": seen.uid,
+        "model": seen.kind.model,
+        "driver": seen.kind.driver,
+        "gpus": seen.kind.gpus,
+        "pool_limit": seen.limit,
+        "pool_peak": seen.peak,
+        "beside": seen.beside,
+        "at": seen.at,
+    }
+
+
+def _seen(row: PoolRow) -> PoolSeen:
+    return PoolSeen(
+        job=JobId(row.job),
+        uid=row.uid,
+        gpu=GpuUuid(row.gpu),
+        kind=Kind(row.framework, row.model, row.driver, row.gpus),
+        version=row.version,
+        limit=row.pool_limit,
+        peak=row.pool_peak,
+        beside=row.beside,
+        at=row.at,
+    )
+
+
+_MICROSECONDS = 1_000_000
+
+
+class Accounts:
+    """Reads what jobs asked for and used."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    def by_user(self, user: str | None, since: datetime | None) -> Sequence[Use]:
+        """Sum the ended jobs of which the use is known, of one user or of all, by user.
+
+        `since` is when they ended at the earliest.
+        """
+        held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
+        wanted = (
+            select(
+                JobRow.user,
+                func.count(JobRow.id.distinct()),
+                func.count(JobRow.id.distinct()).filter(JobRow.out_of_memory),
+                func.total(held_for),
+                func.total(held_for * LeaseRow.memory),
+                func.total(held_for * LeaseRow.used),
+            )
+            .join(LeaseRow, LeaseRow.job == JobRow.id)
+            .where(JobRow.state == State.ENDED, LeaseRow.used.is_not(None))
+            .group_by(JobRow.user)
+            .order_by(JobRow.user)
+        )
+        if user is not None:
+            wanted = wanted.where(JobRow.user == user)
+        if since is not None:
+            wanted = wanted.where(JobRow.ended_at >= since)
+        with told(self._store.path), Session(self._store.engine) as session:
+            return [Use(*row) for row in session.execute(wanted)]
