@@ -25,7 +25,7 @@ from hashlib import sha256
 from posixpath import basename, join, normpath
 from statistics import median_high
 
-from gpulease.domain.job import Shape
+from gpulease.domain.job import CommandFingerprint
 from gpulease.units import GIB, MIB
 
 MARGIN = Fraction(115, 100)
@@ -141,7 +141,7 @@ _LONGEST_NAME = 128
 _WORD = re.compile(r"[A-Za-z][A-Za-z_-]*")
 
 
-def shape_of(argv: Sequence[str], cwd: str) -> Shape | None:
+def fingerprint_of(argv: Sequence[str], cwd: str) -> CommandFingerprint | None:
     """Return the keys of a command; None for one that is of no kind, such as `python -c`.
 
     A script counts by its whole path, a module by its name. Of what follows, the names of options
@@ -153,7 +153,7 @@ def shape_of(argv: Sequence[str], cwd: str) -> Shape | None:
     script, rest = found
     names = sorted(set(_names(rest)))
     same = [script, *rest]
-    return Shape(_digest([script, *names]), _digest(same))
+    return CommandFingerprint(_digest([script, *names]), _digest(same))
 
 
 def script_name(argv: Sequence[str], cwd: str) -> str | None:

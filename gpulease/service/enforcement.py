@@ -17,8 +17,8 @@ from gpulease.domain.memory_estimate import enough_for
 from gpulease.domain.overuse import Consequence, Step
 from gpulease.domain.plan import Plan, ledgers
 from gpulease.errors import RecordUnwritable
-from gpulease.service.idleness import AtRest, RestWatch
-from gpulease.service.observation import Look, snapshot
+from gpulease.service.idleness import IdleFinding, IdleWatch
+from gpulease.service.observation import Observation, snapshot
 from gpulease.service.overuse import (
     HELD_BY_OTHERS,
     IN_USE,
@@ -30,7 +30,7 @@ from gpulease.service.overuse import (
     wanted_gpus,
 )
 from gpulease.service.ports import Clock, InThread
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.submission import most_of
 from gpulease.units import GIB, MIB, format_size, format_span
 
@@ -124,7 +124,7 @@ def shortfall_warning(found: Shortfall) -> str:
     )
 
 
-def idle_warning(found: AtRest) -> str:
+def idle_warning(found: IdleFinding) -> str:
     """Say that nothing happens under a lease, and what comes of that."""
     job = found.job.id
     said = (
@@ -140,7 +140,7 @@ def idle_warning(found: AtRest) -> str:
     )
 
 
-def idle_release(found: AtRest) -> tuple[str, str]:
+def idle_release(found: IdleFinding) -> tuple[str, str]:
     """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
     span = format_span(found.idle_for)
     why = f"it did nothing on its {_gpus(found)} for {span} while others waited"
@@ -148,7 +148,7 @@ def idle_release(found: AtRest) -> tuple[str, str]:
     return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
 
 
-def _gpus(found: AtRest) -> str:
+def _gpus(found: IdleFinding) -> str:
     return "GPU" if len(found.job.leases) == 1 else "GPUs"
 
 
@@ -168,14 +168,14 @@ def _shown(size: int) -> str:
 _log = logging.getLogger(__name__)
 
 
-class Overseer:
+class EnforcementLoop:
     """Does what the watch finds to be done."""
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Scheduler,
         watch: OveruseWatch,
-        rests: RestWatch,
+        rests: IdleWatch,
         clock: Clock,
         writing: InThread,
     ) -> None:
@@ -187,7 +187,7 @@ class Overseer:
         self._writing = writing
         self._wanted: tuple[Plan | None, _Wanted] = (None, _Wanted())
 
-    async def look_for_idleness(self, seen: Look) -> None:
+    async def look_for_idleness(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
@@ -201,7 +201,7 @@ class Overseer:
                 rests.settled(found)
         failures.raise_first()
 
-    async def look_for_overuse(self, seen: Look) -> None:
+    async def look_for_overuse(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
@@ -219,7 +219,7 @@ class Overseer:
         if behind:
             await self._writing(lambda: record(keeper.store, behind))
 
-    async def look_for_shortfalls(self, seen: Look) -> None:
+    async def look_for_shortfalls(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
@@ -259,7 +259,7 @@ class Overseer:
         await self._keeper.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
         _log.info("%s (of %s)", notice, job.owner.user)
 
-    async def _act_on_idle(self, found: AtRest) -> None:
+    async def _act_on_idle(self, found: IdleFinding) -> None:
         if found.step is IdleStep.WARN:
             await self._keeper.tell_owner(found.job.id, idle_warning(found))
             return
