@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.health import Figures, Heard, Modes
+from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.call_thread import Call, CallThread, Monotonic
 from gpulease.gpu.devices import Device
@@ -35,15 +35,15 @@ _AT_LEAST_MS = 1
 class _Listener:
     """What one GPU's rounds work with; only the lane touches it while a round is under way."""
 
-    lane: CallThread[Heard]
+    lane: CallThread[HealthReport]
     events: Any = None
     """The event set; None where there is none (yet)."""
     listens: bool | None = None
     read_at: float | None = None
     """When the figures were last read."""
-    figures: Figures = field(default_factory=Figures)
+    figures: HealthFigures = field(default_factory=HealthFigures)
     """The latest that are known."""
-    round: Call[Heard] | None = field(default=None)
+    round: Call[HealthReport] | None = field(default=None)
 
 
 class HealthListener:
@@ -58,13 +58,15 @@ class HealthListener:
         """Say whether no round is under way, so that NVML's session may be ended."""
         return not any(ears.lane.is_busy for ears in self._ears.values())
 
-    def look(self, devices: Iterable[Device]) -> tuple[Heard, ...]:
+    def look(self, devices: Iterable[Device]) -> tuple[HealthReport, ...]:
         """Return what was heard since the last look, and begin new rounds."""
         heard = []
         for device in devices:
             ears = self._ears.get(device.uuid)
             if ears is None:
-                lane: CallThread[Heard] = CallThread(f"nvml-health-{device.uuid}", self._clock)
+                lane: CallThread[HealthReport] = CallThread(
+                    f"nvml-health-{device.uuid}", self._clock
+                )
                 ears = self._ears[device.uuid] = _Listener(lane)
             if ears.lane.is_busy:
                 continue
@@ -95,7 +97,7 @@ class HealthListener:
         for ears in self._ears.values():
             ears.lane.close()
 
-    def _round(self, uuid: GpuUuid, handle: Handle, ears: _Listener) -> Heard:
+    def _round(self, uuid: GpuUuid, handle: Handle, ears: _Listener) -> HealthReport:
         """Take the events of one GPU; read its figures if they are due, or if there were any."""
         if ears.listens is None:
             ears.events, ears.listens = _listen_to(handle)
@@ -104,14 +106,14 @@ class HealthListener:
             self._clock() - ears.read_at >= _FIGURES_EVERY.total_seconds()
         )
         if not due and not xids:
-            return Heard(uuid, listens=ears.listens)
+            return HealthReport(uuid, listens=ears.listens)
         try:
             figures, modes = read_figures(handle, ears.figures), read_modes(handle)
         except NvmlFailure:
             # It cannot be read, which its readings say; what was heard of it counts.
-            return Heard(uuid, xids, listens=ears.listens)
+            return HealthReport(uuid, xids, listens=ears.listens)
         ears.read_at, ears.figures = self._clock(), figures
-        return Heard(uuid, xids, figures, ears.listens, modes)
+        return HealthReport(uuid, xids, figures, ears.listens, modes)
 
 
 def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
@@ -146,7 +148,7 @@ def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
     return tuple(xids)
 
 
-def read_figures(handle: Handle, before: Figures) -> Figures:
+def read_figures(handle: Handle, before: HealthFigures) -> HealthFigures:
     """Read what the driver tells of a GPU's memory cells; each has its own "not supported".
 
     A figure that cannot be read now is as it was in `before`: a fault is not over because the
@@ -173,7 +175,7 @@ def read_figures(handle: Handle, before: Figures) -> Figures:
         before.pages_pending,
     )
     recovery = partial(nvml_binding.field, handle, nvml_binding.RECOVERY_ACTION)
-    return Figures(
+    return HealthFigures(
         None if errors is None else int(errors),
         _flag(None if rows is None else rows[2]),
         _flag(None if rows is None else rows[3]),
@@ -195,7 +197,7 @@ def _flag(answer: Any) -> bool | None:
     return None if answer is None else bool(answer)
 
 
-def read_modes(handle: Handle) -> Modes:
+def read_modes(handle: Handle) -> GpuModes:
     """Read how a GPU is set up.
 
     Raises:
@@ -204,7 +206,7 @@ def read_modes(handle: Handle) -> Modes:
     ecc = nvml_binding.ask_or_none("nvmlDeviceGetEccMode", handle)
     persistence = nvml_binding.ask_or_none("nvmlDeviceGetPersistenceMode", handle)
     compute = nvml_binding.ask_or_none("nvmlDeviceGetComputeMode", handle)
-    return Modes(
+    return GpuModes(
         _flag(None if ecc is None else ecc[0]),
         _flag(persistence),
         None if compute is None else int(compute),

@@ -37,7 +37,7 @@ class DriverLimits:
     def __init__(self, probe: NvmlProbe) -> None:
         self._probe = probe
 
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+    def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
         """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
 
         Raises:
@@ -56,7 +56,7 @@ class DriverLimits:
                 raise NotLimited(_why(failure)) from failure
         return None
 
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+    def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         """Let the processes of a cgroup hold at most `memory` bytes; return what the driver keeps.
 
         That may be less, by its steps, and is never more.
@@ -68,7 +68,7 @@ class DriverLimits:
             raise NotLimited(_NOT_ON_MIG)
         return self._on(gpu, partial(_limit, cgroup=cgroup, memory=memory))
 
-    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+    def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
         """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
 
         Raises:
@@ -79,7 +79,7 @@ class DriverLimits:
         held = self._on(gpu, partial(_kept, cgroup=cgroup))
         return None if held == nvml_binding.NO_LIMIT else held
 
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+    def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away, as has to be before it is removed.
 
         Does nothing where the driver has no limits at all.

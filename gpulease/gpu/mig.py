@@ -25,7 +25,7 @@ def read_with_parts(device: Device) -> tuple[GpuReading, ...]:
         DriverGone: neither this GPU nor any other can be read.
     """
     whole = read_gpu(device)
-    if not whole.divided or device.handle is None:
+    if not whole.mig_mode or device.handle is None:
         return (whole,)
     try:
         parts = tuple(_parts(device, device.handle, whole))
@@ -64,9 +64,9 @@ def _parts(device: Device, handle: Handle, whole: GpuReading) -> Iterator[GpuRea
         yield replace(
             read_gpu(known, is_part=True),
             parent=device.uuid,
-            place=place,
+            mig_index=place,
             temperature=whole.temperature,
-            access=_access(whole.minor, part),
+            device_nodes=_access(whole.minor, part),
         )
 
 
@@ -123,5 +123,5 @@ def unread(device: Device, parts: tuple[GpuReading, ...], why: GpuReading) -> It
             fault=why.fault,
             detail=why.detail,
             parent=device.uuid,
-            place=part.place,
+            mig_index=part.mig_index,
         )

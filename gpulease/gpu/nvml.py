@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
-from gpulease.domain.health import Heard
+from gpulease.domain.health import HealthReport
 from gpulease.errors import NoGpus
 from gpulease.gpu import nvml_binding
 from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
@@ -176,7 +176,7 @@ class NvmlProbe:
         """Return the version of NVML itself, as it was when it was last initialised."""
         return self._library
 
-    def health(self) -> tuple[Heard, ...]:
+    def health(self) -> tuple[HealthReport, ...]:
         """Return what was heard of the GPUs' health since the last call; waits for nothing."""
         with self._lock:
             if self._trouble is not None or self._listing is not None:

@@ -118,7 +118,7 @@ def _read(device: Device, handle: Handle, is_part: bool) -> GpuReading:
         temperature=None if is_part else _read_temperature(handle),
         detail=detail,
         minor=device.minor,
-        divided=divided,
+        mig_mode=divided,
         compute_mode=_read_compute_mode(handle),
     )
 

@@ -59,13 +59,13 @@ def obey_about_limits(
     begun_at = time.monotonic()
     try:
         if verb == "obstacle":
-            result: Any = limits.obstacle(GpuUuid(gpu), Path(cgroup))
+            result: Any = limits.why_unavailable(GpuUuid(gpu), Path(cgroup))
         elif verb == "limit":
-            result = limits.limit(GpuUuid(gpu), Path(cgroup), int(memory))
+            result = limits.set_limit(GpuUuid(gpu), Path(cgroup), int(memory))
         elif verb == "kept":
-            result = limits.kept(GpuUuid(gpu), Path(cgroup))
+            result = limits.current_limit(GpuUuid(gpu), Path(cgroup))
         else:
-            result = limits.lift(GpuUuid(gpu), Path(cgroup))
+            result = limits.remove_limit(GpuUuid(gpu), Path(cgroup))
     except NotLimited as failure:
         result = str(failure)
     return {"result": result, "seconds": time.monotonic() - begun_at}
