@@ -18,9 +18,11 @@ from gpulease.service.ports import NotLimited
 
 def main() -> None:
     """Open a probe as the arguments say, and do as told until stdin ends."""
-    deadline, start_within, first_retry = (timedelta(seconds=float(text)) for text in sys.argv[1:4])
+    deadline, start_timeout, first_retry = (
+        timedelta(seconds=float(text)) for text in sys.argv[1:4]
+    )
     try:
-        probe = NvmlProbe.open(deadline, start_within=start_within, first_retry=first_retry)
+        probe = NvmlProbe.open(deadline, start_timeout=start_timeout, first_retry=first_retry)
     except NoGpus as error:
         answer({"error": error.message, "hint": error.hint})
         return

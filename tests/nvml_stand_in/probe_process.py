@@ -25,11 +25,11 @@ class ProbeProcess:
         environment: Mapping[str, str],
         *,
         deadline: float = 3.0,
-        start_within: float = 10.0,
+        start_timeout: float = 10.0,
         first_retry: float = 0.01,
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(_MAIN), str(deadline), str(start_within), str(first_retry)],
+            [sys.executable, str(_MAIN), str(deadline), str(start_timeout), str(first_retry)],
             env={**os.environ, **environment, "PYTHONPATH": _python_path(environment)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
