@@ -12,7 +12,6 @@ import os
 import pwd
 import shlex
 import socket
-import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from gpulease import __version__, config
 from gpulease.cli import commands
 from gpulease.cli.command_spec import Option, Verb, Word
 from gpulease.cli.render import show
+from gpulease.peer_credentials import peer_credentials
 
 _SHELLS = Path(__file__).parent / "shells"
 _MARK = "# GRAMMAR\n"
@@ -209,7 +209,6 @@ def _fish_text(text: str) -> str:
 _WITHIN_S = 1.0
 _MOST = 100
 """Jobs that are offered, the newest of those that fit what was typed."""
-_CREDENTIALS = struct.Struct("3i")
 _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _STATES = {
     "attach": frozenset({"granted", "active", "releasing"}),
@@ -299,8 +298,7 @@ def _get(path: Path, target: str, trusted: set[int] | None) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(_WITHIN_S)
         link.connect(str(path))
-        peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if trusted is not None and _CREDENTIALS.unpack(peer)[1] not in trusted:
+        if trusted is not None and peer_credentials(link).uid not in trusted:
             raise PermissionError("the socket belongs to someone else")
         link.sendall(f"GET /v1{target} HTTP/1.0\r\nHost: gpulease\r\n\r\n".encode())
         whole = bytearray()

@@ -7,11 +7,11 @@ watches; on pipes the first one keeps the input, of which there is only one.
 """
 
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gpulease.event_loop import Loop
+from gpulease.peer_credentials import peer_credentials
 from gpulease.shim.connection import Payload, Role, ShimClient
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind
 
@@ -26,7 +26,6 @@ _HELLO_PATIENCE_S = 10.0
 _LINGER_PATIENCE_S = {False: 30.0, True: 24 * 3600.0}
 """How long a peer that takes nothing is waited for at the end: one who watches, and one who is
 attached and may just have a pager open."""
-_CREDENTIALS = struct.Struct("iII")
 
 
 class Orders(Protocol):
@@ -123,8 +122,7 @@ class ShimClients:
             except OSError:
                 return
             sock.setblocking(False)
-            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            peer = ShimClient(self, sock, _CREDENTIALS.unpack(raw)[1], self.loop.now())
+            peer = ShimClient(self, sock, peer_credentials(sock).uid, self.loop.now())
             self._all.append(peer)
             if peer.uid != self._owner and peer.uid not in self._masters:
                 peer.refuse("this job is someone else's")
