@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-check torture chaos bench check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ fmt: $(VENV)/.dev  ## format the code
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/ anew
 	$(BIN)/python docs/generate.py
+
+docs-picture: $(VENV)/.dev  ## record the session that the README shows (root: USERS='alice bob')
+	$(BIN)/python docs/record_session.py $(if $(USERS),--users $(USERS))
 
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check

@@ -1,7 +1,7 @@
-"""The main job, shown: a daemon, a 4 GiB lease, a network that trains, and the status meanwhile.
+"""Demonstrate gpulease: start a daemon, train a network in a 4 GiB lease, and show the status.
 
-On a machine without an NVIDIA driver the two GPUs are simulated, and TensorFlow computes on the
-CPU; everything else is what a server with GPUs does.
+Without an NVIDIA driver the two GPUs are simulated and TensorFlow computes on the CPU. Everything
+else works as on a server with GPUs.
 """
 
 import contextlib
@@ -46,10 +46,10 @@ def daemon(folder: Path) -> Iterator[None]:
 
 def main() -> int:
     if not HAS_DRIVER:
-        print("There is no NVIDIA driver here: the GPUs of this demonstration are simulated.")
+        print("There is no NVIDIA driver on this machine, so this demo simulates two GPUs.")
     with tempfile.TemporaryDirectory(prefix="gpulease-demo-") as name:
         os.environ["GPULEASE_SOCKET"] = f"{name}/gpuleased.sock"
-        # As `source .venv/bin/activate` would: scripts run under the Python that has TensorFlow.
+        # As after `source .venv/bin/activate`: scripts run under the Python that has TensorFlow.
         os.environ["VIRTUAL_ENV"] = sys.prefix
         with daemon(Path(name)):
             return show()
@@ -60,7 +60,7 @@ def show() -> int:
     training = subprocess.Popen(
         gpulease("run", "--mem", "4G", "--name", "digits", str(EXAMPLES / "digits.py"))
     )
-    # Some seconds into the training, so that there is something to see.
+    # Wait some seconds into the training, so that there is something to show.
     with contextlib.suppress(subprocess.TimeoutExpired):
         training.wait(12)
     say("$ gpulease status          (while it runs)")

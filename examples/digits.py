@@ -1,6 +1,6 @@
-"""Train a small network on 1,797 handwritten digits: plain TensorFlow, to run anywhere.
+"""Train a small network on 1,797 handwritten digits, in plain TensorFlow.
 
-It takes about half a minute on two CPU cores, so that there is time to look at it while it runs.
+It takes about half a minute on two CPU cores, which leaves time to watch it run.
 """
 
 import argparse
@@ -15,7 +15,7 @@ FOR_TESTING = 360
 
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return images of 8 by 8 with values from 0 to 1, and digits: for training, for testing."""
+    """Return images (8 by 8, values from 0 to 1) with their digits: for training, for testing."""
     with gzip.open(DATA, "rt") as lines:
         table = np.loadtxt(lines, delimiter=",", skiprows=1, dtype=np.float32)
     table = np.random.default_rng(0).permutation(table)
@@ -47,7 +47,7 @@ def network() -> tf.keras.Model:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30, help="passes over the digits (30)")
-    parser.add_argument("--batch", type=int, default=32, help="digits in one step (32)")
+    parser.add_argument("--batch", type=int, default=32, help="digits per step (32)")
     arguments = parser.parse_args()
 
     tf.keras.utils.set_random_seed(1)

@@ -1,14 +1,14 @@
 # %% [markdown]
-# A lease in a notebook: open this file in Jupyter (with jupytext), VS Code or Spyder and run it
-# cell by cell, or run all of it with `python examples/hold_notebook.py`.
+# A lease in a notebook. Open this file in Jupyter (with jupytext), VS Code or Spyder and run it
+# cell by cell, or as a whole with `python examples/hold_notebook.py`.
 
-# %% Ask for the GPU memory first. This cell waits until it is free, and says for whom.
+# %% Ask for GPU memory first. This cell waits until it is free, and shows which jobs it waits for.
 import gpulease
 
 lease = gpulease.lease("2G", name="notebook")
 print(lease)
 
-# %% From here on TensorFlow keeps to the lease.
+# %% From here on TensorFlow stays within the lease.
 import tensorflow as tf  # noqa: E402
 from digits import load, network  # noqa: E402
 
@@ -17,10 +17,9 @@ training, testing = load()
 model = network()
 model.fit(*training, epochs=8, batch_size=32, verbose=2)
 
-# %% Look at the result for as long as you like: the lease lasts as long as the kernel.
+# %% The lease lasts as long as the kernel, so there is no hurry to look at the result.
 _, accuracy = model.evaluate(*testing, verbose=0)
 print(f"test accuracy: {accuracy:.4f}")
 
 # %% [markdown]
-# To give the memory back, restart the kernel: no framework lets go of a GPU before its process
-# ends.
+# Restart the kernel to release the memory. No framework releases a GPU before its process ends.

@@ -1,9 +1,9 @@
-"""The same digits in the style of TensorFlow 1: a graph, placeholders and a monitored session.
+"""Train on the same digits in the style of TensorFlow 1: graph, placeholders, monitored session.
 
     gpulease run --mem 4G examples/legacy_session.py
 
-Such scripts ask for their memory by a ConfigProto. This one asks for nine tenths of the GPU,
-growing as needed, as thousands of them do.
+Such scripts request memory with a ConfigProto. This one requests nine tenths of the GPU, with
+growth, as many scripts do.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     gpulease run --mem 4G --gpus 2 examples/two_gpus.py
 
-Where TensorFlow finds no GPU, the copies are on its CPU devices, of which it finds as many as
-there are simulated GPUs in the lease. With a single device there is a single copy.
+If TensorFlow finds no GPU, the copies are on its CPU devices. On simulated GPUs it finds as many
+CPU devices as GPUs were leased. With a single device there is a single copy.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from digits import load, network
 
 
 def strategy() -> tf.distribute.Strategy:
-    """Return one that has a replica on each GPU, or else on each CPU device."""
+    """Return a strategy with a replica on each GPU, or else on each CPU device."""
     gpus = tf.config.list_logical_devices("GPU")
     devices = [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
-    # NCCL is for several cards, and refuses two logical GPUs on the same one.
+    # NCCL refuses two logical GPUs on the same card.
     crossing = tf.distribute.HierarchicalCopyAllReduce() if len(devices) > 1 else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=crossing)
 

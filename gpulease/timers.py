@@ -16,7 +16,7 @@ from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Timers:
         """`wall` and `steady` tell seconds: by a clock that can be set, and by one that cannot."""
         self._wall = wall
         self._steady = steady
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         # It tells of every single run at INFO, and warns when one is left out because the one
         # before is not over, which is what is meant to happen when a driver hangs.
         logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.domain.health import GpuEvent, Heard, Standing
+from gpulease.domain.health import GpuAvailability, GpuEvent, Heard
 from gpulease.domain.job import (
+    CommandFingerprint,
     Exit,
     Holder,
     Invocation,
@@ -16,7 +17,6 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
-    Shape,
     with_over_for,
 )
 from gpulease.domain.lease import Claim, State
@@ -25,7 +25,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
     LivingProcess,
-    Order,
+    Submission,
     Tally,
     WorkerExited,
     WorkerNews,
@@ -153,7 +153,7 @@ class MemoryStore:
         self._jobs: dict[JobId, Job] = {}
         self._events: list[tuple[JobId, Event]] = []
         self._invocations: dict[JobId, Invocation] = {}
-        self.standing: dict[GpuUuid, Standing] = {}
+        self.standing: dict[GpuUuid, GpuAvailability] = {}
         self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[Run] = []
@@ -196,10 +196,10 @@ class MemoryStore:
     def drained(self) -> Mapping[GpuUuid, str]:
         return {gpu: each.closed for gpu, each in self.standing.items() if each.closed}
 
-    def standings(self) -> Mapping[GpuUuid, Standing]:
+    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
         return self.standing
 
-    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         self.standing[gpu] = standing
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -218,10 +218,10 @@ class MemoryStore:
         number = self._ordered.get((uid, key))
         return None if number is None else self._jobs[number]
 
-    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
         return self.known_runs[:most]
 
-    def add(self, order: Order, at: datetime) -> Job:
+    def add(self, order: Submission, at: datetime) -> Job:
         job = order.queued(JobId(len(self._jobs) + 1), at)
         if order.key is not None:
             self._ordered[order.owner.uid, order.key] = job.id
@@ -318,9 +318,9 @@ def order(
     owner: Owner = ALICE,
     wait_for: timedelta | None = None,
     time_limit: timedelta | None = None,
-) -> Order:
+) -> Submission:
     """Return an order for a job that would run `true`."""
-    return Order(
+    return Submission(
         owner,
         "test",
         "true",
@@ -340,9 +340,9 @@ def hold_order(
     process: Process | None = HOLDER,
     owner: Owner = ALICE,
     time_limit: timedelta | None = None,
-) -> Order:
+) -> Submission:
     """Return an order for a lease without a job."""
-    return Order(
+    return Submission(
         owner,
         "hold",
         "held by pid 4711 (bash)",

@@ -9,7 +9,7 @@ from gpulease.cli.attachment import DEFAULT_KEYS, parse_keys
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
-from gpulease.cli.follow import Errand, follow
+from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.options import DetachKeysOption
 from gpulease.cli.render import talk
 from gpulease.cli.signals import Signals
@@ -49,7 +49,7 @@ def attach(
         voice.say(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
-        errand = Errand(started=False, watches=watch, keys=keys)
+        errand = FollowOptions(started=False, watches=watch, keys=keys)
         return follow(client, view, signals, voice, errand)
 
 

@@ -8,7 +8,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.for_each import for_each, strange_first
 from gpulease.cli.format import clean
 from gpulease.cli.render import show
-from gpulease.wire.views import StandingView
+from gpulease.wire.views import GpuAvailabilityView
 
 GpusArgument = Annotated[
     list[str],
@@ -40,7 +40,7 @@ def drain(
     return for_each(known, lambda gpu: drained(client.drain(gpu, why=why), why))
 
 
-def drained(view: StandingView, why: str | None = None) -> str:
+def drained(view: GpuAvailabilityView, why: str | None = None) -> str:
     """Say how a GPU stands that somebody wanted drained, for the reason `why`."""
     said = clean(view.drained or "drained")
     if not view.changed:

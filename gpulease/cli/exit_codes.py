@@ -15,7 +15,7 @@ _LIMITS = frozenset({"time_limit", "over_lease", "idle"})
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobEnd:
     """How a job ended, by its shim."""
 
     exit_code: int | None
@@ -26,7 +26,7 @@ class Ending:
     """Ctrl-C was typed on the terminal that was the job's."""
 
 
-def status_of_ending(ending: Ending) -> int:
+def status_of_ending(ending: JobEnd) -> int:
     """Return the exit code for what the shim says."""
     if ending.reason in _LIMITS:
         return EXIT_TIME_LIMIT

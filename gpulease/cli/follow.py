@@ -14,8 +14,8 @@ from pathlib import Path
 from signal import Signals as Signum
 
 from gpulease.cli import messages
-from gpulease.cli.attachment import Detached, Hooks, Left, Manner, TurnedAway, attach
-from gpulease.cli.exit_codes import SIGNALED, Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.attachment import AttachMode, Detached, Hooks, Left, TurnedAway, attach
+from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.render import Talk, pass_on
@@ -129,7 +129,7 @@ _ATTACHES_WITHIN = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class FollowOptions:
     """What a command stays with a job for."""
 
     started: bool = True
@@ -144,14 +144,16 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class JobFollower:
     """What came of being attached, or of being told why not."""
 
     attached: bool
-    ending: Ending | None = None
+    ending: JobEnd | None = None
 
 
-def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand) -> int:
+def follow(
+    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
+) -> int:
     """Return the exit code once the job has ended, or goes on without us.
 
     Raises:
@@ -168,7 +170,7 @@ def follow(client: Client, job: JobView, signals: Signals, talk: Talk, errand: E
 
 
 def _follow(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand
+    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
 ) -> tuple[int, JobView]:
     """Return the exit code of one job, and the job as it was last seen."""
     try:
@@ -195,7 +197,9 @@ def _follow(
         talk.line.clear()
 
 
-def _judged(client: Client, job: JobView, talk: Talk, errand: Errand, status: int) -> JobView:
+def _judged(
+    client: Client, job: JobView, talk: Talk, errand: FollowOptions, status: int
+) -> JobView:
     """Return a job whose shim told us its end as the daemon knows it; say if memory did not do."""
     if status == 0 or not errand.started:
         return job
@@ -220,34 +224,36 @@ def _gpus(client: Client, job: JobView) -> str:
     return " and ".join(named) or "a GPU"
 
 
-def _stay(client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand) -> Stay:
+def _stay(
+    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
+) -> JobFollower:
     if job.state == "ended":
-        return Stay(attached=False)
+        return JobFollower(attached=False)
     hooks = Hooks(cancel=partial(_cancel, client, job.id), say=talk.say)
     deadline = time.monotonic() + _ATTACHES_WITHIN
     while job.directory is not None and time.monotonic() < deadline:
         try:
             ending = attach(Path(job.directory), signals, hooks, _manner(job, errand))
-            return Stay(attached=True, ending=ending)
+            return JobFollower(attached=True, ending=ending)
         except TurnedAway as refusal:
             if not errand.started:
                 raise _not_let_in(job.id, str(refusal)) from None
             talk.say(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
-            return Stay(attached=True)
+            return JobFollower(attached=True)
         except OSError:
             # Not listening yet, or not any more: the daemon knows which.
             job = current(client.within(deadline - time.monotonic()), job)
             if job.state == "ended":
-                return Stay(attached=False)
+                return JobFollower(attached=False)
             signals.interruptible(lambda: time.sleep(0.05))
     if not errand.started:
         raise _not_let_in(job.id, "its socket cannot be reached")
     talk.say(f"gpulease: cannot attach to job {job.id}; see gpulease logs -f {job.id}")
-    return Stay(attached=False)
+    return JobFollower(attached=False)
 
 
-def _manner(job: JobView, errand: Errand) -> Manner:
-    return Manner(
+def _manner(job: JobView, errand: FollowOptions) -> AttachMode:
+    return AttachMode(
         number=job.id,
         started=errand.started,
         watches=errand.watches,
@@ -271,7 +277,7 @@ def _cancel(client: Client, number: int) -> str | None:
 
 
 def _after_the_fact(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: Errand, *, seen: bool
+    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions, *, seen: bool
 ) -> tuple[int, JobView]:
     """Return the exit code, and the end, of a job whose shim did not tell us its end.
 
@@ -302,7 +308,9 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
             return
 
 
-def _give_up(client: Client, job: JobView, signum: Signum, talk: Talk, errand: Errand) -> None:
+def _give_up(
+    client: Client, job: JobView, signum: Signum, talk: Talk, errand: FollowOptions
+) -> None:
     """Cancel a job that this command submitted, unless only the terminal was lost."""
     talk.line.clear()
     if signum == Signum.SIGHUP:

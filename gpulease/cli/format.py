@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from gpulease.units import format_size, format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import GpuView, JobView, LeaseView, RefusalView, RungView
+from gpulease.wire.views import EnforcementLevelView, GpuView, JobView, LeaseView, RefusalView
 
 UNKNOWN = "-"
 _MARKS = frozenset({"Mn", "Me"})
@@ -163,7 +163,7 @@ def is_above(job: JobView, lease: LeaseView) -> bool:
     return above and lease.over_since_at is None and job.state == "active"
 
 
-def held_by(rungs: Sequence[RungView]) -> str:
+def held_by(rungs: Sequence[EnforcementLevelView]) -> str:
     """Say in a line what holds jobs to their leases on a machine, and what does not."""
     has = ", ".join(_rung(each) for each in rungs if each.available)
     lacks = ", ".join(_rung(each) for each in rungs if not each.available)
@@ -171,7 +171,7 @@ def held_by(rungs: Sequence[RungView]) -> str:
     return f"{said}; not by: {lacks} (gpulease doctor says why)" if lacks else said
 
 
-def _rung(rung: RungView) -> str:
+def _rung(rung: EnforcementLevelView) -> str:
     return clean(rung.rung) + (" (not for everybody alike)" if rung.varies else "")
 
 

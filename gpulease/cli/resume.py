@@ -6,7 +6,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.drain import GpusArgument
 from gpulease.cli.for_each import for_each, strange_first
 from gpulease.cli.render import show
-from gpulease.wire.views import StandingView
+from gpulease.wire.views import GpuAvailabilityView
 
 
 def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) -> int:
@@ -27,7 +27,7 @@ def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) 
     return for_each(known, lambda gpu: resumed(client.resume(gpu)))
 
 
-def resumed(view: StandingView) -> str:
+def resumed(view: GpuAvailabilityView) -> str:
     """Say how a GPU stands that somebody wanted resumed."""
     if not view.changed:
         return f"GPU {view.label} was not drained"

@@ -18,7 +18,7 @@ from gpulease.cli import options as given
 from gpulease.cli.attach import detach_sequence
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start
-from gpulease.cli.follow import Errand, follow
+from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import asks, clean, size
 from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.render import say, show, talk
@@ -239,7 +239,7 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
     with Signals() as signals:
         job = client.submit(request)
         _tell_the_default(job, options)
-        errand = Errand(
+        errand = FollowOptions(
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
         return follow(client, job, signals, talk(), errand)

@@ -13,13 +13,32 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpulease import config, wire
+from gpulease import config
 from gpulease.client.discovery import find
 from gpulease.client.errors import lost
-from gpulease.client.transport import Exchange, body_of, decode, lines
+from gpulease.client.transport import Transport, body_of, decode, lines
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
+from gpulease.wire.requests import (
+    CancelRequest,
+    DrainRequest,
+    ExtendRequest,
+    HoldRequest,
+    KeepRequest,
+    NestedRequest,
+    SubmitRequest,
+)
+from gpulease.wire.views import (
+    DoctorView,
+    EnvironmentView,
+    GpuAvailabilityView,
+    JobList,
+    JobView,
+    NestedView,
+    ReportView,
+    StatusView,
+)
 
 ANSWER_WITHIN = 30.0
 """Seconds that a request may take; the daemon answers in milliseconds."""
@@ -31,7 +50,7 @@ class Client:
 
     Every method raises `NoDaemon` when nothing answers, and otherwise the error that the daemon
     replied with, as the class that it was there. Sizes are bytes, spans seconds, instants ISO 8601
-    in UTC; arguments, paths and variables of jobs are one character per byte, as `wire.to_wire`
+    in UTC; arguments, paths and variables of jobs are one character per byte, as `to_wire`
     writes them.
     """
 
@@ -60,7 +79,7 @@ class Client:
         if path is None:
             path, trusted = find(config.candidate_sockets(None)), trusted_users()
         self.path = path
-        self._daemon = Exchange(path, trusted, answer_within)
+        self._daemon = Transport(path, trusted, answer_within)
 
     def within(self, seconds: float) -> "Client":
         """Return a client of the same daemon that waits at most `seconds` for an answer.
@@ -74,7 +93,7 @@ class Client:
         hurried._daemon = replace(self._daemon, answer_within=patience)
         return hurried
 
-    def submit(self, request: wire.SubmitRequest) -> wire.JobView:
+    def submit(self, request: SubmitRequest) -> JobView:
         """Queue a job; what is returned is on the daemon's disk.
 
         Where the answer was lost it is asked for again, under the same key, and no second job is
@@ -86,9 +105,9 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._daemon.order("/jobs", request))
+        return decode(JobView, self._daemon.order("/jobs", request))
 
-    def hold(self, request: wire.HoldRequest) -> wire.JobView:
+    def hold(self, request: HoldRequest) -> JobView:
         """Queue a lease without a job; what is returned is on the daemon's disk.
 
         Until it is granted (see `watch`) it is wanted only as long as this process lives. Then it
@@ -102,9 +121,9 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request is over what the daemon reads.
         """
-        return decode(wire.JobView, self._daemon.order("/holds", request))
+        return decode(JobView, self._daemon.order("/holds", request))
 
-    def nested(self, request: wire.NestedRequest) -> wire.NestedView | None:
+    def nested(self, request: NestedRequest) -> NestedView | None:
         """Return the job under whose lease this process runs, and the part that is asked for.
 
         None: it runs under none, or the daemon is of a version that cannot tell.
@@ -114,12 +133,12 @@ class Client:
             AlreadyLeased: more is asked for than the job has.
         """
         try:
-            found = decode(wire.NestedView, self._daemon.insist("/nested", body_of(request)))
+            found = decode(NestedView, self._daemon.insist("/nested", body_of(request)))
         except NoSuchRoute:
             return None
         return None if found.job is None else found
 
-    def environment(self, number: int) -> wire.EnvironmentView:
+    def environment(self, number: int) -> EnvironmentView:
         """Return what a lease changes in the environment of its holder.
 
         Raises:
@@ -128,9 +147,9 @@ class Client:
             WrongState: it has not been granted yet, or has ended.
         """
         reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
-        return decode(wire.EnvironmentView, reply)
+        return decode(EnvironmentView, reply)
 
-    def extend(self, number: int, by: float) -> wire.JobView:
+    def extend(self, number: int, by: float) -> JobView:
         """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
 
         Raises:
@@ -139,10 +158,10 @@ class Client:
             WrongState: it has ended, was asked to go, or has no time limit.
             BadValue: the new limit would be over already, or is past all bounds.
         """
-        body = msgspec.json.encode(wire.ExtendRequest(by))
-        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
+        body = msgspec.json.encode(ExtendRequest(by))
+        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
 
-    def keep(self, number: int, span: float | None = None) -> wire.JobView:
+    def keep(self, number: int, span: float | None = None) -> JobView:
         """Let a job be idle for `span` seconds, or for an hour, and return it.
 
         Raises:
@@ -151,14 +170,14 @@ class Client:
             WrongState: it waits, has ended, or was asked to go.
             BadValue: that is longer than a day.
         """
-        body = msgspec.json.encode(wire.KeepRequest(span))
-        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
+        body = msgspec.json.encode(KeepRequest(span))
+        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
 
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
-    ) -> wire.JobList:
+    ) -> JobList:
         """Return the jobs that are not over, or `everything` that is remembered."""
-        return decode(wire.JobList, self.jobs_json(everything=everything, user=user, state=state))
+        return decode(JobList, self.jobs_json(everything=everything, user=user, state=state))
 
     def jobs_json(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
@@ -167,19 +186,19 @@ class Client:
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
-    def job(self, number: int) -> wire.JobView:
+    def job(self, number: int) -> JobView:
         """Return all about one job, with its events.
 
         Raises:
             NoSuchJob: there is none.
         """
-        return decode(wire.JobView, self.job_json(number))
+        return decode(JobView, self.job_json(number))
 
     def job_json(self, number: int) -> bytes:
         """Return the reply of `job` as it came."""
         return self._daemon.ask("GET", f"/jobs/{number}")
 
-    def cancel(self, number: int, *, grace: float | None = None) -> wire.JobView:
+    def cancel(self, number: int, *, grace: float | None = None) -> JobView:
         """Ask a job to end, or give a lease back, and return it as it is then.
 
         With `grace`, what is left of it is killed after so many seconds, if that is sooner than
@@ -190,21 +209,21 @@ class Client:
             NotAllowed: it belongs to somebody else.
             WrongState: it has ended already.
         """
-        body = None if grace is None else msgspec.json.encode(wire.CancelRequest(grace))
-        return decode(wire.JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
+        body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
+        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
-    def drain(self, gpu: str, *, why: str | None = None) -> wire.StandingView:
+    def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Have nothing more granted on a GPU: its index, its UUID, or the beginning of that.
 
         Raises:
             NoSuchGpu: there is none of that name, or more than one.
             NotAllowed: the caller is no admin of this machine.
         """
-        body = msgspec.json.encode(wire.DrainRequest(why))
+        body = msgspec.json.encode(DrainRequest(why))
         target = f"/gpus/{quote(gpu, safe=':')}/drain"
-        return decode(wire.StandingView, self._daemon.ask("POST", target, body=body))
+        return decode(GpuAvailabilityView, self._daemon.ask("POST", target, body=body))
 
-    def resume(self, gpu: str) -> wire.StandingView:
+    def resume(self, gpu: str) -> GpuAvailabilityView:
         """Have leases granted on a GPU again.
 
         Raises:
@@ -212,21 +231,21 @@ class Client:
             NotAllowed: the caller is no admin of this machine.
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
-        return decode(wire.StandingView, self._daemon.ask("POST", target))
+        return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
 
-    def status(self) -> wire.StatusView:
+    def status(self) -> StatusView:
         """Return one look at the whole machine."""
-        return decode(wire.StatusView, self.status_json())
+        return decode(StatusView, self.status_json())
 
     def status_json(self) -> bytes:
         """Return the reply of `status` as it came."""
         return self._daemon.ask("GET", "/status")
 
-    def doctor(self) -> wire.DoctorView:
+    def doctor(self) -> DoctorView:
         """Return what the daemon finds right and wrong with this machine."""
-        return decode(wire.DoctorView, self._daemon.ask("GET", "/doctor"))
+        return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
 
-    def report(self, user: str | None = None, since: float | None = None) -> wire.ReportView:
+    def report(self, user: str | None = None, since: float | None = None) -> ReportView:
         """Return what the ended jobs of a user, or of all, asked for and used.
 
         `since` is how many seconds ago they ended at the earliest.
@@ -234,24 +253,24 @@ class Client:
         Raises:
             NotAllowed: it is about others, and the admin hides what others run.
         """
-        return decode(wire.ReportView, self.report_json(user, since))
+        return decode(ReportView, self.report_json(user, since))
 
     def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
         """Return the reply of `report` as it came."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
 
-    def watch(self, number: int) -> Iterator[wire.JobView]:
+    def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and now and then between, until it has ended.
 
         Raises:
             NoSuchJob: there is none.
             NoDaemon: the stream broke off before the end of the job.
         """
-        last: wire.JobView | None = None
+        last: JobView | None = None
         with closing(self._daemon.open("GET", f"/jobs/{number}/watch")) as reply:
             for line in lines(reply, self.path):
-                last = decode(wire.JobView, line) if line else last
+                last = decode(JobView, line) if line else last
                 if last is not None:
                     yield last
         if last is None or last.state != "ended":

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpulease import config, errors, wire
+from gpulease import config, errors
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.wire.views import (
+    ErrorReply,
+)
 
 _NO_DAEMON_HINT = (
     "ask whoever runs this machine to start gpuleased, or name another socket with --socket"
@@ -17,7 +20,7 @@ _NO_DAEMON_HINT = (
 
 def error_of(status: int, body: bytes, path: Path) -> GpuleaseError:
     try:
-        told = msgspec.json.decode(body, type=wire.ErrorReply).error
+        told = msgspec.json.decode(body, type=ErrorReply).error
     except msgspec.MsgspecError:
         return GpuleaseError(
             f"cannot get an answer: the daemon replied with HTTP {status}",

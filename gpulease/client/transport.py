@@ -18,11 +18,18 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gpulease import __version__, wire
+from gpulease import __version__
 from gpulease.client.errors import AnswerLost, answer_lost, error_of, lost, no_daemon, not_trusted
 from gpulease.client.unix_socket import dial, peer_uid, trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon, TooLarge
 from gpulease.units import format_size
+from gpulease.wire.requests import (
+    API_PREFIX,
+    LARGEST_REQUEST,
+    HoldRequest,
+    NestedRequest,
+    SubmitRequest,
+)
 
 
 class Connection(HTTPConnection):
@@ -82,7 +89,7 @@ SILENT_FOR_AT_MOST = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Transport:
     """The daemon on one socket. Every method raises `NoDaemon`, or the error that it replied."""
 
     path: Path
@@ -91,7 +98,7 @@ class Exchange:
     answer_within: float
     """Seconds that an answer may take."""
 
-    def order(self, path: str, request: wire.SubmitRequest | wire.HoldRequest) -> bytes:
+    def order(self, path: str, request: SubmitRequest | HoldRequest) -> bytes:
         """Post a request that makes something, under a key, and again where its answer was lost.
 
         Raises:
@@ -133,7 +140,7 @@ class Exchange:
                 raise doubt
             time.sleep(_TRIED_EVERY)
 
-    def _limited(self, until: float | None) -> "Exchange":
+    def _limited(self, until: float | None) -> "Transport":
         """Return this exchange with no more patience for an answer than is left `until` then."""
         if until is None:
             return self
@@ -165,7 +172,7 @@ class Exchange:
         """
         connection = Connection(self.path, timeout, self.trusted)
         asked = {key: value for key, value in (query or {}).items() if value is not None}
-        target = wire.API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
+        target = API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
         headers = {"User-Agent": f"gpulease/{__version__}", "Content-Type": "application/json"}
         failed: Callable[[Path, Exception], NoDaemon] = no_daemon
         try:
@@ -185,17 +192,19 @@ class Exchange:
         return reply
 
 
-def body_of(request: wire.SubmitRequest | wire.HoldRequest | wire.NestedRequest) -> bytes:
+def body_of(
+    request: SubmitRequest | HoldRequest | NestedRequest,
+) -> bytes:
     """Return a request with an environment as JSON.
 
     Raises:
         TooLarge: it is over what the daemon reads.
     """
     body = msgspec.json.encode(request)
-    if len(body) > wire.LARGEST_REQUEST:
+    if len(body) > LARGEST_REQUEST:
         raise TooLarge(
             f"cannot submit the job: its arguments and environment make a request of "
-            f"{format_size(len(body))}, and the daemon reads {format_size(wire.LARGEST_REQUEST)}",
+            f"{format_size(len(body))}, and the daemon reads {format_size(LARGEST_REQUEST)}",
             "pass large values in a file",
         )
     return body

@@ -19,10 +19,10 @@ from gpulease.daemon.housekeeping import Observer
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
-from gpulease.service.job_accounting import Endings
-from gpulease.service.observation import Look
+from gpulease.service.job_accounting import JobAccounting
+from gpulease.service.observation import Observation
 from gpulease.service.ports import InThread, Store
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.store.store import SqlStore
 from gpulease.store.usage import Accounts, Pools
@@ -42,7 +42,7 @@ class PoolWatch:
         self._writing = writing
         self._wrote_at: datetime | None = None
 
-    async def observe(self, seen: Look) -> None:
+    async def observe(self, seen: Observation) -> None:
         """Take in a look; every quarter of a minute, write."""
         await self._usage.observe(seen)
         since = None if self._wrote_at is None else seen.at - self._wrote_at
@@ -68,7 +68,7 @@ _LONGEST = 64 << 10
 """Bytes of each stream: a traceback of PyTorch or of XLA is some tens of lines."""
 
 
-class Tails:
+class LogTail:
     """Reads the ends of jobs' logs, away from the event loop."""
 
     def __init__(self, directory_of: Callable[[JobId], Path]) -> None:
@@ -111,12 +111,12 @@ class Accounting:
 
     def attach(
         self,
-        keeper: Keeper,
+        keeper: Scheduler,
         directory_of: Callable[[JobId], Path],
         stops: Callable[[Job], bool],
         writing: InThread,
     ) -> Observer:
         """Have `keeper` settle the accounts of jobs that end; what is returned wants the looks."""
-        endings = Endings(keeper, Tails(directory_of).of, self.usage.idle, stops)
+        endings = JobAccounting(keeper, LogTail(directory_of).of, self.usage.idle, stops)
         keeper.followers.examine = endings.examine
         return PoolWatch(self.usage, self.pools, self._store, writing).observe

@@ -12,56 +12,56 @@ from gpulease.config import Settings
 from gpulease.daemon.accounting import Accounting
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
-from gpulease.daemon.doctor import Examination, health_checks, health_policy, watch_health
-from gpulease.daemon.enforcement_setup import Holding, build_holding
+from gpulease.daemon.doctor import Doctor, health_checks, health_policy, watch_health
+from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.open_database import open_record
-from gpulease.daemon.user_policy import Rules
-from gpulease.daemon.worker_threads import Lane, LookLane, WriterLane
+from gpulease.daemon.user_policy import UserPolicy
+from gpulease.daemon.worker_threads import ObservationThread, WorkerThread, WriterThread
 from gpulease.errors import BadConfiguration, BadValue
 from gpulease.gpu.nvml import NvmlProbe
 from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
 from gpulease.host.cgroups import has_first_pids
-from gpulease.host.holds import Askers, Holders
-from gpulease.host.hook_coverage import Unhooked, on_record
-from gpulease.host.job_runner import Workers
-from gpulease.host.launch import Surroundings
+from gpulease.host.holds import HoldLauncher, WaitingClients
+from gpulease.host.hook_coverage import HookCoverage, on_record
+from gpulease.host.job_runner import JobRunner
+from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
 from gpulease.host.launchers import Launchers
 from gpulease.host.process_finder import Finder, claims
-from gpulease.host.process_watch import Ends
+from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.host.state_dir import StateDirectory
 from gpulease.server.auth import Rights
-from gpulease.server.context import Desk
+from gpulease.server.context import RequestContext
 from gpulease.server.job_views import Views
 from gpulease.server.lease_views import Machine, Watches, overuse_view
-from gpulease.server.listings import Board
+from gpulease.server.listings import Listings
 from gpulease.server.validation import Defaults
-from gpulease.service.enforcement import Overseer
+from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.health import Drains, HealthWatch
-from gpulease.service.idleness import RestWatch
+from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Policy
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Clock, GpuProbe, InThread
-from gpulease.service.quotas import Bounds
-from gpulease.service.scheduler import Keeper
-from gpulease.store.memory_history import Occupancy
+from gpulease.service.quotas import Quotas
+from gpulease.service.scheduler import Scheduler
+from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.store import SqlStore
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Dependencies:
     """What stands around the desk."""
 
-    keeper: Keeper
+    keeper: Scheduler
     processes: Finder
     clock: Clock
-    workers: Workers
-    askers: Askers
+    workers: JobRunner
+    askers: WaitingClients
     health: HealthWatch
     machine: Machine
     watches: Watches
@@ -81,9 +81,9 @@ def defaults(settings: Settings) -> Defaults:
     return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
 
 
-def build_desk(settings: Settings, room: Room) -> Desk:
+def build_desk(settings: Settings, room: Dependencies) -> RequestContext:
     """Return what the routes are answered with."""
-    examination = Examination(
+    examination = Doctor(
         lambda: room.keeper.seen,
         room.machine.driver,
         settings.simulate,
@@ -94,11 +94,11 @@ def build_desk(settings: Settings, room: Room) -> Desk:
         room.keeper.probe.library,
         lambda: room.keeper.closed,
     )
-    return Desk(
+    return RequestContext(
         keeper=room.keeper,
         views=Views(room.keeper, room.processes, room.machine, room.watches),
         # With views of its own: it draws in a thread.
-        board=Board(Views(room.keeper, room.processes, room.machine, room.watches), room.clock),
+        board=Listings(Views(room.keeper, room.processes, room.machine, room.watches), room.clock),
         clock=room.clock,
         defaults=defaults(settings),
         rights=rights(settings),
@@ -121,7 +121,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Parts:
+class DaemonApp:
     """What the daemon runs, and what it closes at the end, in this order."""
 
     settings: Settings
@@ -129,15 +129,15 @@ class Parts:
     store: SqlStore
     probe: GpuProbe
     launcher: Launcher
-    keeper: Keeper
-    workers: Workers
-    askers: Askers
+    keeper: Scheduler
+    workers: JobRunner
+    askers: WaitingClients
     sampler: Sampler
-    desk: Desk
+    desk: RequestContext
     health: HealthWatch
-    rules: Rules
-    holding: Holding
-    lanes: tuple[Lane, Lane]
+    rules: UserPolicy
+    holding: EnforcementSetup
+    lanes: tuple[WorkerThread, WorkerThread]
 
     def adopt(self, settings: Settings) -> None:
         """Go on with other settings, of which those that only count at the start are the same.
@@ -206,7 +206,7 @@ def _simulated(text: str) -> tuple[int, ...]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
-def build(settings: Settings, *, confined: bool = False) -> Parts:
+def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     """Build every part; the first look has not been taken yet.
 
     `confined` is for a daemon in a mount namespace of its own, in which its jobs are not to be.
@@ -216,9 +216,9 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     """
     state, store, installation = open_record(settings)
     probe = open_probe(settings, store)
-    clock, ends = SystemClock(), Ends()
-    lanes = WriterLane("writer"), LookLane("look")
-    holding = build_holding(settings, probe, state, store, lanes[0], clock, confined=confined)
+    clock, ends = SystemClock(), ProcessWatch()
+    lanes = WriterThread("writer"), ObservationThread("look")
+    holding = build_enforcement(settings, probe, state, store, lanes[0], clock, confined=confined)
     launcher = Launcher(confined=confined, enclose=holding.enclosure)
     table = ProcessTable()
     processes = Finder(
@@ -230,12 +230,12 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     )
     accounting = Accounting(store, probe.driver)
     around = _surroundings(settings, probe, lambda: keeper, installation, holding, accounting)
-    workers = Workers(launcher, table, state, around, clock)
-    keeper = Keeper(
+    workers = JobRunner(launcher, table, state, around, clock)
+    keeper = Scheduler(
         store,
         probe,
         processes,
-        Launchers(workers, Holders(clock, ends, around.rungs)),
+        Launchers(workers, HoldLauncher(clock, ends, around.rungs)),
         clock,
         _policy(settings),
         writing=lanes[0],
@@ -243,17 +243,17 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
     )
     if holding.uvm is not None:
         keeper.obstacle = holding.uvm.obstacle
-    askers = Askers(keeper, ends)
+    askers = WaitingClients(keeper, ends)
     health = watch_health(settings, keeper, clock, lanes)
-    rules = Rules(settings)
+    rules = UserPolicy(settings)
     holding.ladder.watch = lambda: rules.stops_overuse
     holding.ladder.watch_is_blind = lambda: keeper.seen is not None and keeper.seen.is_blind
     holding.ladder.watch_varies = lambda: rules.differ_on_overuse
     overuse = OveruseWatch(rules.overuse)
     watch_pools = accounting.attach(keeper, state.job, overuse.stops, lanes[0])
-    rests = RestWatch(rules.idleness)
-    overseer = Overseer(keeper, overuse, rests, clock, lanes[0])
-    unhooked = Unhooked(
+    rests = IdleWatch(rules.idleness)
+    overseer = EnforcementLoop(keeper, overuse, rests, clock, lanes[0])
+    unhooked = HookCoverage(
         store.live, around.rungs, HOOKS, keeper.tell_owner, lambda job: on_record(store, job)
     )
     observers = [
@@ -270,7 +270,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         probe.driver, simulated, state.job, holding.ladder, unhooked.of, accounting.pools_of
     )
     watches = Watches(overuse, rests)
-    return Parts(
+    return DaemonApp(
         settings=settings,
         state=state,
         store=store,
@@ -279,13 +279,13 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
         keeper=keeper,
         workers=workers,
         askers=askers,
-        sampler=Sampler(keeper, Occupancy(store), clock, lanes[0], observers),
+        sampler=Sampler(keeper, MemoryHistory(store), clock, lanes[0], observers),
         health=health,
         rules=rules,
         holding=holding,
         desk=build_desk(
             settings,
-            Room(
+            Dependencies(
                 keeper,
                 processes,
                 clock,
@@ -303,7 +303,7 @@ def build(settings: Settings, *, confined: bool = False) -> Parts:
 
 
 def _policy(settings: Settings) -> Policy:
-    bounds = Bounds(
+    bounds = Quotas(
         waiting=settings.most_waiting,
         waiting_bytes=settings.most_waiting_bytes,
         holds=settings.most_holds,
@@ -315,12 +315,12 @@ def _policy(settings: Settings) -> Policy:
 def _surroundings(
     settings: Settings,
     probe: GpuProbe,
-    keeper: Callable[[], Keeper],
+    keeper: Callable[[], Scheduler],
     installation: str,
-    holding: Holding,
+    holding: EnforcementSetup,
     accounting: Accounting,
-) -> Surroundings:
-    return Surroundings(
+) -> LaunchContext:
+    return LaunchContext(
         installation=installation,
         as_other_users=os.geteuid() == 0,
         simulated=settings.simulate is not None,

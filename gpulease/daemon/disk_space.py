@@ -18,7 +18,7 @@ from gpulease.config import Settings
 from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordUnwritable
 from gpulease.host.state_dir import JOBS
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from gpulease.shim.log_file import LEAST_KEPT, shorten
 from gpulease.store.store import SqlStore
 from gpulease.units import Share, format_size
@@ -64,7 +64,7 @@ class DiskSpace:
         self._settings = settings
         self._notify = notify
         self._notified: set[JobId] = set()
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def bound_running(self) -> None:
         """Shorten logs of running jobs until their sum is within its bound."""

@@ -13,40 +13,48 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpulease.config import Settings
-from gpulease.domain.enforcement import Rung
+from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import ComputeMode, GpuReading
-from gpulease.domain.health import Act, Figures, GpuEvent, Modes, Standing, lasting, needs_an_admin
+from gpulease.domain.health import (
+    Act,
+    Figures,
+    GpuAvailability,
+    GpuEvent,
+    Modes,
+    lasting,
+    needs_an_admin,
+)
 from gpulease.errors import RecordUnwritable
 from gpulease.host.enforcement import FOREIGN_PIDS
 from gpulease.path_ownership import closed_to_others
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, InThread
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.units import GIB, format_size
-from gpulease.wire.views import CheckState, CheckView, DoctorView, RungView
+from gpulease.wire.views import CheckState, CheckView, DoctorView, EnforcementLevelView
 
 _LITTLE_SPACE = GIB
 _LEAVES_OPEN = {
-    Rung.DRIVER: "so a program that goes around its framework can take more than its lease",
-    Rung.FRAMEWORK: "so a framework may take all that is free on a GPU",
-    Rung.WATCH: "so a job keeps what it takes beyond its lease",
-    Rung.DEVICES: "so CUDA_VISIBLE_DEVICES alone keeps a job to the GPUs that it leased",
+    EnforcementLevel.DRIVER: "so a program that bypasses its framework can exceed its lease",
+    EnforcementLevel.FRAMEWORK: "so a framework may take all that is free on a GPU",
+    EnforcementLevel.WATCH: "so a job keeps what it takes beyond its lease",
+    EnforcementLevel.DEVICES: "so only CUDA_VISIBLE_DEVICES keeps a job on its own GPUs",
 }
 _SYSTEMD = Path("/run/systemd/system")
 _CGROUPS_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class Doctor:
     """Looks at the machine through what the daemon has at hand."""
 
-    seen: Callable[[], Look | None]
+    seen: Callable[[], Observation | None]
     driver: Callable[[], str | None]
     simulated: str | None
     state: Path
     hooks: Path
-    rungs: Callable[[], Sequence[RungView]]
+    rungs: Callable[[], Sequence[EnforcementLevelView]]
     health: Callable[[], Iterable[CheckView]] = tuple
     library: Callable[[], str | None] = lambda: None
     closed: Callable[[], str | None] = lambda: None
@@ -169,7 +177,7 @@ class Examination:
             else:
                 yield CheckView(
                     "enforcement", "warning", f"not held by {each.rung}: {each.why}",
-                    _LEAVES_OPEN.get(Rung(each.rung)),
+                    _LEAVES_OPEN.get(EnforcementLevel(each.rung)),
                 )  # fmt: skip
 
     def _systemd(self) -> CheckView:
@@ -196,7 +204,7 @@ def health_policy(settings: Settings) -> HealthPolicy:
 
 
 def watch_health(
-    settings: Settings, keeper: Keeper, clock: Clock, lanes: tuple[InThread, InThread]
+    settings: Settings, keeper: Scheduler, clock: Clock, lanes: tuple[InThread, InThread]
 ) -> HealthWatch:
     """Return the watch; it works on the lanes of the writer and of the looks."""
     return HealthWatch(
@@ -228,7 +236,7 @@ _MOST_EVENTS = 1000
 _MOST_TOLD = 3
 
 
-def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
+def health_checks(keeper: Scheduler, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
     """Yield what is to be said about the health of each GPU, and of who drained it."""
     yield from mps_check(keeper)
     act = health.policy.act
@@ -245,7 +253,7 @@ def health_checks(keeper: Keeper, health: HealthWatch, clock: Clock) -> Iterator
         yield CheckView("GPU health", "failure", error.message, error.hint)
         return
     for reading in keeper.seen.readings if keeper.seen is not None else ():
-        standing = standings.get(reading.uuid, Standing())
+        standing = standings.get(reading.uuid, GpuAvailability())
         if standing.drain is not None:
             yield _saying_who(reading.label, CheckView(
                 f"GPU {reading.label}", "warning", str(standing.drain),
@@ -291,7 +299,7 @@ def _modes(reading: GpuReading, modes: Modes) -> CheckView:
     return CheckView(name, "ok", message)
 
 
-def mps_check(keeper: Keeper) -> Iterator[CheckView]:
+def mps_check(keeper: Scheduler) -> Iterator[CheckView]:
     """Say where MPS runs, since it changes what can be known of each job's memory."""
     for reading in keeper.seen.readings if keeper.seen is not None else ():
         servers = [
@@ -309,7 +317,7 @@ def mps_check(keeper: Keeper) -> Iterator[CheckView]:
 
 
 def _health(
-    reading: GpuReading, standing: Standing, health: HealthWatch, events: list[GpuEvent]
+    reading: GpuReading, standing: GpuAvailability, health: HealthWatch, events: list[GpuEvent]
 ) -> CheckView:
     name, label = f"GPU {reading.label} health", reading.label
     figures = health.figures.get(reading.uuid, Figures())

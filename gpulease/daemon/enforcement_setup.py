@@ -10,25 +10,31 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.gpu.limits import DriverLimits
 from gpulease.gpu.nvml import NvmlProbe
-from gpulease.host.enforcement import Circumstances, Ladder, Lifting, Renewing, why_no_scopes
-from gpulease.host.sandbox import Enclosure, UvmNode
+from gpulease.host.enforcement import (
+    Circumstances,
+    EnforcementLevels,
+    LimitRemoval,
+    LimitRestore,
+    why_no_scopes,
+)
+from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope
 from gpulease.host.state_dir import StateDirectory
 from gpulease.path_ownership import closed_to_others
 from gpulease.service.jobs import note_enclosed, note_limits
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.worker.environment import HOOKS
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class EnforcementSetup:
     """The parts that hold jobs."""
 
-    ladder: Ladder
-    lifting: Lifting
-    renewing: Renewing
-    enclosure: Enclosure | None
+    ladder: EnforcementLevels
+    lifting: LimitRemoval
+    renewing: LimitRestore
+    enclosure: Sandbox | None
     """None where there are no scopes, and so nothing can be put around a job."""
     uvm: UvmNode | None
     """What jobs on real GPUs wait for; None where device rules do not need it."""
@@ -37,7 +43,7 @@ class Holding:
         """Take away what the driver holds a job by that has ended."""
         await self.lifting.of(job.id, [lease.gpu for lease in job.leases])
 
-    async def recover(self, keeper: Keeper) -> None:
+    async def recover(self, keeper: Scheduler) -> None:
         """See to what jobs left behind that ended while no daemon was there, and to those that run.
 
         Raises:
@@ -49,7 +55,7 @@ class Holding:
         await self.lifting.of_all_but(live, [each.uuid for each in seen.readings])
 
 
-def build_holding(
+def build_enforcement(
     settings: Settings,
     probe: GpuProbe,
     state: StateDirectory,
@@ -58,14 +64,14 @@ def build_holding(
     clock: Clock,
     *,
     confined: bool,
-) -> Holding:
+) -> EnforcementSetup:
     """Put together what this machine has."""
     limiter = DriverLimits(probe) if isinstance(probe, NvmlProbe) else None
     # As root: a hook that the user cannot read holds nobody.
     closed = closed_to_others(HOOKS) if os.geteuid() == 0 else None
     no_scopes = why_no_scopes(confined)
     around = Circumstances(settings.simulate is not None, no_scopes, closed)
-    ladder = Ladder(around, limiter, probe.driver, driver_limits=settings.driver_limits)
+    ladder = EnforcementLevels(around, limiter, probe.driver, driver_limits=settings.driver_limits)
 
     async def note(job: JobId, enclosed: Enclosed) -> None:
         await writing(lambda: note_enclosed(store, job, ladder.everywhere, enclosed, clock))
@@ -78,10 +84,10 @@ def build_holding(
     def in_scope(job: JobId) -> bool:
         return has_scope(state.job(job))
 
-    return Holding(
+    return EnforcementSetup(
         ladder,
-        Lifting(limiter, in_scope),
-        Renewing(limiter, in_scope, note_anew),
-        Enclosure(ladder.limiter, note, uvm=uvm) if no_scopes is None else None,
+        LimitRemoval(limiter, in_scope),
+        LimitRestore(limiter, in_scope, note_anew),
+        Sandbox(ladder.limiter, note, uvm=uvm) if no_scopes is None else None,
         uvm if no_scopes is None and settings.simulate is None else None,
     )

@@ -21,13 +21,13 @@ from gpulease.domain.lease import State
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host.state_dir import StateDirectory
-from gpulease.service.log_once import Complaints
-from gpulease.service.observation import Look, snapshot
+from gpulease.service.log_once import LogOnce
+from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, InThread
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.store.database_file import back_up, newest
-from gpulease.store.memory_history import Occupancy, Sample
-from gpulease.store.retention import Pruning
+from gpulease.store.memory_history import MemoryHistory, Sample
+from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 from gpulease.units import Share
 
@@ -47,7 +47,7 @@ class _Kept:
     """Bytes on disk."""
 
 
-class Tidier:
+class StateCleaner:
     """Removes what is older, or more, than the settings keep."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Tidier:
         self._settings = settings
         self._clock = clock
         self._writing = writing
-        self._pruning = Pruning(store)
+        self._pruning = Retention(store)
         self._kept: dict[JobId, _Kept] = {}
         """What was measured; the output of an ended job does not change."""
 
@@ -155,13 +155,13 @@ _AT_START_AFTER = timedelta(hours=1)
 _DAILY = timedelta(days=1)
 
 
-class Copies:
+class Backups:
     """Copies the database when the last copy has grown old."""
 
     def __init__(self, store: SqlStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def at_start(self) -> None:
         """Copy it unless that was done within the hour."""
@@ -203,7 +203,7 @@ class FileWatch:
         self._store = store
         self._state = state
         self._writing = writing
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def look(self) -> None:
         """Make sure of both; what is wrong is logged once."""
@@ -219,7 +219,7 @@ class FileWatch:
             self._complaints.say("jobs", f"cannot make {self._state.jobs}: {error.strerror}")
 
 
-Observer = Callable[[Look], Awaitable[None]]
+Observer = Callable[[Observation], Awaitable[None]]
 """Is shown each look that a timer took, in the order of the looks."""
 
 
@@ -232,8 +232,8 @@ class Sampler:
 
     def __init__(
         self,
-        keeper: Keeper,
-        occupancy: Occupancy,
+        keeper: Scheduler,
+        occupancy: MemoryHistory,
         clock: Clock,
         writing: InThread,
         observers: Sequence[Observer] = (),
@@ -244,7 +244,7 @@ class Sampler:
         self._clock = clock
         self._writing = writing
         self._unwritten: list[Sample] = []
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def sample(self) -> None:
         """Look at the GPUs; wake the loop if somebody waits for what may have come free."""
@@ -258,7 +258,7 @@ class Sampler:
         for observe in self._observers:
             await self._shown(seen, observe)
 
-    async def _shown(self, seen: Look, observe: Observer) -> None:
+    async def _shown(self, seen: Observation, observe: Observer) -> None:
         """Show a look to one observer; that it fails keeps nothing from the others."""
         try:
             await observe(seen)
@@ -291,10 +291,10 @@ class Sampler:
             await self._writing(lambda: self._occupancy.thin(self._clock.now()))
 
 
-class IdleWatch:
+class IdleTimer:
     """Tells when nothing has happened for so long that a personal daemon may leave."""
 
-    def __init__(self, keeper: Keeper, clock: Clock, connections: Callable[[], int]) -> None:
+    def __init__(self, keeper: Scheduler, clock: Clock, connections: Callable[[], int]) -> None:
         self._keeper = keeper
         self._clock = clock
         self._connections = connections

@@ -34,7 +34,7 @@ from gpulease.daemon.user_policy import unknown_names
 from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.server.auth import MOST_CONNECTIONS, PeerProtocol
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 
 _PLAIN = "%(levelname)s %(name)s: %(message)s"
 _IN_THE_JOURNAL = "%(name)s: %(message)s"
@@ -162,7 +162,7 @@ def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
     again: like this it goes on for ever.
     """
     until = time.monotonic() + (_PATIENCE_S if notifier.is_heard else 0.0)
-    complaints = Complaints(_log)
+    complaints = LogOnce(_log)
     while True:
         try:
             serve_()

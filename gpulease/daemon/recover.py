@@ -36,13 +36,13 @@ from gpulease.service.ports import Event
 from gpulease.shim import process_tree
 from gpulease.shim.record import Record, is_alive, read_record
 from gpulease.store.database_file import all_copies
-from gpulease.store.recovery import Salvage, Tally, is_sound, rebuild, salvage
+from gpulease.store.recovery import Salvage, SalvageCounts, is_sound, rebuild, salvage
 from gpulease.store.store import SqlStore
 from gpulease.worker.environment import HOOK_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class SurvivingJob:
     """A job that was launched, as it can be seen without the record."""
 
     job: JobId
@@ -54,7 +54,7 @@ class Witness:
     installation: str | None = None
 
 
-def witnesses(jobs: Path) -> Iterator[Witness]:
+def surviving_jobs(jobs: Path) -> Iterator[SurvivingJob]:
     """Yield what each job's directory tells, by id."""
     numbers = sorted(int(each.name) for each in jobs.iterdir() if each.name.isdecimal())
     for number in numbers:
@@ -65,12 +65,12 @@ def witnesses(jobs: Path) -> Iterator[Witness]:
             yield _witness(JobId(number), directory, record, alive and record.exited is None)
 
 
-def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> Witness:
+def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> SurvivingJob:
     shim = shim_control.shim_pid(directory) if alive else None
     if shim is None and alive and record.started is not None:
         shim = record.started.shim_pid
     if shim is None:
-        return Witness(number, record, alive, None)
+        return SurvivingJob(number, record, alive, None)
     for pid in (each.pid for each in process_tree.descendants(shim)):
         environment = _environment(pid)
         installation, _, job = environment.get(MARKER, "").rpartition("/")
@@ -79,8 +79,8 @@ def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> Wit
         gpus = _gpus(environment)
         found = _job(number, record, shim, pid, gpus)
         readings = tuple(reading for reading, _ in gpus)
-        return Witness(number, record, alive, found, readings, installation)
-    return Witness(number, record, alive, None)
+        return SurvivingJob(number, record, alive, found, readings, installation)
+    return SurvivingJob(number, record, alive, None)
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -147,7 +147,7 @@ _EVENT = "recovered"
 
 
 @dataclass(slots=True)
-class Report:
+class RecoveryReport:
     """What came of it, in lines for the admin."""
 
     lines: list[str] = field(default_factory=list)
@@ -170,7 +170,7 @@ def recover(settings: Settings) -> list[str]:
             "give the daemon's state directory with --state",
         )
     state = StateDirectory(settings.state)
-    path, report = state.path / DATABASE_NAME, Report()
+    path, report = state.path / DATABASE_NAME, RecoveryReport()
     try:
         if path.exists() and is_sound(path):
             report.say(f"{path} is in order")
@@ -184,7 +184,7 @@ def recover(settings: Settings) -> list[str]:
     return report.lines
 
 
-def _restore(path: Path, state: StateDirectory, report: Report) -> None:
+def _restore(path: Path, state: StateDirectory, report: RecoveryReport) -> None:
     with _scratch(state.path / _SCRATCH) as scratch:
         copies = [copy for copy in all_copies(path) if is_sound_copy(copy, scratch)]
         model = copies[0] if copies else None
@@ -271,7 +271,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _tell(report: Report, path: Path, aside: Path | None, copy: Path | None, tally: Tally) -> None:
+def _tell(
+    report: RecoveryReport, path: Path, aside: Path | None, copy: Path | None, tally: SalvageCounts
+) -> None:
     if aside is not None and aside.exists():
         report.say(f"the damaged file is kept as {aside}")
         report.say(f"saved from it: {_counted(tally.saved)}")
@@ -295,9 +297,9 @@ def _counted(numbers: dict[str, int]) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _learn(path: Path, state: StateDirectory, report: Report, *, restored: bool) -> None:
+def _learn(path: Path, state: StateDirectory, report: RecoveryReport, *, restored: bool) -> None:
     """Take in what the jobs' own directories and processes tell."""
-    seen = list(witnesses(state.jobs))
+    seen = list(surviving_jobs(state.jobs))
     store = SqlStore(path)
     try:
         store.use_no_id_up_to(state.last_job())
@@ -315,7 +317,9 @@ def _learn(path: Path, state: StateDirectory, report: Report, *, restored: bool)
         store.close()
 
 
-def _take_in(store: SqlStore, witness: Witness, directory: Path, report: Report) -> None:
+def _take_in(
+    store: SqlStore, witness: SurvivingJob, directory: Path, report: RecoveryReport
+) -> None:
     known, found = store.job(witness.job), witness.found
     at = datetime.now(UTC)
     if known is None:
@@ -340,7 +344,7 @@ def _take_in(store: SqlStore, witness: Witness, directory: Path, report: Report)
         report.say(f"job {known.id} was launched: learned from its directory")
 
 
-def _as_launched(known: Job, witness: Witness, at: datetime) -> Job | None:
+def _as_launched(known: Job, witness: SurvivingJob, at: datetime) -> Job | None:
     """Return a job of the record as it is, given that it was launched; None if that was known."""
     leases = witness.found.leases if witness.found is not None else ()
     if known.state is State.QUEUED:
@@ -353,7 +357,9 @@ def _as_launched(known: Job, witness: Witness, at: datetime) -> Job | None:
     return None
 
 
-def _end_what_cannot_go_on(store: SqlStore, job: Job, launched: bool, report: Report) -> None:
+def _end_what_cannot_go_on(
+    store: SqlStore, job: Job, launched: bool, report: RecoveryReport
+) -> None:
     if launched or job.state not in (State.QUEUED, State.GRANTED) or job.holder is not None:
         return
     if any(event.kind in _OVER for event in store.events(job.id)):

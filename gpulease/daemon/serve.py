@@ -16,18 +16,18 @@ import uvicorn
 from gpulease import user_daemon
 from gpulease.build import described
 from gpulease.config import Settings, renew
-from gpulease.daemon.app import Parts, build
+from gpulease.daemon.app import DaemonApp, build
 from gpulease.daemon.disk_space import DiskSpace
-from gpulease.daemon.housekeeping import Copies, FileWatch, IdleWatch, Tidier
-from gpulease.daemon.systemd import Notifier, standing
+from gpulease.daemon.housekeeping import Backups, FileWatch, IdleTimer, StateCleaner
+from gpulease.daemon.systemd import Notifier, status_line
 from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_watch import run_of_system
 from gpulease.server.app import build_api
 from gpulease.server.auth import PeerProtocol
-from gpulease.server.listener import Door, Entrance
+from gpulease.server.listener import ConnectionLimits, SocketGuard
 from gpulease.service.jobs import take_back_grants
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from gpulease.timers import Timer, Timers
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Reload:
     """Takes over new settings each time that it is called; with bad ones nothing changes."""
 
     def __init__(
-        self, parts: Parts, sampling: Timer, notifier: Notifier, read: Callable[[], Settings]
+        self, parts: DaemonApp, sampling: Timer, notifier: Notifier, read: Callable[[], Settings]
     ) -> None:
         self._parts = parts
         self._sampling = sampling
@@ -53,7 +53,7 @@ class Reload:
             _log.error("the settings stay as they were: %s", error.text())
         else:
             self._take_over(fresh)
-        self._notifier.ready(standing(self._parts))
+        self._notifier.ready(status_line(self._parts))
 
     def _take_over(self, fresh: Settings) -> None:
         before = self._parts.settings
@@ -91,7 +91,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
         super().__init__(config)
         self._leave = leave
-        self._entrance: Entrance | None = None
+        self._entrance: ConnectionLimits | None = None
 
     async def main_loop(self) -> None:
         await self._leave.wait()
@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
     async def move(self, listening: socket.socket) -> None:
         """Hear callers on `listening` from now on; who is connected stays so."""
         former = self._entrance
-        self._entrance = Entrance(
+        self._entrance = ConnectionLimits(
             listening, lambda: PeerProtocol(self.config, self.server_state, self.lifespan.state)
         )
         if former is not None:
@@ -154,7 +154,7 @@ async def serve(
 
 
 async def _run(
-    parts: Parts,
+    parts: DaemonApp,
     notifier: Notifier,
     leave: asyncio.Event,
     read_again: Callable[[], Settings],
@@ -164,13 +164,13 @@ async def _run(
     warn_of_unknown_names(settings)
     recovered = await _recover(parts)
     server = _Server(_uvicorn(parts), leave)
-    door = Door(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
+    door = SocketGuard(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
     # Before: whoever started this daemon asks whose it is as soon as something listens.
     user_daemon.note_serving(settings.state, settings.socket, settings.simulate)
     listening = door.open()
     granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
     timers, sampling = _timers(parts, server, door, leave)
-    copies = Copies(parts.store, parts.desk.clock)
+    copies = Backups(parts.store, parts.desk.clock)
     timers.every(_LOOK_FOR_COPIES_EVERY, copies.daily)
     copying = asyncio.create_task(copies.at_start(), name="copy")
     leaving = asyncio.create_task(_launch_nothing_more(parts, granting, leave), name="leave")
@@ -181,7 +181,7 @@ async def _run(
         _log.info("ready on %s, %s; %d jobs found again", settings.socket, gpus, recovered)
         reload = Reload(parts, sampling, notifier, read_again)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-        notifier.ready(standing(parts))
+        notifier.ready(status_line(parts))
         await serving
     finally:
         leave.set()
@@ -191,7 +191,7 @@ async def _run(
         door.close()
 
 
-async def _recover(parts: Parts) -> int:
+async def _recover(parts: DaemonApp) -> int:
     """Find the jobs on record again; return how many hold memory.
 
     Raises:
@@ -210,7 +210,7 @@ async def _recover(parts: Parts) -> int:
     return recovered
 
 
-def _take_back_grants(parts: Parts) -> None:
+def _take_back_grants(parts: DaemonApp) -> None:
     """Queue again what was granted before a reboot and never launched."""
     boot, before = run_of_system(), parts.store.boot()
     if before == boot:
@@ -223,7 +223,7 @@ def _take_back_grants(parts: Parts) -> None:
 
 
 async def _launch_nothing_more(
-    parts: Parts, granting: asyncio.Task[None], leave: asyncio.Event
+    parts: DaemonApp, granting: asyncio.Task[None], leave: asyncio.Event
 ) -> None:
     """Grant and launch nothing from the moment on at which the daemon is asked to leave.
 
@@ -234,17 +234,17 @@ async def _launch_nothing_more(
     await parts.keeper.followers.stop()
 
 
-async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
+async def _grant_for_ever(parts: DaemonApp, notifier: Notifier) -> None:
     """Run the loop; a pass that failed (a full disk, say) is tried again, and told.
 
     What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
     What has none is a bug, and if it lasts then starting anew is the mend to try.
     """
-    complaints = Complaints(_log)
+    complaints = LogOnce(_log)
 
     def alive() -> None:
         complaints.passed("grant")
-        notifier.alive(standing(parts))
+        notifier.alive(status_line(parts))
 
     while True:
         try:
@@ -264,7 +264,7 @@ async def _grant_for_ever(parts: Parts, notifier: Notifier) -> None:
         parts.keeper.wake()
 
 
-def _uvicorn(parts: Parts) -> uvicorn.Config:
+def _uvicorn(parts: DaemonApp) -> uvicorn.Config:
     return uvicorn.Config(
         build_api(parts.desk),
         http=PeerProtocol,
@@ -279,7 +279,7 @@ def _uvicorn(parts: Parts) -> uvicorn.Config:
 
 
 def _timers(
-    parts: Parts, server: _Server, door: Door, leave: asyncio.Event
+    parts: DaemonApp, server: _Server, door: SocketGuard, leave: asyncio.Event
 ) -> tuple[Timers, Timer]:
     """Return the timers, and the one of them whose pace is a setting."""
     timers, settings = Timers(), parts.settings
@@ -287,7 +287,7 @@ def _timers(
     sampling = timers.every(settings.sample_every, parts.sampler.sample)
     timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
     timers.every(_THIN_EVERY, parts.sampler.thin)
-    tidier = Tidier(
+    tidier = StateCleaner(
         parts.state, parts.store, lambda: parts.settings, parts.desk.clock, parts.lanes[0]
     )
     timers.every(_SHED_OUTPUT_EVERY, tidier.shed_output)
@@ -303,9 +303,14 @@ def _timers(
 
 
 def _leave_when_idle(
-    timers: Timers, span: timedelta, parts: Parts, server: _Server, door: Door, leave: asyncio.Event
+    timers: Timers,
+    span: timedelta,
+    parts: DaemonApp,
+    server: _Server,
+    door: SocketGuard,
+    leave: asyncio.Event,
 ) -> None:
-    watch = IdleWatch(parts.keeper, parts.desk.clock, lambda: len(server.server_state.connections))
+    watch = IdleTimer(parts.keeper, parts.desk.clock, lambda: len(server.server_state.connections))
 
     async def look() -> None:
         if watch.idle_s() < span.total_seconds():

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from gpulease.daemon.app import Parts
+from gpulease.daemon.app import DaemonApp
 from gpulease.domain.lease import State
 
 REST_S = 5.0
@@ -85,7 +85,7 @@ class Notifier:
             sender.sendto(message.encode(errors="replace"), target)
 
 
-def standing(parts: Parts) -> str:
+def status_line(parts: DaemonApp) -> str:
     """Return what is granted, what waits and what cannot be read, in a line."""
     seen, live = parts.keeper.seen, parts.store.live()
     readings = seen.readings if seen is not None else ()

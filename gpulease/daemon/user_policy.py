@@ -19,7 +19,7 @@ from gpulease.domain.job import Owner
 from gpulease.domain.overuse import Consequence, OverusePolicy
 
 
-class Rules:
+class UserPolicy:
     """The policies of users, as the settings are now."""
 
     def __init__(self, settings: Settings) -> None:

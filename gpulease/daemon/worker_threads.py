@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ _WELL_AFTER_S = 60.0
 """Without a failure. A little goes on a disk that is nearly full, and the next write does not."""
 
 
-class Lane:
+class WorkerThread:
     """One thread: what is given to it happens in order, and never on the event loop."""
 
     def __init__(self, name: str) -> None:
@@ -33,7 +33,7 @@ class Lane:
         self._pool.shutdown(wait=True)
 
 
-class WriterLane(Lane):
+class WriterThread(WorkerThread):
     """The lane of all writes to the record, which tells the log that they fail.
 
     Whoever wrote tries again, and need not say it too.
@@ -42,7 +42,7 @@ class WriterLane(Lane):
     def __init__(self, name: str, steady: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name)
         self._steady = steady
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         self._failed_at = -_WELL_AFTER_S
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
@@ -63,7 +63,7 @@ class WriterLane(Lane):
         return done
 
 
-class LookLane(Lane):
+class ObservationThread(WorkerThread):
     """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.job import Job
 
 
-class Rung(StrEnum):
+class EnforcementLevel(StrEnum):
     """One of the things that hold a job to its lease; in this order wherever they are shown."""
 
     DRIVER = "driver"
@@ -46,7 +46,7 @@ _NOTHING = Enclosed()
 def ladder(rungs: Iterable[str]) -> tuple[str, ...]:
     """Return each rung once, in the order of the ladder; what has another name comes last."""
     given = dict.fromkeys(rungs)
-    known = [rung.value for rung in Rung if rung.value in given]
+    known = [rung.value for rung in EnforcementLevel if rung.value in given]
     return (*known, *(name for name in given if name not in known))
 
 
@@ -55,8 +55,8 @@ def as_watched(rungs: Iterable[str], *, stops: bool) -> tuple[str, ...]:
 
     What was noted at the launch holds for all users, and the settings may have changed since.
     """
-    others = (rung for rung in rungs if rung != Rung.WATCH)
-    return ladder((*others, Rung.WATCH.value) if stops else others)
+    others = (rung for rung in rungs if rung != EnforcementLevel.WATCH)
+    return ladder((*others, EnforcementLevel.WATCH.value) if stops else others)
 
 
 def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHING) -> Job:
@@ -69,9 +69,9 @@ def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHI
         limit = enclosed.limits.get(lease.gpu)
         rungs = set(everywhere)
         if limit is not None:
-            rungs.add(Rung.DRIVER)
+            rungs.add(EnforcementLevel.DRIVER)
         if enclosed.devices:
-            rungs.add(Rung.DEVICES)
+            rungs.add(EnforcementLevel.DEVICES)
         leases.append(replace(lease, enforced_by=ladder(rungs), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 
@@ -83,9 +83,9 @@ def limited_anew(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
         if lease.gpu not in limits:
             leases.append(lease)
             continue
-        rungs = set(lease.enforced_by or ()) - {Rung.DRIVER}
+        rungs = set(lease.enforced_by or ()) - {EnforcementLevel.DRIVER}
         limit = limits[lease.gpu]
-        held = rungs | {Rung.DRIVER} if limit is not None else rungs
+        held = rungs | {EnforcementLevel.DRIVER} if limit is not None else rungs
         leases.append(replace(lease, enforced_by=ladder(held), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 

@@ -34,7 +34,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Ailment:
+class HardwareFault:
     """A fault of a GPU's hardware for which gpulease grants nothing more on it."""
 
     kind: str
@@ -48,11 +48,11 @@ class Ailment:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GpuAvailability:
     """All that keeps new leases off one GPU, but what its readings say."""
 
     drain: Drain | None = None
-    ailment: Ailment | None = None
+    ailment: HardwareFault | None = None
     excused: str | None = None
     """The kind of a lasting fault with which a person wants the GPU used all the same."""
 
@@ -63,16 +63,16 @@ class Standing:
             return str(self.drain)
         return None if self.ailment is None else str(self.ailment)
 
-    def drained(self, drain: Drain) -> "Standing":
+    def drained(self, drain: Drain) -> "GpuAvailability":
         """Return this after a person drained the GPU; who drained it first has drained it."""
         return self if self.drain is not None else replace(self, drain=drain)
 
-    def resumed(self) -> "Standing":
+    def resumed(self) -> "GpuAvailability":
         """Return this after a person said that the GPU is to be used again."""
         excused = self.excused if self.ailment is None else self.ailment.kind
-        return Standing(excused=excused)
+        return GpuAvailability(excused=excused)
 
-    def moved(self, by: timedelta) -> "Standing":
+    def moved(self, by: timedelta) -> "GpuAvailability":
         """Return this as it stands after the clock was set by so much: all ages are as they were.
 
         How long a GPU has been quiet is counted from its ailment.
@@ -240,7 +240,7 @@ def _new_errors(heard: Heard, before: Figures | None, found: list[Finding]) -> l
     return [Finding("ecc", what, Blame.HARDWARE, now - then)]
 
 
-def after(standing: Standing, found: tuple[Finding, ...], at: datetime) -> Standing:
+def after(standing: GpuAvailability, found: tuple[Finding, ...], at: datetime) -> GpuAvailability:
     """Return the standing of a GPU after these findings: the hardware's faults hold it back."""
     bad = [
         each
@@ -251,10 +251,10 @@ def after(standing: Standing, found: tuple[Finding, ...], at: datetime) -> Stand
         return standing
     # What lasts comes last: that is what a person who resumes the GPU has to excuse.
     why = "; ".join(each.what for each in bad)
-    return replace(standing, ailment=Ailment(bad[-1].kind, why, at))
+    return replace(standing, ailment=HardwareFault(bad[-1].kind, why, at))
 
 
-def without_excuse(standing: Standing, figures: Figures) -> Standing:
+def without_excuse(standing: GpuAvailability, figures: Figures) -> GpuAvailability:
     """Return a standing without the excuse for a fault that is over."""
     now = lasting(figures)
     if standing.excused is None or (now is not None and now.kind == standing.excused):
@@ -263,7 +263,7 @@ def without_excuse(standing: Standing, figures: Figures) -> Standing:
 
 
 def is_over(
-    standing: Standing, figures: Figures | None, well_for: timedelta, quiet_for: timedelta
+    standing: GpuAvailability, figures: Figures | None, well_for: timedelta, quiet_for: timedelta
 ) -> bool:
     """Tell whether the fault that a GPU is held back for is over.
 

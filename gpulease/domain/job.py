@@ -23,7 +23,7 @@ from gpulease.domain.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CommandFingerprint:
     """By what the runs of one script are recognised; each is a digest, and tells nobody what ran.
 
     Made by `shape.shape_of`.
@@ -36,10 +36,10 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class JobUsage:
     """What is kept of a job beside its leases, to size the next one like it."""
 
-    shape: Shape | None = None
+    shape: CommandFingerprint | None = None
     sized: str | None = None
     """Why its lease is as large as it is, if nobody said how large it was to be."""
     retry: Fraction | None = None
@@ -53,7 +53,7 @@ class Account:
     """It ended because the GPU memory of its lease did not do."""
 
 
-NO_ACCOUNT = Account()
+NO_ACCOUNT = JobUsage()
 """Of a job that nothing is kept of, such as a lease without a job."""
 
 
@@ -128,7 +128,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Terminal:
+class TerminalSettings:
     """The pseudo-terminal that a job wants to run on."""
 
     rows: int
@@ -166,7 +166,7 @@ class Invocation:
     """How the GPUs are presented to the frameworks; the worker's side knows what they mean."""
     groups: tuple[int, ...] | None = None
     """Supplementary groups of whoever asked; None: those that the user database gives."""
-    terminal: Terminal | None = None
+    terminal: TerminalSettings | None = None
     early_signal: EarlySignal | None = None
     grace: timedelta | None = None
     """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
@@ -221,7 +221,7 @@ class Job:
     """Whom the lease is for, if there is nothing to run under it."""
     kept_until_at: datetime | None = None
     """Until when nobody minds that nothing happens under its lease."""
-    account: Account = NO_ACCOUNT
+    account: JobUsage = NO_ACCOUNT
 
     @property
     def holds_memory(self) -> bool:

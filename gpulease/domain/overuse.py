@@ -54,7 +54,7 @@ class OverusePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OveruseState:
     """How a lease stands: for how long it has been over, and what was done about it."""
 
     over_for: timedelta | None = None
@@ -86,12 +86,12 @@ class Standing:
 def judge(
     memory: int,
     used: int | None,
-    before: Standing,
+    before: OveruseState,
     policy: OverusePolicy,
     *,
     wanted: bool,
     now: timedelta,
-) -> tuple[Standing, Step]:
+) -> tuple[OveruseState, Step]:
     """Return how a lease stands after one more look, and what to do about it.
 
     Args:
@@ -120,13 +120,15 @@ def judge(
     return standing, Step.NOTHING
 
 
-def _within(before: Standing, policy: OverusePolicy, now: timedelta) -> tuple[Standing, Step]:
+def _within(
+    before: OveruseState, policy: OverusePolicy, now: timedelta
+) -> tuple[OveruseState, Step]:
     """Return how a lease stands that is not over.
 
     That a threat is over is told when the lease has stayed within for a whole grace: one that comes
     and goes over its edge is not told so each time.
     """
-    quiet = Standing(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
+    quiet = OveruseState(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
     if not before.threatened:
         return quiet, Step.NOTHING
     since = now if before.within_since is None else before.within_since
@@ -135,7 +137,7 @@ def _within(before: Standing, policy: OverusePolicy, now: timedelta) -> tuple[St
     return quiet, Step.CLEAR
 
 
-def _over_for(before: Standing, now: timedelta) -> timedelta:
+def _over_for(before: OveruseState, now: timedelta) -> timedelta:
     if before.over_for is None:
         return _owed(before, now)
     if before.seen_at is None:
@@ -143,7 +145,7 @@ def _over_for(before: Standing, now: timedelta) -> timedelta:
     return before.over_for + max(now - before.seen_at, _NOTHING)
 
 
-def _owed(before: Standing, now: timedelta) -> timedelta:
+def _owed(before: OveruseState, now: timedelta) -> timedelta:
     """Return what is left of the time over the lease, after the time within it since."""
     if before.over_for is not None:
         return before.over_for
@@ -152,14 +154,14 @@ def _owed(before: Standing, now: timedelta) -> timedelta:
     return max(before.owed - max(now - before.owed_at, _NOTHING), _NOTHING)
 
 
-def _is_to_stop(standing: Standing, policy: OverusePolicy) -> bool:
+def _is_to_stop(standing: OveruseState, policy: OverusePolicy) -> bool:
     """Tell whether it is time: never unwarned, and once is enough."""
     late = standing.over_for is not None and standing.over_for >= policy.grace
     may_stop = policy.consequence is Consequence.STOP
     return late and may_stop and standing.warned and not standing.stopped
 
 
-def _is_to_be_told(standing: Standing, policy: OverusePolicy, now: timedelta) -> bool:
+def _is_to_be_told(standing: OveruseState, policy: OverusePolicy, now: timedelta) -> bool:
     if standing.warned:
         return False
     told_at = standing.warned_at

@@ -14,7 +14,7 @@ from gpulease.units import format_size
 Score = Callable[[Claim, GpuMemory], float]
 
 
-class Obstacle(StrEnum):
+class ObstacleKind(StrEnum):
     """Which dimension of a claim failed on a GPU."""
 
     LOST = "lost"
@@ -28,17 +28,17 @@ class Obstacle(StrEnum):
     RESERVED = "reserved"
 
 
-ENDS_WITH_LEASES = frozenset({Obstacle.LEASED})
+ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED})
 """Obstacles that go away when leases end; the others are out of the queue's power."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hindrance:
+class Obstacle:
     """Why one GPU cannot take a claim now."""
 
     gpu: GpuUuid
     index: int
-    obstacle: Obstacle
+    obstacle: ObstacleKind
     why: str
     waits_for: tuple[JobId, ...] = ()
     """The jobs whose end would help."""
@@ -67,7 +67,7 @@ class Placement:
 class Refusal:
     """Not now: why, for each GPU that cannot take the claim; `fits` can, but are too few."""
 
-    hindrances: tuple[Hindrance, ...]
+    hindrances: tuple[Obstacle, ...]
     fits: tuple[GpuUuid, ...] = ()
 
     @property
@@ -101,30 +101,34 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
     return Placement(tuple((gpu.uuid, claim.demand(gpu.allocatable or 0)) for gpu in chosen))
 
 
-def hindrance(claim: Claim, gpu: GpuMemory) -> Hindrance | None:
+def hindrance(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     """Return why `claim` does not fit on `gpu` now, or None where it fits."""
     found = _out_of_service(gpu) or _without_room(claim, gpu)
     if found is None:
         return None
     obstacle, why, waits_for = found
-    return Hindrance(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.place)
+    return Obstacle(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.place)
 
 
-_Found = tuple[Obstacle, str, tuple[JobId, ...]] | None
+_Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
 
 
 def _out_of_service(gpu: GpuMemory) -> _Found:
     detail = gpu.reading.detail
     if gpu.reading.fault is Fault.LOST:
-        return Obstacle.LOST, detail or "it fell off the bus", ()
+        return ObstacleKind.LOST, detail or "it fell off the bus", ()
     if gpu.reading.divided:
-        return Obstacle.DIVIDED, "it is divided by MIG, and its MIG devices are leased instead", ()
+        return (
+            ObstacleKind.DIVIDED,
+            "it is divided by MIG, and its MIG devices are leased instead",
+            (),
+        )
     if gpu.reading.fault is not None or gpu.headroom is None:
-        return Obstacle.UNREADABLE, detail or gpu.mode or "its memory cannot be read", ()
+        return ObstacleKind.UNREADABLE, detail or gpu.mode or "its memory cannot be read", ()
     if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
-        return Obstacle.PROHIBITED, gpu.mode or "", ()
+        return ObstacleKind.PROHIBITED, gpu.mode or "", ()
     if gpu.drained is not None:
-        return Obstacle.DRAINED, gpu.drained, ()
+        return ObstacleKind.DRAINED, gpu.drained, ()
     return None
 
 
@@ -132,16 +136,20 @@ def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
     allocatable, unmanaged = gpu.allocatable or 0, gpu.unmanaged or 0
     demand = claim.demand(allocatable)
     if not spans(claim, gpu):
-        return Obstacle.DIVIDED, "a job of several GPUs cannot use a MIG device", ()
+        return ObstacleKind.DIVIDED, "a job of several GPUs cannot use a MIG device", ()
     if demand > allocatable or demand <= 0:
-        return Obstacle.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
+        return ObstacleKind.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
     if claim.exclusive and _unmanaged_processes(gpu):
-        return Obstacle.UNMANAGED, _who_is_there(gpu), ()
+        return ObstacleKind.UNMANAGED, _who_is_there(gpu), ()
     if gpu.one_process and gpu.is_computed_on:
-        return Obstacle.UNMANAGED, f"{_who_is_there(gpu)}, and {gpu.mode}", ()
+        return ObstacleKind.UNMANAGED, f"{_who_is_there(gpu)}, and {gpu.mode}", ()
     if demand > allocatable - unmanaged:
         also = f"; {_who_is_there(gpu)}" if gpu.without_lease else ""
-        return Obstacle.UNMANAGED, f"{format_size(unmanaged)} is used outside any lease{also}", ()
+        return (
+            ObstacleKind.UNMANAGED,
+            f"{format_size(unmanaged)} is used outside any lease{also}",
+            (),
+        )
     return _held_by_leases(claim, demand, gpu)
 
 
@@ -149,14 +157,14 @@ def _held_by_leases(claim: Claim, demand: int, gpu: GpuMemory) -> _Found:
     holders = tuple(sorted(holding.job for holding in gpu.holdings))
     exclusive = tuple(holding.job for holding in gpu.holdings if holding.exclusive)
     if exclusive:
-        return Obstacle.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
+        return ObstacleKind.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
     if claim.exclusive and holders:
-        return Obstacle.LEASED, f"{_jobs(holders)} holds a lease on it", holders
+        return ObstacleKind.LEASED, f"{_jobs(holders)} holds a lease on it", holders
     if gpu.one_process and holders:
-        return Obstacle.LEASED, f"{_jobs(holders)} holds a lease on it, and {gpu.mode}", holders
+        return ObstacleKind.LEASED, f"{_jobs(holders)} holds a lease on it, and {gpu.mode}", holders
     headroom = gpu.headroom or 0
     if demand > headroom:
-        return Obstacle.LEASED, f"{format_size(headroom)} is free", holders
+        return ObstacleKind.LEASED, f"{format_size(headroom)} is free", holders
     return None
 
 
@@ -196,10 +204,10 @@ def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
     return spans(claim, gpu) and 0 < claim.demand(gpu.allocatable) <= gpu.allocatable
 
 
-def reserved_for(job: JobId, gpu: GpuMemory) -> Hindrance:
+def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:
     """Return the hindrance of a GPU that an earlier waiting job is to have first."""
     why = f"job {job} waits for it and came first"
-    return Hindrance(gpu.uuid, gpu.index, Obstacle.RESERVED, why, (job,), gpu.reading.place)
+    return Obstacle(gpu.uuid, gpu.index, ObstacleKind.RESERVED, why, (job,), gpu.reading.place)
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:

@@ -12,7 +12,7 @@ from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, Holding, JobId, 
 from gpulease.domain.job import Job, waits_in_vain
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
-    Hindrance,
+    Obstacle,
     Placement,
     Refusal,
     Score,
@@ -101,7 +101,7 @@ def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
 
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide who is granted what; never more than the headroom, never past who came first."""
-    desk = _Desk(snapshot, score)
+    desk = _PlanningPass(snapshot, score)
     for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
         if desk.has_open_gpus or waits_in_vain(job, snapshot.at):
             desk.consider(job)
@@ -115,7 +115,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     )
 
 
-class _Desk:
+class _PlanningPass:
     """The working state of one planning pass."""
 
     def __init__(self, snapshot: Snapshot, score: Score) -> None:
@@ -173,7 +173,7 @@ class _Desk:
             self._refused.clear()
 
 
-def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Hindrance:
+def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
     """Return what lasts longest: a GPU that could never serve says so; else, who came first."""
     own = hindrance(job.claim, gpu)
     if own is not None and own.waits_for == ():

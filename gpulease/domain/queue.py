@@ -10,7 +10,7 @@ from datetime import datetime
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ENDS_WITH_LEASES, Obstacle, Refusal
+from gpulease.domain.placement import ENDS_WITH_LEASES, ObstacleKind, Refusal
 
 
 def in_order(jobs: Iterable[Job]) -> list[Job]:
@@ -26,7 +26,7 @@ def reserves(claim: Claim, refusal: Refusal) -> frozenset[GpuUuid]:
     """
     in_reach = {*refusal.fits}
     for each in refusal.hindrances:
-        if each.obstacle in ENDS_WITH_LEASES or each.obstacle is Obstacle.RESERVED:
+        if each.obstacle in ENDS_WITH_LEASES or each.obstacle is ObstacleKind.RESERVED:
             in_reach.add(each.gpu)
     return frozenset(in_reach) if len(in_reach) >= claim.gpus else frozenset()
 

@@ -70,7 +70,7 @@ class Call(Generic[T]):
             self.outcome.set_result(result)
 
 
-class Lane(Generic[T]):
+class CallThread(Generic[T]):
     """One thread, one call at a time."""
 
     def __init__(self, name: str, clock: Monotonic) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.health import Figures, Heard, Modes
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, Lane, Monotonic
+from gpulease.gpu.call_thread import Call, CallThread, Monotonic
 from gpulease.gpu.devices import Device
 from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
 
@@ -32,10 +32,10 @@ _AT_LEAST_MS = 1
 
 
 @dataclass(slots=True)
-class _Ears:
+class _Listener:
     """What one GPU's rounds work with; only the lane touches it while a round is under way."""
 
-    lane: Lane[Heard]
+    lane: CallThread[Heard]
     events: Any = None
     """The event set; None where there is none (yet)."""
     listens: bool | None = None
@@ -46,12 +46,12 @@ class _Ears:
     round: Call[Heard] | None = field(default=None)
 
 
-class HealthEars:
+class HealthListener:
     """The lanes and event sets of all GPUs; to be called by one thread at a time."""
 
     def __init__(self, clock: Monotonic) -> None:
         self._clock = clock
-        self._ears: dict[GpuUuid, _Ears] = {}
+        self._ears: dict[GpuUuid, _Listener] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -64,8 +64,8 @@ class HealthEars:
         for device in devices:
             ears = self._ears.get(device.uuid)
             if ears is None:
-                lane: Lane[Heard] = Lane(f"nvml-health-{device.uuid}", self._clock)
-                ears = self._ears[device.uuid] = _Ears(lane)
+                lane: CallThread[Heard] = CallThread(f"nvml-health-{device.uuid}", self._clock)
+                ears = self._ears[device.uuid] = _Listener(lane)
             if ears.lane.is_busy:
                 continue
             if ears.round is not None and ears.round.outcome.exception() is None:
@@ -95,7 +95,7 @@ class HealthEars:
         for ears in self._ears.values():
             ears.lane.close()
 
-    def _round(self, uuid: GpuUuid, handle: Handle, ears: _Ears) -> Heard:
+    def _round(self, uuid: GpuUuid, handle: Handle, ears: _Listener) -> Heard:
         """Take the events of one GPU; read its figures if they are due, or if there were any."""
         if ears.listens is None:
             ears.events, ears.listens = _listen_to(handle)

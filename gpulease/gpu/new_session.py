@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpulease.domain.gpu import GpuUuid
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, Lane, Monotonic, Retry
+from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.gpu.devices import list_devices
 from gpulease.gpu.reading import read_gpu
 
@@ -31,7 +31,7 @@ class NewSession:
 
     def __init__(self, first_retry: timedelta, clock: Monotonic) -> None:
         self._retry = Retry(first_retry, clock)
-        self._lane: Lane[Mapping[GpuUuid, int]] = Lane("nvml-new-session", clock)
+        self._lane: CallThread[Mapping[GpuUuid, int]] = CallThread("nvml-new-session", clock)
         self._call: Call[Mapping[GpuUuid, int]] | None = None
 
     def poll(self) -> Mapping[GpuUuid, int]:

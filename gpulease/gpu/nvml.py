@@ -18,9 +18,9 @@ from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.domain.health import Heard
 from gpulease.errors import NoGpus
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, Lane, Monotonic, Retry
+from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.gpu.devices import Device, in_order, list_devices, match
-from gpulease.gpu.health import HealthEars
+from gpulease.gpu.health import HealthListener
 from gpulease.gpu.mig import read_with_parts, unread
 from gpulease.gpu.new_session import NewSession
 from gpulease.gpu.nvml_binding import DriverGone, Handle, NvmlFailure
@@ -51,12 +51,12 @@ class _Listing:
     devices: tuple[Device, ...]
 
 
-def _stop(ears: HealthEars) -> None:
+def _stop(ears: HealthListener) -> None:
     ears.free()
     nvml_binding.stop()
 
 
-def _list_anew(stop_first: HealthEars | None) -> _Listing:
+def _list_anew(stop_first: HealthListener | None) -> _Listing:
     """Initialise NVML and list the GPUs; runs on a lane, since any of this may hang."""
     if stop_first is not None:
         _stop(stop_first)
@@ -80,12 +80,12 @@ class NvmlProbe:
         """Held by the one read at a time."""
         self._lock = threading.Lock()
         """Held while calls are begun; never while a GPU is waited for."""
-        self._lister: Lane[_Listing] = Lane("nvml-lister", clock)
+        self._lister: CallThread[_Listing] = CallThread("nvml-lister", clock)
         self._listing: Call[_Listing] | None = None
-        self._lanes: dict[GpuUuid, Lane[_Readings]] = {}
+        self._lanes: dict[GpuUuid, CallThread[_Readings]] = {}
         self._parts: dict[GpuUuid, _Readings] = {}
         """The MIG devices of each GPU, as they were last read."""
-        self._beside: dict[GpuUuid, Lane[Any]] = {}
+        self._beside: dict[GpuUuid, CallThread[Any]] = {}
         """For calls that do not read: a reading that is due is not to wait behind them."""
         self._devices: tuple[Device, ...] = ()
         self._driver: str | None = None
@@ -97,7 +97,7 @@ class NvmlProbe:
         """The GPUs that a new session could read when one was last tried."""
         self._faulty: frozenset[GpuUuid] = frozenset()
         """The GPUs that this session could not read at the last look; not those that were late."""
-        self._ears = HealthEars(clock)
+        self._ears = HealthListener(clock)
 
     @classmethod
     def open(
@@ -193,7 +193,7 @@ class NvmlProbe:
             for lane in (*self._lanes.values(), *self._beside.values()):
                 lane.close()
             if idle:
-                last: Lane[None] = Lane("nvml-stop", self._clock)
+                last: CallThread[None] = CallThread("nvml-stop", self._clock)
                 last.ask(partial(_stop, self._ears)).wait(self._deadline)
                 last.close()
 
@@ -272,7 +272,7 @@ class NvmlProbe:
 
     def _begin(self, device: Device) -> Call[_Readings]:
         if device.uuid not in self._lanes:
-            self._lanes[device.uuid] = Lane(f"nvml-{device.uuid}", self._clock)
+            self._lanes[device.uuid] = CallThread(f"nvml-{device.uuid}", self._clock)
         return self._lanes[device.uuid].ask(partial(read_with_parts, device))
 
     def _begin_beside(
@@ -290,7 +290,7 @@ class NvmlProbe:
             if self._trouble is not None or found is None or found.handle is None:
                 raise NoAnswer(self._trouble or "the driver does not show this GPU")
             if uuid not in self._beside:
-                self._beside[uuid] = Lane(f"nvml-set-{uuid}", self._clock)
+                self._beside[uuid] = CallThread(f"nvml-set-{uuid}", self._clock)
             bound = partial(work, found.handle)
             call = self._beside[uuid].ask(bound)
             return call, call.work is bound

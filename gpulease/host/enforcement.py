@@ -16,15 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulease.domain.enforcement import Rung, ladder
+from gpulease.domain.enforcement import EnforcementLevel, ladder
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
 from gpulease.host import cgroups, scopes
-from gpulease.service.log_once import Complaints
-from gpulease.service.observation import Look
+from gpulease.service.log_once import LogOnce
+from gpulease.service.observation import Observation
 from gpulease.service.ports import MemoryLimiter, NotLimited
-from gpulease.wire.views import RungView
+from gpulease.wire.views import EnforcementLevelView
 
 FOREIGN_PIDS = (
     "this daemon has a pid namespace of its own, and the processes that the driver lists are not "
@@ -43,7 +43,7 @@ class Circumstances:
     """The directory that keeps users from the hooks."""
 
 
-class Ladder:
+class EnforcementLevels:
     """Knows the rungs; asks the driver about its own when it is another driver than before."""
 
     def __init__(
@@ -71,8 +71,8 @@ class Ladder:
     def everywhere(self) -> tuple[str, ...]:
         """The rungs on which all leases stand that are granted now."""
         has = {
-            Rung.FRAMEWORK: self._framework()[0],
-            Rung.WATCH: self.watch() and not self.watch_is_blind(),
+            EnforcementLevel.FRAMEWORK: self._framework()[0],
+            EnforcementLevel.WATCH: self.watch() and not self.watch_is_blind(),
         }
         return ladder(rung for rung, there in has.items() if there)
 
@@ -80,7 +80,7 @@ class Ladder:
         """Return what sets the driver's limits, or None if there is no use in trying."""
         return self._limiter if self._no_driver_limit() is None else None
 
-    async def ask(self, seen: Look) -> None:
+    async def ask(self, seen: Observation) -> None:
         """Find out what the driver can do, if that is not known of this one."""
         if self._limiter is None or not self._is_worth_asking(seen):
             return
@@ -95,22 +95,25 @@ class Ladder:
                 )
         self._asked = version, answers
 
-    def _is_worth_asking(self, seen: Look) -> bool:
+    def _is_worth_asking(self, seen: Observation) -> bool:
         there = {reading.label for reading in _leasable(seen)}
         if self._asked is None or self._asked[0] != self._driver():
             return bool(there)
         return not there <= self._asked[1].keys()
 
-    def rungs(self) -> list[RungView]:
+    def rungs(self) -> list[EnforcementLevelView]:
         """Return each rung, and what there is to say of it."""
         said = {
-            Rung.DRIVER: self._driver_rung(),
-            Rung.FRAMEWORK: self._framework(),
-            Rung.WATCH: self._watch_rung(),
-            Rung.DEVICES: self._devices(),
+            EnforcementLevel.DRIVER: self._driver_rung(),
+            EnforcementLevel.FRAMEWORK: self._framework(),
+            EnforcementLevel.WATCH: self._watch_rung(),
+            EnforcementLevel.DEVICES: self._devices(),
         }
-        varies = {Rung.WATCH} if self.watch_varies() else set()
-        return [RungView(rung.value, *said[rung], varies=rung in varies) for rung in Rung]
+        varies = {EnforcementLevel.WATCH} if self.watch_varies() else set()
+        return [
+            EnforcementLevelView(rung.value, *said[rung], varies=rung in varies)
+            for rung in EnforcementLevel
+        ]
 
     def _driver_rung(self) -> tuple[bool, str]:
         why = self._no_driver_limit()
@@ -169,7 +172,7 @@ class Ladder:
         return True, "a job can open its own GPUs alone"
 
 
-def _leasable(seen: Look) -> list[GpuReading]:
+def _leasable(seen: Observation) -> list[GpuReading]:
     """Return the GPUs that can be read, and of one that MIG divides its MIG devices alone."""
     return [each for each in seen.readings if each.fault is None and not each.divided]
 
@@ -189,14 +192,14 @@ def why_no_scopes(confined: bool) -> str | None:
 _log = logging.getLogger(__name__)
 
 
-class Lifting:
+class LimitRemoval:
     """Lifts limits; where a cgroup has gone already, so have its limits."""
 
     def __init__(self, limiter: MemoryLimiter | None, has_scope: Callable[[JobId], bool]) -> None:
         """`limiter` also where no limit is to be set any more; `has_scope`: one of our making."""
         self._limiter = limiter
         self._has_scope = has_scope
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def of(self, job: JobId, gpus: Iterable[GpuUuid]) -> None:
         """Lift the limits of a job of which no process is left."""
@@ -234,7 +237,7 @@ Tell = Callable[[JobId, str], Awaitable[object]]
 """Tells the owner of a job."""
 
 
-class Renewing:
+class LimitRestore:
     """Reads the limits of running jobs back."""
 
     def __init__(
@@ -244,7 +247,7 @@ class Renewing:
         self._limiter = limiter
         self._has_scope = has_scope
         self._note = note
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def of(self, jobs: Iterable[Job], tell: Tell) -> None:
         """Look at the limits of those of `jobs` that are on record as limited by the driver.

@@ -19,19 +19,19 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Invocation, Job, Outcome, Process
 from gpulease.domain.lease import State
 from gpulease.errors import GpuleaseError
-from gpulease.host.process_watch import Ends, has_ended
-from gpulease.service.log_once import Complaints
+from gpulease.host.process_watch import ProcessWatch, has_ended
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import Clock, WorkerExited, WorkerExpired, WorkerNews, WorkerStarted
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 
 _LOOK_AGAIN_S = 60.0
 
 
-class Holders:
+class HoldLauncher:
     """Follows the leases that are held, each from its grant to its end."""
 
     def __init__(
-        self, clock: Clock, ends: Ends, rungs: Callable[[], tuple[str, ...]] = tuple
+        self, clock: Clock, ends: ProcessWatch, rungs: Callable[[], tuple[str, ...]] = tuple
     ) -> None:
         """`rungs` are those that hold what honours the environment of a lease."""
         self._rungs = rungs
@@ -104,7 +104,7 @@ class _Hold:
         self._limit = limit
         self._changed.set()
 
-    async def end(self, process: Process | None, ends: Ends) -> WorkerExited:
+    async def end(self, process: Process | None, ends: ProcessWatch) -> WorkerExited:
         """Wait for the end of the lease, and return how it came."""
         async with AsyncExitStack() as stack:
             gone = None if process is None else await stack.enter_async_context(ends.of(process))
@@ -150,13 +150,13 @@ _TRY_AGAIN_AFTER_S = 5.0
 _GONE = "the process that asked for it has ended"
 
 
-class Askers:
+class WaitingClients:
     """Watches the processes that wait for a lease."""
 
-    def __init__(self, keeper: Keeper, ends: Ends) -> None:
+    def __init__(self, keeper: Scheduler, ends: ProcessWatch) -> None:
         self._keeper = keeper
         self._ends = ends
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         self._watches: dict[JobId, asyncio.Task[None]] = {}
 
     async def recover(self) -> None:

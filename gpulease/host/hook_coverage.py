@@ -12,19 +12,27 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpulease.domain.enforcement import HOOK, PATH, SAID, Rung, Start, Unheld, why_unheld
+from gpulease.domain.enforcement import (
+    HOOK,
+    PATH,
+    SAID,
+    EnforcementLevel,
+    Start,
+    Unheld,
+    why_unheld,
+)
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.host import cgroups
 from gpulease.host.proc_reader import command_of, read
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Store
 
 _PYTHON = re.compile(r"python[0-9.]*[a-z]*( \(deleted\))?")
 _LIBRARY = re.compile(rb"/libpython[0-9][^/\n]*\.so")
 
 
-class Started(NamedTuple):
+class ExecInfo(NamedTuple):
     """What was found out."""
 
     command: tuple[str, ...]
@@ -41,10 +49,10 @@ def exec_mark(pid: int) -> bytes:
     return read(pid, "auxv") or b""
 
 
-def started(pid: int, names: Collection[str]) -> Started:
+def started(pid: int, names: Collection[str]) -> ExecInfo:
     """Return how a process was started, with its variables of these names."""
     environment = read(pid, "environ")
-    return Started(
+    return ExecInfo(
         command_of(pid) or ("",),
         # One that is empty was read all the same: that is what env -i leaves.
         None if environment is None else _chosen(environment, names),
@@ -79,7 +87,7 @@ def on_record(store: Store, job: JobId) -> bool:
     )
 
 
-class Unhooked:
+class HookCoverage:
     """Judges each process once for each program that it runs; one notice for each job."""
 
     def __init__(
@@ -104,11 +112,11 @@ class Unhooked:
         """Return the processes of a job that the latest look showed, and that are not held."""
         return self._of.get(job, ())
 
-    async def look(self, seen: Look) -> None:
+    async def look(self, seen: Observation) -> None:
         """Judge who is on the GPUs, and tell the owners whose job is first seen to be unheld."""
         # Whoever holds a lease without a job may have taken its environment, or not.
         jobs = {job.id for job in self._live() if job.holds_memory and job.holder is None}
-        if Rung.FRAMEWORK not in self._rungs():
+        if EnforcementLevel.FRAMEWORK not in self._rungs():
             jobs = set()
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
         found = await asyncio.to_thread(self._judge, pids) if pids else {}

@@ -12,12 +12,12 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from gpulease.domain.enforcement import Rung
+from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.host import shim_control
-from gpulease.host.launch import Surroundings, environment_of, grace_of, launch_of, marker_of
+from gpulease.host.launch import LaunchContext, environment_of, grace_of, launch_of, marker_of
 from gpulease.host.launcher import AlreadyLaunched, Launcher
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import (
@@ -28,7 +28,7 @@ from gpulease.host.shim_control import (
     shim_on_record,
 )
 from gpulease.host.state_dir import StateDirectory
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import (
     Clock,
     MainExited,
@@ -48,7 +48,7 @@ _SHIM_OBEYS_WITHIN_S = 10.0
 """A shim answers in milliseconds, unless its user has stopped it."""
 
 
-class Workers:
+class JobRunner:
     """Starts the workers of jobs, each below a shim of its own, and brings news of them."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Workers:
         launcher: Launcher,
         processes: ProcessTable,
         state: StateDirectory,
-        around: Surroundings,
+        around: LaunchContext,
         clock: Clock,
     ) -> None:
         self._processes = processes
@@ -64,7 +64,7 @@ class Workers:
         self._state = state
         self._around = around
         self._clock = clock
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         self._without_record: set[JobId] = set()
         """Jobs with processes and without a record in their directory."""
         self._ended_for: dict[JobId, Outcome] = {}
@@ -120,7 +120,7 @@ class Workers:
         """Return the variables of `invocation` as they are under the leases of `job`."""
         kept = {str(lease.gpu): lease.driver_limit for lease in job.leases}
         limits = {gpu: limit for gpu, limit in kept.items() if limit is not None}
-        alone = all(Rung.DEVICES in (lease.enforced_by or ()) for lease in job.leases)
+        alone = all(EnforcementLevel.DEVICES in (lease.enforced_by or ()) for lease in job.leases)
         return environment_of(job, invocation, self._around, limits, alone)
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:

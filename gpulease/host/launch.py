@@ -12,8 +12,8 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import Kind
-from gpulease.host.launcher import Identity, Launch
-from gpulease.shim.launch_request import EarlySignalOrder, TerminalOrder
+from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
 from gpulease.worker.environment import (
     Beside,
     LeasedGpu,
@@ -26,7 +26,7 @@ _NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LaunchContext:
     """What a launch needs to know of the daemon and the machine."""
 
     installation: str
@@ -51,14 +51,14 @@ class Surroundings:
     """Tells what was learnt of frameworks, for the jobs of a user, from where it starts."""
 
 
-def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroundings) -> Launch:
+def launch_of(job: Job, invocation: Invocation, directory: Path, around: LaunchContext) -> Launch:
     """Return how the worker of `job` is to be started.
 
     Raises:
         ValueError: the lease cannot be told to the job.
     """
     owner = job.owner
-    identity = Identity(owner.uid, owner.gid, owner.user, invocation.groups)
+    identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
     return Launch(
         job=job.id,
         directory=directory,
@@ -85,7 +85,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: Surroun
     )
 
 
-def _nodes(job: Job, around: Surroundings) -> tuple[str, ...] | None:
+def _nodes(job: Job, around: LaunchContext) -> tuple[str, ...] | None:
     """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
     readings = around.readings()
     found = [readings.get(lease.gpu) for lease in job.leases]
@@ -97,7 +97,7 @@ def _nodes(job: Job, around: Surroundings) -> tuple[str, ...] | None:
 def environment_of(
     job: Job,
     invocation: Invocation,
-    around: Surroundings,
+    around: LaunchContext,
     limits: Mapping[str, int] = _NO_LIMITS,
     alone: bool = False,
 ) -> dict[str, str]:
@@ -121,7 +121,7 @@ def environment_of(
     )
 
 
-def _beside(job: Job, around: Surroundings) -> Beside:
+def _beside(job: Job, around: LaunchContext) -> Beside:
     """Return what tells how much a framework takes beside its pool, for who owns `job`."""
     gpus, driver = len(job.leases), around.driver()
 
@@ -133,12 +133,12 @@ def _beside(job: Job, around: Surroundings) -> Beside:
     return beside
 
 
-def marker_of(job: JobId, around: Surroundings) -> str:
+def marker_of(job: JobId, around: LaunchContext) -> str:
     """Return what the processes of a job are recognised by."""
     return f"{around.installation}/{job}"
 
 
-def grace_of(job: Job, around: Surroundings) -> timedelta:
+def grace_of(job: Job, around: LaunchContext) -> timedelta:
     """Return how long the worker has between being asked to go and being made to."""
     return around.grace if job.grace is None else job.grace
 
@@ -164,18 +164,16 @@ def _leased(lease: Lease, reading: GpuReading | None, limits: Mapping[str, int])
     return LeasedGpu(lease.gpu, index, name, memory, total)
 
 
-def _terminal(invocation: Invocation) -> TerminalOrder | None:
+def _terminal(invocation: Invocation) -> TerminalSpec | None:
     wanted = invocation.terminal
     if wanted is None:
         return None
-    return TerminalOrder(wanted.rows, wanted.columns, wanted.attributes, wanted.stderr)
+    return TerminalSpec(wanted.rows, wanted.columns, wanted.attributes, wanted.stderr)
 
 
-def _early_signal(invocation: Invocation) -> EarlySignalOrder | None:
+def _early_signal(invocation: Invocation) -> EarlySignalSpec | None:
     wanted = invocation.early_signal
-    return (
-        None if wanted is None else EarlySignalOrder(wanted.signal, wanted.before.total_seconds())
-    )
+    return None if wanted is None else EarlySignalSpec(wanted.signal, wanted.before.total_seconds())
 
 
 def _options(given: Mapping[str, Any]) -> WorkerOptions:

@@ -29,11 +29,11 @@ from gpulease.errors import (
 )
 from gpulease.shim.launch_request import (
     LARGEST_REQUEST,
-    EarlySignalOrder,
-    IdentityOrder,
-    ShimOrder,
-    TerminalOrder,
-    WorkerOrder,
+    EarlySignalSpec,
+    IdentitySpec,
+    ShimSpec,
+    TerminalSpec,
+    WorkerSpec,
     pack,
 )
 from gpulease.shim.record import Failure, Started, failure, read_record, started
@@ -41,7 +41,7 @@ from gpulease.shim.record import Failure, Started, failure, read_record, started
 _LONGEST_ANSWER = 64 << 10
 
 
-class Answers:
+class SpawnerReply:
     """The daemon's end of the pipe on which a shim tells how its launch goes, line by line."""
 
     def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
@@ -68,13 +68,13 @@ def _whole(line: bytes) -> bytes:
     return line if line.endswith(b"\n") else b""
 
 
-async def read_answers(fd: int) -> Answers:
+async def read_reply(fd: int) -> SpawnerReply:
     """Read a pipe, and close it at the end."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LONGEST_ANSWER)
     pipe = os.fdopen(fd, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return Answers(reader, transport)
+    return SpawnerReply(reader, transport)
 
 
 _CLOSING_PATIENCE_S = 5.0
@@ -138,7 +138,7 @@ def _resolve(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-__all__ = ["AlreadyLaunched", "Identity", "Launch", "Launcher", "Started"]
+__all__ = ["AlreadyLaunched", "Launch", "Launcher", "Started", "UserIdentity"]
 
 _BEFORE_THE_RECORD = ("directory", "record")
 _PASSING = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
@@ -153,7 +153,7 @@ class AlreadyLaunched(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class UserIdentity:
     """Whom a job runs as."""
 
     uid: int
@@ -174,7 +174,7 @@ class Launch:
     cwd: str
     environment: Mapping[str, str]
     """All of the worker's environment; nothing is added."""
-    identity: Identity | None
+    identity: UserIdentity | None
     """None: stay who the daemon is."""
     umask: int
     soft_limits: Mapping[str, int]
@@ -197,9 +197,9 @@ class Launch:
     """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Leased bytes by the UUID of the GPU."""
-    terminal: TerminalOrder | None = None
+    terminal: TerminalSpec | None = None
     """The pseudo-terminal to run on; None: three streams of their own."""
-    early_signal: EarlySignalOrder | None = None
+    early_signal: EarlySignalSpec | None = None
     """Has a meaning with a time limit alone."""
     environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
     """Returns the environment where the driver keeps the job to so many bytes, by the UUID of the
@@ -270,7 +270,7 @@ class Launcher:
             with contextlib.ExitStack() as passed:
                 answer, theirs = os.pipe()
                 passed.callback(os.close, theirs)
-                reader = await read_answers(answer)
+                reader = await read_reply(answer)
                 ours.callback(reader.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
                 ours.callback(os.close, memory)
@@ -323,10 +323,10 @@ def _request(launch: Launch) -> bytes:
     """Write the request."""
     _check(launch)
     who = launch.identity
-    shim = ShimOrder(
+    shim = ShimSpec(
         job=launch.job,
         directory=str(launch.directory),
-        identity=IdentityOrder(who.uid, who.gid, who.user, who.groups) if who else None,
+        identity=IdentitySpec(who.uid, who.gid, who.user, who.groups) if who else None,
         stdin=launch.stdin,
         awaits_attach=launch.awaits_attach,
         time_limit_s=launch.time_limit.total_seconds() if launch.time_limit is not None else None,
@@ -336,7 +336,7 @@ def _request(launch: Launch) -> bytes:
         early_signal=launch.early_signal,
         keep_free=launch.keep_free,
     )
-    worker = WorkerOrder(
+    worker = WorkerSpec(
         launch.argv,
         launch.cwd,
         dict(launch.environment),

@@ -76,7 +76,7 @@ _LONGEST_COMMAND = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class JobIdentity:
     """Who a process is, for people."""
 
     user: str | None
@@ -119,13 +119,13 @@ class Finder:
         self._marker_prefix = f"{installation}/"
         self._listing = Listing()
 
-    def identify(self, pid: int) -> Identity | None:
+    def identify(self, pid: int) -> JobIdentity | None:
         """Return who a process is, or None for one that is gone."""
         found = self._table.identify(pid)
         if found is None:
             return None
         command = shlex.join(found.command)[:_LONGEST_COMMAND]
-        return Identity(
+        return JobIdentity(
             found.user,
             _readable(found.name),
             _readable(command) or None,

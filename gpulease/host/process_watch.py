@@ -65,7 +65,7 @@ def has_ended(process: Process) -> bool:
     return descriptor is None
 
 
-class Ends:
+class ProcessWatch:
     """The ends of processes, however many wait for one: a descriptor for each process."""
 
     def __init__(self) -> None:

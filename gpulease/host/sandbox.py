@@ -18,7 +18,7 @@ from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import cgroups, scopes
 from gpulease.host.launcher import Launch
 from gpulease.host.shim_control import note_scope
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ MakeScope = Callable[[int, scopes.Scope], Awaitable[None]]
 """As scopes.enclose."""
 
 
-class Enclosure:
+class Sandbox:
     """Encloses shims, one for each job, which wait meanwhile."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Enclosure:
         self._uvm = uvm or UvmNode()
         self._note = note
         self._make_scope = make_scope
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     async def __call__(self, pid: int, launch: Launch) -> Mapping[str, str] | None:
         """Put the shim of `launch`, whose pid this is, into all that there is, and note it.

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import ABOUT_A_JOB, Who, caller_in
-from gpulease.server.context import Desk
+from gpulease.server.context import RequestContext
 from gpulease.server.jobs import FRAMES, JSON_LINES, Handlers, existing_job, json_response
-from gpulease.server.request_limits import Bounded
+from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import AccountHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
@@ -35,11 +35,11 @@ from gpulease.wire.views import (
     EnvironmentView,
     ErrorBody,
     ErrorReply,
+    GpuAvailabilityView,
     JobList,
     JobView,
     NestedView,
     ReportView,
-    StandingView,
     StatusView,
 )
 
@@ -148,7 +148,7 @@ def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
             "/gpus/{gpu}/drain",
             Who.ADMIN,
             handlers.gpus.drain,
-            StandingView,
+            GpuAvailabilityView,
             takes=DrainRequest,
             verb="drain a GPU",
         ),
@@ -157,13 +157,13 @@ def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
             "/gpus/{gpu}/resume",
             Who.ADMIN,
             handlers.gpus.resume,
-            StandingView,
+            GpuAvailabilityView,
             verb="resume a GPU",
         ),
     )
 
 
-def guard(route: Route, desk: Desk) -> Callable[..., Awaitable[None]]:
+def guard(route: Route, desk: RequestContext) -> Callable[..., Awaitable[None]]:
     """Return what runs before the handler of `route`, and refuses those who may not use it."""
 
     async def check(request: Request) -> None:
@@ -176,7 +176,7 @@ def guard(route: Route, desk: Desk) -> Callable[..., Awaitable[None]]:
     return check_with_job if route.who in ABOUT_A_JOB else check
 
 
-def build_api(desk: Desk, routes: Sequence[Route] | None = None) -> ASGIApp:
+def build_api(desk: RequestContext, routes: Sequence[Route] | None = None) -> ASGIApp:
     """Return the ASGI application, which serves the table, or `routes` in its place."""
     api = FastAPI(
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
@@ -200,7 +200,7 @@ def build_api(desk: Desk, routes: Sequence[Route] | None = None) -> ASGIApp:
     api.add_exception_handler(HTTPException, _no_such_route)
     api.add_exception_handler(ClientDisconnect, _to_nobody)
     api.add_exception_handler(Exception, _bug)
-    return Bounded(api, _refusal)
+    return RequestLimits(api, _refusal)
 
 
 def _reply(route: Route) -> dict[str, Any]:

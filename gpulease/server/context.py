@@ -9,22 +9,22 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Invocation, Job, Owner, Use
 from gpulease.server.auth import Rights
 from gpulease.server.job_views import Views
-from gpulease.server.listings import Board
+from gpulease.server.listings import Listings
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains
 from gpulease.service.ports import Clock, ProcessFinder
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.wire.views import DoctorView, OveruseView
 
 
 @dataclass(slots=True)
-class Desk:
+class RequestContext:
     """All that the handlers work with; what the admin may change is read anew at each request."""
 
-    keeper: Keeper
+    keeper: Scheduler
     views: Views
-    board: Board
+    board: Listings
     clock: Clock
     defaults: Defaults
     rights: Rights

@@ -7,11 +7,11 @@ from fastapi.responses import Response
 from gpulease.domain.gpu import GpuReading
 from gpulease.errors import BadValue
 from gpulease.server.auth import caller_in
-from gpulease.server.context import Desk
+from gpulease.server.context import RequestContext
 from gpulease.server.validation import user_of
 from gpulease.service.health import Drained, named
 from gpulease.wire.requests import DrainRequest
-from gpulease.wire.views import StandingView
+from gpulease.wire.views import GpuAvailabilityView
 
 _LONGEST_REASON = 200
 
@@ -19,7 +19,7 @@ _LONGEST_REASON = 200
 class GpuHandlers:
     """One method for each route that is about a GPU."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestContext) -> None:
         self._desk = desk
 
     async def drain(self, request: Request, gpu: str) -> Response:
@@ -62,7 +62,7 @@ def reason_of(body: bytes) -> str:
 
 
 def _reply(done: Drained) -> Response:
-    view = StandingView(
+    view = GpuAvailabilityView(
         done.gpu.uuid, done.gpu.label, done.standing.closed, done.changed, list(done.jobs)
     )
     return Response(msgspec.json.encode(view), media_type="application/json")

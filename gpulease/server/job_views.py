@@ -28,7 +28,7 @@ from gpulease.server.lease_views import (
 )
 from gpulease.server.machine_views import MachineViews
 from gpulease.service.ports import Event, ProcessFinder
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.wire.views import (
     EventView,
@@ -46,7 +46,7 @@ class Views:
     """Draws wire objects from the keeper's latest plan and look."""
 
     def __init__(
-        self, keeper: Keeper, processes: ProcessFinder, machine: Machine, watches: Watches
+        self, keeper: Scheduler, processes: ProcessFinder, machine: Machine, watches: Watches
     ) -> None:
         self._keeper = keeper
         self._processes = processes

@@ -16,7 +16,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller, Who, caller_in
-from gpulease.server.context import Desk
+from gpulease.server.context import RequestContext
 from gpulease.server.gpus import GpuHandlers
 from gpulease.server.job_views import conceal, conceal_list, conceal_status
 from gpulease.server.nested import invocation_of, job_around, part_of
@@ -61,7 +61,7 @@ class Handlers:
     That the caller may use the route has been checked by then, as the table of routes says.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestContext) -> None:
         self._desk = desk
         self.gpus = GpuHandlers(desk)
 
@@ -267,7 +267,7 @@ class Handlers:
             quiet_s += _REFRESH_S
 
 
-def existing_job(desk: Desk, job_id: int) -> Job:
+def existing_job(desk: RequestContext, job_id: int) -> Job:
     """Return a job. Raises: NoSuchJob, if there is none."""
     # SQLite's integers end here.
     job = desk.keeper.store.job(JobId(job_id)) if 0 < job_id < 1 << 63 else None

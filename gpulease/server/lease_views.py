@@ -19,17 +19,24 @@ from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
-from gpulease.domain.placement import Hindrance, Obstacle
+from gpulease.domain.placement import Obstacle, ObstacleKind
 from gpulease.domain.plan import Plan, Waiting
 from gpulease.errors import EXIT_TIME_LIMIT
-from gpulease.service.idleness import RestWatch
-from gpulease.service.observation import Look
+from gpulease.service.idleness import IdleWatch
+from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import ClaimView, LeaseView, OveruseView, PoolView, RefusalView, RungView
+from gpulease.wire.views import (
+    ClaimView,
+    EnforcementLevelView,
+    LeaseView,
+    OveruseView,
+    PoolView,
+    RefusalView,
+)
 
 
 def instant(at: datetime | None) -> str | None:
@@ -72,7 +79,7 @@ class Rungs(Protocol):
     def everywhere(self) -> tuple[str, ...]:
         """The rungs on which all leases stand that are granted now."""
 
-    def rungs(self) -> list[RungView]:
+    def rungs(self) -> list[EnforcementLevelView]:
         """Return each rung, and what there is to say of it."""
 
 
@@ -81,7 +88,7 @@ class Watches:
     """What is known of leases that hold too much, and of jobs that do nothing."""
 
     overuse: OveruseWatch
-    rests: RestWatch
+    rests: IdleWatch
 
 
 def overuse_view(policy: OverusePolicy) -> OveruseView:
@@ -97,12 +104,12 @@ def overuse_view(policy: OverusePolicy) -> OveruseView:
 class LeaseViews:
     """Draws the leases of jobs from the keeper's latest look."""
 
-    def __init__(self, keeper: Keeper, machine: Machine, watches: Watches) -> None:
+    def __init__(self, keeper: Scheduler, machine: Machine, watches: Watches) -> None:
         self._keeper = keeper
         self._machine = machine
         self._overuse = watches.overuse
         self._rests = watches.rests
-        self._used: tuple[Look | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
+        self._used: tuple[Observation | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def of(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
         """Return the leases of a job; `pools` are those of its frameworks."""
@@ -124,7 +131,7 @@ class LeaseViews:
             for lease in job.leases
         ]
 
-    def _over(self, job: Job, gpu: GpuUuid, seen: Look | None) -> dict[str, str | None]:
+    def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a lease is over, and when that ends its job."""
         standing = self._overuse.standing(job.id, gpu)
         if standing.over_for is None or seen is None or job.state is not State.ACTIVE:
@@ -205,7 +212,7 @@ def why_it_waits(claim: Claim, waiting: Waiting, gpus: int | None = None) -> str
     if gpus is not None and gpus < claim.gpus:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     hindrances = waiting.refusal.hindrances
-    leased = [each for each in hindrances if each.obstacle is Obstacle.LEASED]
+    leased = [each for each in hindrances if each.obstacle is ObstacleKind.LEASED]
     if leased:
         holders = sorted({job for each in leased for job in each.waits_for})
         return f"no room for {claim} before {_one_of(holders)} ends"
@@ -290,7 +297,7 @@ def claim_view(claim: Claim) -> ClaimView:
     )
 
 
-def refusal_view(each: Hindrance) -> RefusalView:
+def refusal_view(each: Obstacle) -> RefusalView:
     """Return why one GPU cannot take a job, as a wire object."""
     return RefusalView(each.gpu, each.index, each.why, each.label)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from gpulease.errors import BadConfiguration, TooMany
 from gpulease.path_ownership import make_directories, shaky
 from gpulease.server.auth import PeerProtocol, plain_answer
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _TRY_AGAIN_AFTER_S = 1.0
 _UCRED = struct.Struct("iII")
 
 
-class Entrance:
+class ConnectionLimits:
     """Serves those who connect to a listening socket."""
 
     def __init__(self, listening: socket.socket, protocol: Callable[[], PeerProtocol]) -> None:
@@ -55,7 +55,7 @@ class Entrance:
         self._coming_in: dict[asyncio.Task[object], int] = {}
         """By uid: those for whom a connection is being set up, and is not counted yet."""
         self._open = True
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         listening.setblocking(False)
         self._resume()
 
@@ -216,7 +216,7 @@ def _remove_stale(path: Path) -> None:
     )
 
 
-class Door:
+class SocketGuard:
     """The listening socket at one path, laid anew when it is gone."""
 
     def __init__(
@@ -227,7 +227,7 @@ class Door:
         self._to_all = to_all
         self._move = move
         self._laid: tuple[int, int] | None = None
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
 
     def open(self) -> socket.socket:
         """Return the socket to listen on.

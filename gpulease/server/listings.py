@@ -30,7 +30,7 @@ _NOWHERE = b"null"
 _DRAWN_BEFORE = tuple[Job, Waiting | None, bytes, bytes]
 
 
-class Board:
+class Listings:
     """Draws listings, one after the other."""
 
     def __init__(self, views: Views, clock: Clock) -> None:

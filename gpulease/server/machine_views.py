@@ -10,9 +10,9 @@ from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.server.lease_views import Machine, instant
-from gpulease.service.observation import Look, snapshot
+from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.wire.views import GpuEventView, GpuState, GpuView, MemoryView, ProcessView, StatusView
 
 _TOLD_FOR = timedelta(days=1)
@@ -23,7 +23,7 @@ _MOST_EVENTS = 200
 class MachineViews:
     """Draws the machine from the keeper's latest plan and look."""
 
-    def __init__(self, keeper: Keeper, processes: ProcessFinder, machine: Machine) -> None:
+    def __init__(self, keeper: Scheduler, processes: ProcessFinder, machine: Machine) -> None:
         self._keeper = keeper
         self._processes = processes
         self._machine = machine
@@ -49,11 +49,15 @@ class MachineViews:
         gpus = () if seen is None else self._ledgers((), seen, seen.at)
         return {gpu.uuid: gpu.allocatable for gpu in gpus if gpu.allocatable is not None}
 
-    def _ledgers(self, live: Sequence[Job], seen: Look, now: datetime) -> tuple[GpuMemory, ...]:
+    def _ledgers(
+        self, live: Sequence[Job], seen: Observation, now: datetime
+    ) -> tuple[GpuMemory, ...]:
         drained = self._keeper.store.drained()
         return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
 
-    def _gpus(self, gpus: Sequence[GpuMemory], seen: Look | None, now: datetime) -> list[GpuView]:
+    def _gpus(
+        self, gpus: Sequence[GpuMemory], seen: Observation | None, now: datetime
+    ) -> list[GpuView]:
         try:
             told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
         except RecordUnwritable:

@@ -41,7 +41,7 @@ class _User:
     streams: int = 0
 
 
-class Turn:
+class Slot:
     """One request's place among those of its user, kept until it is left."""
 
     def __init__(self, user: _User) -> None:
@@ -104,29 +104,29 @@ class Turn:
         self._held = []
 
 
-class Turns:
+class UserSlots:
     """The users who are here, each with what they have at once."""
 
     def __init__(self) -> None:
         self._users: WeakValueDictionary[int, _User] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def of(self, uid: int) -> AsyncIterator[Turn]:
+    async def of(self, uid: int) -> AsyncIterator[Slot]:
         """Hand out the turn of one request."""
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = _User()
-        turn = Turn(user)
+        turn = Slot(user)
         try:
             yield turn
         finally:
             turn.leave()
 
 
-def turn_in(scope: dict[str, Any]) -> Turn:
+def turn_in(scope: dict[str, Any]) -> Slot:
     """Return the turn of a request, as it was left in the ASGI scope."""
     turn = scope["state"]["turn"]
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, Slot)
     return turn
 
 
@@ -145,14 +145,14 @@ class _Gone(Exception):
     """The caller has hung up."""
 
 
-class Bounded:
+class RequestLimits:
     """The application, as much of it as one user may have at once."""
 
     def __init__(self, app: ASGIApp, refusal: Refuse) -> None:
         """`refusal` makes the answer that says an error."""
         self._app = app
         self._refusal = refusal
-        self._turns = Turns()
+        self._turns = UserSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -177,7 +177,7 @@ class Bounded:
             await self._app(scope, _once(body, receive), outgoing)
 
 
-async def _whole(scope: Scope, receive: Receive, turn: Turn) -> bytes:
+async def _whole(scope: Scope, receive: Receive, turn: Slot) -> bytes:
     """Return the body of a request.
 
     Raises:
@@ -248,7 +248,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
 class _Outgoing:
     """Sends an answer in pieces; who takes none of it for long is hung up on, but for a stream."""
 
-    def __init__(self, send: Send, turn: Turn, abort: Callable[[], None]) -> None:
+    def __init__(self, send: Send, turn: Slot, abort: Callable[[], None]) -> None:
         self._send = send
         self._turn = turn
         self._abort = abort

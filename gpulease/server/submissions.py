@@ -13,9 +13,17 @@ from fractions import Fraction
 from pathlib import PurePosixPath
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Account, EarlySignal, Holder, Invocation, Job, Process, Terminal
+from gpulease.domain.job import (
+    EarlySignal,
+    Holder,
+    Invocation,
+    Job,
+    JobUsage,
+    Process,
+    TerminalSettings,
+)
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.memory_estimate import shape_of
+from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.validation import (
@@ -35,7 +43,7 @@ from gpulease.server.validation import (
     within,
 )
 from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
-from gpulease.service.ports import LivingProcess, Order
+from gpulease.service.ports import LivingProcess, Submission
 from gpulease.setting_parsers import LONGEST_GRACE
 from gpulease.units import format_span
 from gpulease.wire.requests import (
@@ -60,7 +68,7 @@ _LARGEST_ATTRIBUTE = (1 << 32) - 1
 _CANNOT_BE_HEARD = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
-def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Order:
+def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Submission:
     """Return what `caller` asks for.
 
     Raises:
@@ -73,7 +81,7 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
     environment = environment_of(request.environment)
     refuse_more_than_exec_takes(argv, environment)
     claim = claim_of(request.claim, defaults)
-    return Order(
+    return Submission(
         owner=owner_of(caller),
         name=_default_name(argv) if request.name is None else checked_name(request.name),
         command=_shown(argv),
@@ -94,7 +102,7 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Orde
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
-        account=Account(shape=shape_of(argv, request.cwd), retry=_retry(request.retry_oom)),
+        account=JobUsage(shape=fingerprint_of(argv, request.cwd), retry=_retry(request.retry_oom)),
         sizes_itself=_names_no_size(request.claim),
     )
 
@@ -181,7 +189,7 @@ def _soft_limits(given: Mapping[str, int]) -> Mapping[str, int]:
     return given
 
 
-def _terminal(asked: TerminalRequest | None) -> Terminal | None:
+def _terminal(asked: TerminalRequest | None) -> TerminalSettings | None:
     if asked is None:
         return None
     attributes = asked.attributes
@@ -189,7 +197,7 @@ def _terminal(asked: TerminalRequest | None) -> Terminal | None:
         within("number of terminal attributes", len(attributes), 6, _MOST_ATTRIBUTES)
         for each in attributes:
             within("terminal attribute", each, 0, _LARGEST_ATTRIBUTE)
-    return Terminal(
+    return TerminalSettings(
         within("number of rows", asked.rows, 1, 65535),
         within("number of columns", asked.columns, 1, 65535),
         None if attributes is None else tuple(attributes),
@@ -239,7 +247,7 @@ _LARGEST_PID = 1 << 22
 
 def hold_order_of(
     request: HoldRequest, caller: Caller, defaults: Defaults, living: Living
-) -> Order:
+) -> Submission:
     """Return what `caller` asks for.
 
     Raises:
@@ -257,7 +265,7 @@ def hold_order_of(
             "and there is no time limit",
             "name a process, or give a time with --for 2h",
         )
-    return Order(
+    return Submission(
         owner=owner_of(caller),
         name="hold" if request.name is None else checked_name(request.name),
         command=shown,

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from gpulease.domain.gpu import GpuUuid
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.auth import caller_in
-from gpulease.server.context import Desk
+from gpulease.server.context import RequestContext
 from gpulease.server.job_views import report_view
 from gpulease.server.jobs import existing_job, json_response, read_body
 from gpulease.server.request_limits import turn_in
@@ -51,7 +51,7 @@ def _pool(given: PoolUsage) -> PoolReport:
 class AccountHandlers:
     """One method for each route; FastAPI reads the parameters from the signatures."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestContext) -> None:
         self._desk = desk
 
     async def usage(self, request: Request, job_id: int) -> Response:

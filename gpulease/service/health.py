@@ -19,10 +19,10 @@ from gpulease.domain.health import (
     Drain,
     Figures,
     Finding,
+    GpuAvailability,
     GpuEvent,
     Heard,
     Modes,
-    Standing,
     after,
     findings,
     is_over,
@@ -32,7 +32,7 @@ from gpulease.domain.health import (
 )
 from gpulease.domain.xid import Blame
 from gpulease.errors import NoSuchGpu
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
 TellOwner = Callable[[JobId, str], Awaitable[None]]
@@ -109,7 +109,7 @@ class HealthWatch:
         self._stored_at: dict[tuple[GpuUuid, str], timedelta] = {}
         self._told_at: dict[tuple[JobId, str], timedelta] = {}
 
-    async def observe(self, seen: Look) -> None:
+    async def observe(self, seen: Observation) -> None:
         """Take in what was heard since the last look, and act on it.
 
         Raises:
@@ -156,7 +156,7 @@ class HealthWatch:
         for each in news:
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
-    def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, Standing]]:
+    def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, GpuAvailability]]:
         return () if is_off else self._probe.health(), self._store.standings()
 
     def _new_in(
@@ -202,13 +202,15 @@ class HealthWatch:
                 if fresh.ailment is not standing.ailment:
                     self._note_recovered(tx, gpu, at)
 
-    def _store_one(self, tx: Transaction, news: _News, standings: dict[GpuUuid, Standing]) -> None:
+    def _store_one(
+        self, tx: Transaction, news: _News, standings: dict[GpuUuid, GpuAvailability]
+    ) -> None:
         gpu = news.gpu.uuid
         for each in news.found:
             tx.note_gpu(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
             times = f", {each.count} times" if each.count > 1 else ""
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
-        before = standings.get(gpu, Standing())
+        before = standings.get(gpu, GpuAvailability())
         standing = after(before, news.found, news.at)
         if self.policy.act is not Act.DRAIN or standing == before:
             return
@@ -218,14 +220,14 @@ class HealthWatch:
             tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.ailment)))
             _log.warning("GPU %s takes no more leases: %s", news.gpu.label, standing.ailment.why)
 
-    def _next(self, gpu: GpuUuid, standing: Standing, at: datetime) -> Standing:
+    def _next(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> GpuAvailability:
         """Return what becomes of a standing by itself: faults end, and with them their excuse."""
         figures = self.figures.get(gpu)
         if figures is not None:
             standing = without_excuse(standing, figures)
         return replace(standing, ailment=None) if self._is_over(gpu, standing, at) else standing
 
-    def _is_over(self, gpu: GpuUuid, standing: Standing, at: datetime) -> bool:
+    def _is_over(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> bool:
         """Tell whether a GPU is not to be held back any more."""
         well_since, figures = self._well_since.get(gpu), self.figures.get(gpu)
         if standing.ailment is None or self.policy.act is not Act.DRAIN:
@@ -279,7 +281,7 @@ class Drained:
     """A GPU as it stands after a verb, and whether the verb changed that."""
 
     gpu: GpuReading
-    standing: Standing
+    standing: GpuAvailability
     changed: bool
     jobs: tuple[JobId, ...]
     """Those that hold a lease on it, and go on."""
@@ -335,7 +337,7 @@ class Drains:
         self,
         gpu: GpuReading,
         by: str,
-        change: Callable[[Standing, Drain], Standing],
+        change: Callable[[GpuAvailability, Drain], GpuAvailability],
         why: str = "",
     ) -> Drained:
         done = await self._writing(lambda: self._store_change(gpu, Drain(by, why), change))
@@ -343,11 +345,14 @@ class Drains:
         return done
 
     def _store_change(
-        self, gpu: GpuReading, drain: Drain, change: Callable[[Standing, Drain], Standing]
+        self,
+        gpu: GpuReading,
+        drain: Drain,
+        change: Callable[[GpuAvailability, Drain], GpuAvailability],
     ) -> Drained:
         with self._store.write() as tx:
             at = self._clock.now()
-            before = tx.standings().get(gpu.uuid, Standing())
+            before = tx.standings().get(gpu.uuid, GpuAvailability())
             after = change(before, Drain(drain.by, drain.why, at))
             changed = after.closed != before.closed
             if changed:
@@ -362,7 +367,7 @@ class Drains:
         return Drained(gpu, after, changed, jobs)
 
 
-def _event(gpu: GpuUuid, after: Standing, drain: Drain, at: datetime) -> GpuEvent:
+def _event(gpu: GpuUuid, after: GpuAvailability, drain: Drain, at: datetime) -> GpuEvent:
     if after.drain is not None:
         return GpuEvent(gpu, at, "drained", str(after.drain))
     return GpuEvent(gpu, at, "resumed", f"resumed by {drain.by}")

@@ -15,13 +15,13 @@ from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, WrongState
 from gpulease.service.jobs import existing
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, Store
 from gpulease.units import format_span
 
 
 @dataclass(frozen=True, slots=True)
-class AtRest:
+class IdleFinding:
     """A job about which something is to be done."""
 
     job: Job
@@ -32,7 +32,7 @@ class AtRest:
     """How it rests when that has been done."""
 
 
-class RestWatch:
+class IdleWatch:
     """Remembers how each job rests from one look to the next."""
 
     def __init__(self, policy_of: Callable[[Owner], IdlePolicy]) -> None:
@@ -56,8 +56,8 @@ class RestWatch:
         return policy
 
     def look(
-        self, jobs: Sequence[Job], seen: Look, wanted: frozenset[GpuUuid], now: timedelta
-    ) -> list[AtRest]:
+        self, jobs: Sequence[Job], seen: Observation, wanted: frozenset[GpuUuid], now: timedelta
+    ) -> list[IdleFinding]:
         """Take in one look at the GPUs; return what something is to be done about.
 
         `now` is when it was, by a clock that nobody can set.
@@ -89,10 +89,10 @@ class RestWatch:
                 told_for=after.told_for if before.told_for is not None else None,
                 released=before.released,
             )
-            found.append(AtRest(job, policy, step, after.idle_for or timedelta(0), after))
+            found.append(IdleFinding(job, policy, step, after.idle_for or timedelta(0), after))
         return found
 
-    def settled(self, found: AtRest) -> None:
+    def settled(self, found: IdleFinding) -> None:
         """Note that what was to be done about a job has been done."""
         self._rests[found.job.id] = found.rest
 

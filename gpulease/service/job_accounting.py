@@ -11,13 +11,13 @@ from dataclasses import replace
 from gpulease.domain.enforcement import as_watched
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.memory_estimate import more_by, next_size
+from gpulease.domain.memory_estimate import advised_size_after_oom, more_by
 from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
 from gpulease.errors import TooMany
 from gpulease.service.jobs import Settle
-from gpulease.service.ports import Order, Transaction, WorkerExited
+from gpulease.service.ports import Submission, Transaction, WorkerExited
 from gpulease.service.quotas import refuse_one_more
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 from gpulease.service.submission import most_of
 from gpulease.units import format_size
 
@@ -30,11 +30,11 @@ Idle = Callable[[JobId, GpuUuid], int]
 """Tells what the pools of a job held on a GPU and never needed."""
 
 
-class Endings:
+class JobAccounting:
     """Looks at the ends of jobs, and settles their accounts."""
 
     def __init__(
-        self, keeper: Keeper, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
+        self, keeper: Scheduler, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
     ) -> None:
         """`stops` tells whether the watch stops a job that stays over its lease."""
         self._stops = stops
@@ -99,7 +99,7 @@ class Endings:
         """
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
-        size = next_size(leased, found.lacking)
+        size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
             lacking = format_size(found.lacking)
@@ -118,7 +118,7 @@ class Endings:
 
     def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
         at = job.ended_at or job.submitted_at
-        order = Order(
+        order = Submission(
             owner=job.owner,
             name=job.name,
             command=job.command,

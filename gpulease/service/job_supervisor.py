@@ -16,7 +16,7 @@ from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable
 from gpulease.service import jobs
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import (
     Clock,
     InThread,
@@ -47,7 +47,7 @@ class Changes:
         self.next = asyncio.Event()
 
 
-class Followers:
+class JobSupervisor:
     """Sees to the jobs that hold memory."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Followers:
         self._writing = writing
         self._changes = changes
         self._wake = wake
-        self._complaints = Complaints(_log)
+        self._complaints = LogOnce(_log)
         self._following: dict[JobId, asyncio.Task[None]] = {}
         self._retries: set[JobId] = set()
         """Jobs that are attended again in a moment."""

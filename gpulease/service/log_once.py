@@ -8,7 +8,7 @@ import logging
 from collections.abc import Hashable
 
 
-class Complaints:
+class LogOnce:
     """Remembers what it has said of each thing."""
 
     def __init__(self, log: logging.Logger) -> None:

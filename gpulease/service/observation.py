@@ -8,7 +8,7 @@ from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import Snapshot
 from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
-from gpulease.service.quotas import Bounds
+from gpulease.service.quotas import Quotas
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"
 
@@ -20,12 +20,12 @@ class Policy:
     margin: int = 0
     smallest_lease: int = 0
     """Less than this cannot hold the context of any framework."""
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: Quotas = field(default_factory=Quotas)
     """What one user may have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """What was seen at one moment."""
 
     readings: tuple[GpuReading, ...]
@@ -114,8 +114,8 @@ def look(
     probe: GpuProbe,
     processes: ProcessFinder,
     clock: Clock,
-    before: Look | None = None,
-) -> Look:
+    before: Observation | None = None,
+) -> Observation:
     """Read every GPU and find out whose its processes are.
 
     `before` is the last look. A compute mode that the driver does not tell now is as it was then,
@@ -133,11 +133,11 @@ def look(
     found = processes.jobs_of(known, holders)
     if not processes.knows_pids(known, found):
         return replace(_of_foreign_pids(readings, holders, at), said_lost=said_lost)
-    return Look(readings, found, at, processes.mps_servers(known), said_lost=said_lost)
+    return Observation(readings, found, at, processes.mps_servers(known), said_lost=said_lost)
 
 
 def _with_known_modes(
-    readings: Sequence[GpuReading], before: Look | None
+    readings: Sequence[GpuReading], before: Observation | None
 ) -> tuple[GpuReading, ...]:
     known = {each.uuid: each.compute_mode for each in before.readings} if before else {}
     return tuple(
@@ -159,7 +159,9 @@ def _with_doubt(
     )
 
 
-def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime) -> Look:
+def _of_foreign_pids(
+    readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime
+) -> Observation:
     """Return a look at processes of which nobody knows whose they are.
 
     Where jobs run it is as if the driver told no processes: one of theirs would pass for a
@@ -168,7 +170,7 @@ def _of_foreign_pids(readings: Sequence[GpuReading], holders: Sequence[Job], at:
     held = {lease.gpu for job in holders for lease in job.leases if job.holding(lease).running}
     withheld = frozenset(held & {each.uuid for each in readings})
     shown = (replace(each, processes=None) if each.uuid in held else each for each in readings)
-    return Look(tuple(shown), {}, at, foreign=True, withheld=withheld)
+    return Observation(tuple(shown), {}, at, foreign=True, withheld=withheld)
 
 
 def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
@@ -189,7 +191,11 @@ def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple
 
 
 def snapshot(
-    jobs: Sequence[Job], look_: Look, policy: Policy, drained: Mapping[GpuUuid, str], at: datetime
+    jobs: Sequence[Job],
+    look_: Observation,
+    policy: Policy,
+    drained: Mapping[GpuUuid, str],
+    at: datetime,
 ) -> Snapshot:
     """Put together all that a decision depends on."""
     return Snapshot(
@@ -203,7 +209,7 @@ class Peaks:
 
     by_lease: dict[tuple[JobId, GpuUuid], int] = field(default_factory=dict)
 
-    def take_in(self, seen: Look) -> None:
+    def take_in(self, seen: Observation) -> None:
         """Raise the peaks to what `seen` shows."""
         for key, used in seen.used_by_job().items():
             self.by_lease[key] = max(used, self.by_lease.get(key, 0))

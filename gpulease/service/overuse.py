@@ -20,15 +20,22 @@ from datetime import timedelta
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
-from gpulease.domain.overuse import BARE_CONTEXT, Consequence, OverusePolicy, Standing, Step, judge
-from gpulease.domain.placement import Obstacle
+from gpulease.domain.overuse import (
+    BARE_CONTEXT,
+    Consequence,
+    OverusePolicy,
+    OveruseState,
+    Step,
+    judge,
+)
+from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Store
 from gpulease.units import MIB
 
-HELD_BY_OTHERS = frozenset({Obstacle.LEASED, Obstacle.RESERVED})
-IN_USE = HELD_BY_OTHERS | {Obstacle.UNMANAGED}
+HELD_BY_OTHERS = frozenset({ObstacleKind.LEASED, ObstacleKind.RESERVED})
+IN_USE = HELD_BY_OTHERS | {ObstacleKind.UNMANAGED}
 _SHORTEST_STEP = timedelta(seconds=1)
 Key = tuple[JobId, GpuUuid]
 
@@ -47,7 +54,7 @@ class Finding:
     policy: OverusePolicy
     wanted: bool
     step: Step
-    standing: Standing
+    standing: OveruseState
     """How it stands when that has been done."""
 
     @property
@@ -56,7 +63,7 @@ class Finding:
         return any(lease.gpu == self.lease.gpu for lease in self.job.leases)
 
 
-def wanted_gpus(plan: Plan | None, why: frozenset[Obstacle]) -> frozenset[GpuUuid]:
+def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[GpuUuid]:
     """Return the GPUs for which a job waits for one of these reasons, as of the latest plan."""
     if plan is None:
         return frozenset()
@@ -75,7 +82,7 @@ class OveruseWatch:
 
     def __init__(self, policy_of: Callable[[Owner], OverusePolicy]) -> None:
         self._policy_of = policy_of
-        self._standings: dict[Key, Standing] = {}
+        self._standings: dict[Key, OveruseState] = {}
         self._notified: set[Key] = set()
         """The uses without a lease that their owners know of."""
 
@@ -105,14 +112,14 @@ class OveruseWatch:
         """Tell whether a job is stopped that stays over its lease."""
         return self.policy(job).consequence is Consequence.STOP
 
-    def standing(self, job: JobId, gpu: GpuUuid) -> Standing:
+    def standing(self, job: JobId, gpu: GpuUuid) -> OveruseState:
         """Return how a lease stands since the last look."""
-        return self._standings.get((job, gpu), Standing())
+        return self._standings.get((job, gpu), OveruseState())
 
     def look(
         self,
         jobs: Sequence[Job],
-        seen: Look,
+        seen: Observation,
         wanted: frozenset[GpuUuid],
         now: timedelta,
         in_use: frozenset[GpuUuid] = frozenset(),
@@ -145,7 +152,7 @@ class OveruseWatch:
         return [replace(each, label=labels[each.lease.gpu]) for each in found if each is not None]
 
     def _without_lease(
-        self, running: Sequence[Job], seen: Look
+        self, running: Sequence[Job], seen: Observation
     ) -> Mapping[JobId, Mapping[GpuUuid, bool]]:
         """Return the GPUs that jobs use or used without a lease, and whether they do now."""
         leases = {(job.id, lease.gpu) for job in running for lease in job.leases}
@@ -213,17 +220,17 @@ class OveruseWatch:
         self._notified = {key for key in self._notified if key[0] in jobs}
 
 
-def _recorded(lease: Lease, policy: OverusePolicy) -> Standing:
+def _recorded(lease: Lease, policy: OverusePolicy) -> OveruseState:
     """Return how a lease stood when a daemon before this one last wrote it down.
 
     Its owner has been told. The time in which nobody looked does not count.
     """
     told = lease.over_for is not None
     threatened = told and policy.consequence is Consequence.STOP
-    return Standing(over_for=lease.over_for, warned=told, threatened=threatened)
+    return OveruseState(over_for=lease.over_for, warned=told, threatened=threatened)
 
 
-def _is_behind(recorded: timedelta | None, standing: Standing, step: timedelta) -> bool:
+def _is_behind(recorded: timedelta | None, standing: OveruseState, step: timedelta) -> bool:
     if standing.over_for is None:
         return recorded is not None
     if recorded is None:

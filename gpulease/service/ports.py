@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.health import GpuEvent, Heard, Standing
+from gpulease.domain.health import GpuAvailability, GpuEvent, Heard
 from gpulease.domain.job import (
     NO_ACCOUNT,
-    Account,
+    CommandFingerprint,
     Exit,
     Holder,
     Invocation,
     Job,
+    JobUsage,
     Outcome,
     Owner,
     Process,
-    Shape,
     until,
 )
 from gpulease.domain.lease import Claim
@@ -49,7 +49,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Submission:
     """A job that was asked for and has no id yet."""
 
     owner: Owner
@@ -63,7 +63,7 @@ class Order:
     """Whom the lease is for, if there is nothing to run."""
     key: str | None = None
     """The owner's name for this order: given again with the same one, it is no new order."""
-    account: Account = NO_ACCOUNT
+    account: JobUsage = NO_ACCOUNT
     sizes_itself: bool = False
     """Nobody said how much memory: what its likes used decides, or else the claim as it is."""
 
@@ -117,13 +117,13 @@ class Transaction(Protocol):
     def invocation(self, job: JobId) -> Invocation:
         """Return how a job was started; it is dropped when the job ends."""
 
-    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
         """Return the latest runs like this one of which the use is known, latest first.
 
         Those that are the same in every word, or if there are none those that are alike.
         """
 
-    def add(self, order: Order, at: datetime) -> Job:
+    def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
     def save(self, job: Job, event: Event) -> None:
@@ -138,10 +138,10 @@ class Transaction(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, Standing]:
+    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
 
-    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         """Store what keeps new leases off a GPU that is known."""
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -172,7 +172,7 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, Standing]:
+    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:

@@ -6,12 +6,12 @@ Checked inside the transaction that adds a job: two submissions at once cannot b
 from dataclasses import dataclass, field
 
 from gpulease.errors import TooMany
-from gpulease.service.ports import Order, Tally
+from gpulease.service.ports import Submission, Tally
 from gpulease.units import MIB, format_size
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Quotas:
     """The bounds of each user, but for those who are none: root, and the daemon's own user."""
 
     waiting: int = 10_000
@@ -24,7 +24,7 @@ class Bounds:
     """The uids that none of it is for."""
 
 
-def refuse_one_more(bounds: Bounds, order: Order, before: Tally) -> None:
+def refuse_one_more(bounds: Quotas, order: Submission, before: Tally) -> None:
     """Check that the user may have one more job, before it is added.
 
     Raises:
@@ -48,7 +48,7 @@ def refuse_one_more(bounds: Bounds, order: Order, before: Tally) -> None:
         )
 
 
-def refuse_too_much(bounds: Bounds, order: Order, after: Tally) -> None:
+def refuse_too_much(bounds: Quotas, order: Submission, after: Tally) -> None:
     """Check that what the user's waiting jobs keep is within bounds, with the new one added.
 
     Raises:

@@ -20,25 +20,25 @@ from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.clock import follow_clock
 from gpulease.service.idleness import keep
-from gpulease.service.job_supervisor import Changes, Followers, why_it_goes
+from gpulease.service.job_supervisor import Changes, JobSupervisor, why_it_goes
 from gpulease.service.jobs import extend
-from gpulease.service.observation import Look, Peaks, Policy, look, snapshot
+from gpulease.service.observation import Observation, Peaks, Policy, look, snapshot
 from gpulease.service.ports import (
     Clock,
     Event,
     GpuProbe,
     InThread,
     Launcher,
-    Order,
     ProcessFinder,
     Store,
+    Submission,
     Transaction,
 )
 
 
 def reconcile(
     store: Store,
-    seen: Look,
+    seen: Observation,
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
@@ -95,7 +95,7 @@ async def _no_obstacle() -> None:
     return None
 
 
-class Keeper:
+class Scheduler:
     """Keeps the promises: grants what fits, starts what was granted, frees what has ended."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Keeper:
         self.policy = policy
         self.peaks = Peaks()
         self.plan: Plan | None = None
-        self.seen: Look | None = None
+        self.seen: Observation | None = None
         self.obstacle: Obstacle = _no_obstacle
         """Tells why no job can be started on this machine now."""
         self.closed: str | None = None
@@ -132,9 +132,9 @@ class Keeper:
         """How many looks have begun."""
         self._seen_number = 0
         """Which of them `seen` is."""
-        self.followers = Followers(store, launcher, clock, writing, self._changes, self.wake)
+        self.followers = JobSupervisor(store, launcher, clock, writing, self._changes, self.wake)
 
-    async def submit(self, order: Order) -> Job:
+    async def submit(self, order: Submission) -> Job:
         """Queue a job and wake the loop. Raises as `leases.submit` does."""
         seen = await self.recent_look()
         job = await self._writing(
@@ -255,11 +255,11 @@ class Keeper:
         """Set when something about the jobs changes; to miss nothing, take it before looking."""
         return self._changes.next
 
-    async def recent_look(self) -> Look:
+    async def recent_look(self) -> Observation:
         """Return the latest look, or take the first."""
         return self.seen if self.seen is not None else await self.look()
 
-    async def look(self) -> Look:
+    async def look(self) -> Observation:
         """Look at the GPUs; the look begins after this call.
 
         All callers that come while a look is under way share the next one.

@@ -11,13 +11,15 @@ from gpulease.domain.memory_estimate import MOST_RUNS, Run, deciding, script_nam
 from gpulease.domain.placement import can_ever_hold, spans
 from gpulease.domain.plan import ledgers, plan, waiting_in
 from gpulease.errors import BadValue, CannotLease, NoRoomNow
-from gpulease.service.observation import Look, Policy, snapshot
-from gpulease.service.ports import Clock, Order, Store, Transaction
+from gpulease.service.observation import Observation, Policy, snapshot
+from gpulease.service.ports import Clock, Store, Submission, Transaction
 from gpulease.service.quotas import refuse_one_more, refuse_too_much
 from gpulease.units import MIB, Share, format_size
 
 
-def sized(order: Order, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy) -> Order:
+def sized(
+    order: Submission, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy
+) -> Submission:
     """Return `order` with the size that its likes needed, if it named none and there are any.
 
     Never more than `gpus` offer when they are empty, and never less than the smallest lease.
@@ -43,14 +45,14 @@ def largest(gpus: Sequence[GpuMemory], count: int) -> int:
     return offered[count - 1] if count <= len(offered) else 0
 
 
-def most_of(seen: Look | None, policy: Policy, count: int, at: datetime) -> int:
+def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) -> int:
     """Return the bytes that a job of `count` GPUs could have on each if nothing else ran."""
     if seen is None:
         return 0
     return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
 
 
-def _because(order: Order, runs: Sequence[Run], memory: int) -> str:
+def _because(order: Submission, runs: Sequence[Run], memory: int) -> str:
     size = format_size(memory)
     script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
     run = deciding(runs)
@@ -71,7 +73,7 @@ def _count(runs: Sequence[Run], run: Run) -> str:
     return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
-def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock) -> Job:
+def submit(store: Store, order: Submission, seen: Observation, policy: Policy, clock: Clock) -> Job:
     """Queue a job; when this returns, it is on disk. Of one that was ordered before, return it.
 
     Raises:
@@ -96,7 +98,7 @@ def submit(store: Store, order: Order, seen: Look, policy: Policy, clock: Clock)
     return job
 
 
-def _refuse_another_kind(order: Order, before: Job) -> None:
+def _refuse_another_kind(order: Submission, before: Job) -> None:
     """Check that a key is not used for a lease without a job and for a job.
 
     Raises:
@@ -164,7 +166,7 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     )
 
 
-def _refuse_to_wait(job: Job, tx: Transaction, seen: Look, policy: Policy) -> None:
+def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy) -> None:
     decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return

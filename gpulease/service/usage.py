@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.memory_estimate import LATEST, Kind, learned
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 
 MOST_PROCESSES = 64
 """Processes of one job that are heard; the ones silent for longest go first."""
@@ -127,7 +127,7 @@ class Usage:
         if merged != old:
             known.seen[place] = self._unwritten[job.id, *place] = merged
 
-    async def observe(self, seen: Look) -> None:
+    async def observe(self, seen: Observation) -> None:
         """Put the figures of a look beside the reports that it came after."""
         self._models = {reading.uuid: reading.name for reading in seen.readings}
         for reading in seen.readings:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gpulease.event_loop import Loop
-from gpulease.shim.connection import Payload, Peer, Role
+from gpulease.shim.connection import Payload, Role, ShimClient
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind
 
 _HELD_ROOM = 1 << 20
@@ -32,13 +32,13 @@ _CREDENTIALS = struct.Struct("iII")
 class Orders(Protocol):
     """What peers may want of the shim."""
 
-    def welcome(self, peer: Peer) -> None:
+    def welcome(self, peer: ShimClient) -> None:
         """Tell a peer that has said its role what happened before it came."""
 
-    def seat(self, peer: Peer, hello: Payload) -> None:
+    def seat(self, peer: ShimClient, hello: Payload) -> None:
         """Go on with a peer that is the attached one now, and has sent this HELLO."""
 
-    def obey(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
+    def obey(self, peer: ShimClient, kind: FrameKind, payload: bytes) -> None:
         """Carry out a frame."""
 
     def met_bug(self, error: Exception) -> None:
@@ -48,7 +48,7 @@ class Orders(Protocol):
         """Go on without the attached peer, which was lost."""
 
 
-class Peers:
+class ShimClients:
     """All connections to one job."""
 
     def __init__(
@@ -62,13 +62,13 @@ class Peers:
         """Serve whoever connects to `listener`, of these uids: the owner's, and the daemon's."""
         owner, daemon = uids
         self.loop = loop
-        self.attached: Peer | None = None
+        self.attached: ShimClient | None = None
         self._listener = listener
         self._masters = {0, daemon}
         self._owner = owner
         self._newest_writes = newest_writes
         self._orders = orders
-        self._all: list[Peer] = []
+        self._all: list[ShimClient] = []
         self._held: bytearray | None = None
         listener.setblocking(False)
         loop.on_readable(listener.fileno(), self.accept)
@@ -103,7 +103,7 @@ class Peers:
             peer.show(kind, piece)
 
     @property
-    def only_one(self) -> Peer | None:
+    def only_one(self) -> ShimClient | None:
         """Return the attached peer, if nobody else listens and it has had everything so far."""
         listening = self._those_of(Role.ATTACH, Role.WATCH)
         if self._held is None and listening == [self.attached] and listening[0].is_level:
@@ -124,7 +124,7 @@ class Peers:
                 return
             sock.setblocking(False)
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            peer = Peer(self, sock, _CREDENTIALS.unpack(raw)[1], self.loop.now())
+            peer = ShimClient(self, sock, _CREDENTIALS.unpack(raw)[1], self.loop.now())
             self._all.append(peer)
             if peer.uid != self._owner and peer.uid not in self._masters:
                 peer.refuse("this job is someone else's")
@@ -133,7 +133,7 @@ class Peers:
                 peer.drop()
             self._mind_the_silent()
 
-    def _is_full_for(self, peer: Peer) -> bool:
+    def _is_full_for(self, peer: ShimClient) -> bool:
         """Tell whether there is no place for `peer`; the places of those who have left are free."""
         most = MOST_PEERS if peer.uid in self._masters else _MOST_OF_USER
         if len(self._all) > most:
@@ -141,7 +141,7 @@ class Peers:
                 other.hear_out()
         return len(self._all) > most
 
-    def handle(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
+    def handle(self, peer: ShimClient, kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a peer."""
         if kind is FrameKind.HELLO:
             self._greet(peer, Payload(payload))
@@ -154,7 +154,7 @@ class Peers:
         """Pass on that a frame of a peer made this process fail."""
         self._orders.met_bug(error)
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, peer: ShimClient) -> None:
         """Forget a peer whose connection has ended."""
         self._all.remove(peer)
         if peer is self.attached:
@@ -177,7 +177,7 @@ class Peers:
             peer.queued or (peer.role is None and not peer.refused) for peer in self._all
         )
 
-    def _greet(self, peer: Peer, hello: Payload) -> None:
+    def _greet(self, peer: ShimClient, hello: Payload) -> None:
         role, is_new = _role(hello), peer.role is None
         if not is_new and (peer.role is not Role.WATCH or role is not Role.ATTACH):
             return  # said twice; who watches may ask to write
@@ -191,7 +191,7 @@ class Peers:
             peer.widen()
             self._orders.seat(peer, hello)
 
-    def _seat_or_watch(self, peer: Peer) -> Role:
+    def _seat_or_watch(self, peer: ShimClient) -> Role:
         """Make `peer` the attached one, if it may be, and return its role."""
         former = self.attached
         if former is not None and not self._newest_writes:
@@ -214,7 +214,7 @@ class Peers:
             again: Callable[[], None] = self._mind_the_silent
             self.loop.set_timer("hello", self.loop.now() + _HELLO_PATIENCE_S / 2, again)
 
-    def _those_of(self, *roles: Role) -> list[Peer]:
+    def _those_of(self, *roles: Role) -> list[ShimClient]:
         return [peer for peer in self._all if peer.role in roles]
 
 

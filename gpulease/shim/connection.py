@@ -44,17 +44,17 @@ class Host(Protocol):
     def loop(self) -> Loop:
         """Where the connection is watched."""
 
-    def handle(self, peer: "Peer", kind: FrameKind, payload: bytes) -> None:
+    def handle(self, peer: "ShimClient", kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a peer."""
 
     def met_bug(self, error: Exception) -> None:
         """Put on record that a frame made this process fail, whatever was in it."""
 
-    def lost(self, peer: "Peer") -> None:
+    def lost(self, peer: "ShimClient") -> None:
         """Forget a peer whose connection has ended."""
 
 
-class Peer:
+class ShimClient:
     """One connection."""
 
     def __init__(self, host: Host, sock: socket.socket, uid: int, now: float) -> None:

@@ -14,7 +14,7 @@ LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
 
 
-class IdentityOrder(NamedTuple):
+class IdentitySpec(NamedTuple):
     """Whom to become."""
 
     uid: int
@@ -24,7 +24,7 @@ class IdentityOrder(NamedTuple):
     """None: those that the user database gives."""
 
 
-class TerminalOrder(NamedTuple):
+class TerminalSpec(NamedTuple):
     """The pseudo-terminal that a worker gets."""
 
     rows: int
@@ -36,31 +36,31 @@ class TerminalOrder(NamedTuple):
     """Whether standard error is the terminal as well; otherwise it is a pipe of its own."""
 
 
-class EarlySignalOrder(NamedTuple):
+class EarlySignalSpec(NamedTuple):
     """A signal for the main process, so long before its time is over."""
 
     signal: int
     before_s: float
 
 
-class ShimOrder(NamedTuple):
+class ShimSpec(NamedTuple):
     """The shim's part of a launch."""
 
     job: int
     directory: str
-    identity: IdentityOrder | None
+    identity: IdentitySpec | None
     stdin: bool
     awaits_attach: bool
     time_limit_s: float | None
     grace_s: float
     log_limit: int
-    terminal: TerminalOrder | None = None
-    early_signal: EarlySignalOrder | None = None
+    terminal: TerminalSpec | None = None
+    early_signal: EarlySignalSpec | None = None
     keep_free: int = 0
     """Bytes of the disk that the logs leave free."""
 
 
-class WorkerOrder(NamedTuple):
+class WorkerSpec(NamedTuple):
     """The worker's part of a launch."""
 
     argv: tuple[str, ...]
@@ -71,18 +71,18 @@ class WorkerOrder(NamedTuple):
     nice: int
 
 
-def pack(shim: ShimOrder, worker: WorkerOrder) -> bytes:
+def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
     """Write a request."""
     return json.dumps(shim).encode() + b"\n" + json.dumps(worker).encode()
 
 
-def read_shim_order(request: int) -> ShimOrder:
+def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    order = ShimOrder(*json.loads(_first_line(request)))
+    order = ShimSpec(*json.loads(_first_line(request)))
     return order._replace(
         identity=None if order.identity is None else _identity(*order.identity),
         terminal=None if order.terminal is None else _terminal(*order.terminal),
-        early_signal=None if order.early_signal is None else EarlySignalOrder(*order.early_signal),
+        early_signal=None if order.early_signal is None else EarlySignalSpec(*order.early_signal),
     )
 
 
@@ -94,17 +94,17 @@ def _first_line(request: int) -> bytes:
     return text.partition(b"\n")[0]
 
 
-def _identity(uid: int, gid: int, user: str, groups: Iterable[int] | None) -> IdentityOrder:
-    return IdentityOrder(uid, gid, user, None if groups is None else tuple(groups))
+def _identity(uid: int, gid: int, user: str, groups: Iterable[int] | None) -> IdentitySpec:
+    return IdentitySpec(uid, gid, user, None if groups is None else tuple(groups))
 
 
 def _terminal(
     rows: int, columns: int, attributes: Iterable[int] | None, stderr: bool
-) -> TerminalOrder:
-    return TerminalOrder(rows, columns, None if attributes is None else tuple(attributes), stderr)
+) -> TerminalSpec:
+    return TerminalSpec(rows, columns, None if attributes is None else tuple(attributes), stderr)
 
 
-def read_worker_order(request: int) -> WorkerOrder:
+def read_worker_spec(request: int) -> WorkerSpec:
     """Read the worker's part of the request that is open as `request`."""
     text = os.pread(request, os.fstat(request).st_size, 0)
-    return WorkerOrder(*json.loads(text.partition(b"\n")[2]))
+    return WorkerSpec(*json.loads(text.partition(b"\n")[2]))

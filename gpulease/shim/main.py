@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpulease.shim import linux, worker
-from gpulease.shim.launch_request import IdentityOrder, ShimOrder, read_shim_order
+from gpulease.shim.launch_request import IdentitySpec, ShimSpec, read_shim_spec
 from gpulease.shim.log_file import JobLog
 from gpulease.shim.record import Chronicle, Failure, claim
 from gpulease.shim.supervisor import Supervisor
@@ -46,7 +46,7 @@ def run(request: int, status: int, title: tuple[int, int] | None) -> None:
     report = Status(status)
     try:
         children = _become_shim()
-        order = read_shim_order(request)
+        order = read_shim_spec(request)
         linux.set_title(title, f"gpulease-shim: job {order.job}")
         _launch(order, request, report, children)
     except StepFailed as failed:
@@ -73,7 +73,7 @@ def _become_shim() -> int:
     return receiver
 
 
-def _launch(order: ShimOrder, request: int, report: Status, children: int) -> None:
+def _launch(order: ShimSpec, request: int, report: Status, children: int) -> None:
     with step("directory", f"cannot open the job's directory {order.directory}"):
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         directory = os.open(order.directory, flags)
@@ -92,7 +92,7 @@ def _launch(order: ShimOrder, request: int, report: Status, children: int) -> No
 
 
 def _company(
-    order: ShimOrder,
+    order: ShimSpec,
     request: int,
     report: Status,
     children: int,
@@ -120,7 +120,7 @@ def _company(
         raise
 
 
-def _take(wanted: IdentityOrder) -> None:
+def _take(wanted: IdentitySpec) -> None:
     sentence = f"cannot become {wanted.user}"
     try:
         with step("identity", sentence):
@@ -129,13 +129,13 @@ def _take(wanted: IdentityOrder) -> None:
         raise StepFailed(Failure("identity", None, f"{sentence}: {error}")) from error
 
 
-def _open_log(directory: int, name: str, order: ShimOrder) -> JobLog:
+def _open_log(directory: int, name: str, order: ShimSpec) -> JobLog:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(name, flags, 0o600, dir_fd=directory)
     return JobLog(fd, order.log_limit, order.keep_free)
 
 
-def _listen(directory: int, order: ShimOrder) -> socket.socket:
+def _listen(directory: int, order: ShimSpec) -> socket.socket:
     """Make the job's socket; through the descriptor, since addresses are short and paths long."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)

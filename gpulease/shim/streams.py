@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gpulease.event_loop import Loop
-from gpulease.shim.clients import Peers
-from gpulease.shim.connection import Peer
+from gpulease.shim.clients import ShimClients
+from gpulease.shim.connection import ShimClient
 from gpulease.shim.linux import tee
 from gpulease.shim.log_file import JobLog
 from gpulease.wire.frames import FrameKind, frame
@@ -35,7 +35,7 @@ class Output:
     def __init__(
         self,
         loop: Loop,
-        peers: Peers,
+        peers: ShimClients,
         kind: FrameKind,
         fd: int | None,
         log: JobLog,
@@ -70,7 +70,7 @@ class Output:
         begin = "\n" if self._log.is_mid_line else ""
         self._log.write(f"{begin}[gpulease: {text}]\n".encode(errors="replace"))
 
-    def replay(self, peer: Peer) -> None:
+    def replay(self, peer: ShimClient) -> None:
         """Send the end of the log to a peer that came late."""
         if last := self._log.tail(_REPLAY):
             peer.send(frame(self._kind, last))

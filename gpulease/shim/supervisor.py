@@ -17,9 +17,9 @@ from typing import Any
 
 from gpulease.event_loop import Loop
 from gpulease.shim import process_tree
-from gpulease.shim.clients import Peers
-from gpulease.shim.connection import Payload, Peer, Role
-from gpulease.shim.launch_request import EarlySignalOrder, ShimOrder
+from gpulease.shim.clients import ShimClients
+from gpulease.shim.connection import Payload, Role, ShimClient
+from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
 from gpulease.shim.log_file import JobLog
 from gpulease.shim.main_process import MainProcess
 from gpulease.shim.record import Chronicle, Failure, failure
@@ -42,7 +42,7 @@ class TimeLimit:
         self,
         loop: Loop,
         limit_s: float | None,
-        early: EarlySignalOrder | None,
+        early: EarlySignalSpec | None,
         warn: Callable[[int], None],
         end: Callable[[], None],
     ) -> None:
@@ -110,7 +110,7 @@ class Supervisor:
 
     def __init__(
         self,
-        order: ShimOrder,
+        order: ShimSpec,
         chronicle: Chronicle,
         listener: socket.socket,
         uids: tuple[int, int],
@@ -118,7 +118,7 @@ class Supervisor:
         children: int,
     ) -> None:
         self._loop = Loop()
-        self._peers = Peers(self._loop, listener, uids, order.terminal is not None, self)
+        self._peers = ShimClients(self._loop, listener, uids, order.terminal is not None, self)
         self._chronicle = chronicle
         self._report = report
         self._children = children
@@ -288,7 +288,7 @@ class Supervisor:
 
     # What peers want.
 
-    def welcome(self, peer: Peer) -> None:
+    def welcome(self, peer: ShimClient) -> None:
         """Tell a new peer what happened before it came: news, and output if it wants any."""
         told, held = self._chronicle, None
         if peer.role is Role.ATTACH:
@@ -307,7 +307,7 @@ class Supervisor:
             _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
         _tell(peer, FrameKind.EXITED, told.exited)
 
-    def seat(self, peer: Peer, hello: Payload) -> None:
+    def seat(self, peer: ShimClient, hello: Payload) -> None:
         """Let this peer write from now on, on a terminal of the size that its HELLO may tell."""
         self._peers.release()
         self._loop.cancel_timer("attach")
@@ -320,7 +320,7 @@ class Supervisor:
             if self._terminal is not None:
                 self._terminal.ask_to_redraw()
 
-    def obey(self, peer: Peer, kind: FrameKind, payload: bytes) -> None:
+    def obey(self, peer: ShimClient, kind: FrameKind, payload: bytes) -> None:
         """Carry out what a peer asks for, if it may, and if there is a worker still."""
         if kind < FrameKind.HELLO:
             raise BadFrame("a frame that only a shim may send")
@@ -360,7 +360,7 @@ class Supervisor:
         if self._terminal is not None:
             self._terminal.resize(rows, columns)
 
-    def _obey_master(self, peer: Peer, kind: FrameKind, content: Payload) -> None:
+    def _obey_master(self, peer: ShimClient, kind: FrameKind, content: Payload) -> None:
         if peer.role is not Role.CONTROL:
             peer.refuse("only the daemon may control a job this way")
         elif kind is FrameKind.STOP:
@@ -375,6 +375,6 @@ class Supervisor:
         self._peers.tell(kind, content)
 
 
-def _tell(peer: Peer, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
+def _tell(peer: ShimClient, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
     if content is not None:
         peer.tell(kind, content)

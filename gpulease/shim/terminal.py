@@ -13,7 +13,7 @@ import struct
 import termios
 from collections.abc import Sequence
 
-from gpulease.shim.launch_request import TerminalOrder
+from gpulease.shim.launch_request import TerminalSpec
 
 _LARGEST_SIZE = 0xFFFF
 _WINDOW = struct.Struct("HHHH")
@@ -24,7 +24,7 @@ _LFLAG, _CONTROLS = 3, 6
 _NONSENSE = (termios.error, ArithmeticError, TypeError, ValueError)
 
 
-class Terminal:
+class PseudoTerminal:
     """Both ends of a pseudo-terminal, as a shim holds them."""
 
     def __init__(self, master: int, slave: int) -> None:
@@ -65,13 +65,13 @@ class Terminal:
         return character * (2 if in_a_line and by_lines else 1)
 
 
-def open_terminal(order: TerminalOrder) -> Terminal:
+def open_terminal(order: TerminalSpec) -> PseudoTerminal:
     """Make a pseudo-terminal, which belongs to whom this process runs as.
 
     Raises:
         OSError: there is none to be had.
     """
-    terminal = Terminal(*os.openpty())
+    terminal = PseudoTerminal(*os.openpty())
     if order.attributes is not None:
         _take_over(terminal.slave, order.attributes)
     terminal.resize(order.rows, order.columns)

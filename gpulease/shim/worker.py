@@ -21,11 +21,11 @@ from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import NamedTuple, NoReturn
 
 from gpulease.shim.launch_request import (
-    IdentityOrder,
-    ShimOrder,
-    TerminalOrder,
-    WorkerOrder,
-    read_worker_order,
+    IdentitySpec,
+    ShimSpec,
+    TerminalSpec,
+    WorkerSpec,
+    read_worker_spec,
 )
 from gpulease.shim.linux import (
     die_with_parent,
@@ -34,7 +34,7 @@ from gpulease.shim.linux import (
     leave_session_keyring,
 )
 from gpulease.shim.record import EXEC, Failure
-from gpulease.shim.terminal import Terminal, come_to_the_foreground, open_terminal
+from gpulease.shim.terminal import PseudoTerminal, come_to_the_foreground, open_terminal
 
 
 class StepFailed(Exception):
@@ -173,7 +173,7 @@ class Worker(NamedTuple):
     stdout: int
     stderr: int | None
     """None: standard error is the terminal."""
-    terminal: Terminal | None
+    terminal: PseudoTerminal | None
     """What it runs on; `stdin` and `stdout` are two descriptors of its master then."""
 
 
@@ -186,7 +186,7 @@ class _Ends(NamedTuple):
     complaint: int
 
 
-def start_worker(request: int, order: ShimOrder) -> Worker:
+def start_worker(request: int, order: ShimSpec) -> Worker:
     """Fork the worker of the request that is open as `request`.
 
     Called as the user: whoever makes a pipe or a terminal owns it, and the worker may want to open
@@ -226,14 +226,16 @@ def _pipes(wants_stdin: bool, complaint: int) -> tuple[_Ours, _Ends]:
     return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, complaint)
 
 
-def _terminal(order: TerminalOrder) -> Terminal:
+def _terminal(order: TerminalSpec) -> PseudoTerminal:
     with step("terminal", "cannot make a terminal for the job", _TERMINAL_HINT):
         terminal = open_terminal(order)
         terminal.control()
         return terminal
 
 
-def _terminal_ends(terminal: Terminal, for_stderr: bool, complaint: int) -> tuple[_Ours, _Ends]:
+def _terminal_ends(
+    terminal: PseudoTerminal, for_stderr: bool, complaint: int
+) -> tuple[_Ours, _Ends]:
     slave, stderr = terminal.slave, None
     stderr_end = slave
     if not for_stderr:
@@ -257,7 +259,7 @@ def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
 def _be_worker(request: int, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
     complaint = ends.complaint
     try:
-        order = read_worker_order(request)
+        order = read_worker_spec(request)
         _lead_group(ends.stdin if on_terminal else None)
         _start_afresh(shim)
         complaint = _settle_descriptors(ends)
@@ -311,7 +313,7 @@ def _close(fd: int) -> None:
         return  # the listing names the descriptor that it was read through
 
 
-def _settle(order: WorkerOrder) -> None:
+def _settle(order: WorkerSpec) -> None:
     with step("cwd", f"cannot start in {shown(order.cwd)}", _CWD_HINT):
         os.chdir(os.fsencode(order.cwd))
     os.umask(order.umask)
@@ -346,7 +348,7 @@ class NotTaken(Exception):
     """The kernel said yes, and yet this process is still someone else."""
 
 
-def take(identity: IdentityOrder) -> None:
+def take(identity: IdentitySpec) -> None:
     """Take uid, gid and groups, in all their real, effective and saved kinds.
 
     Afterwards only root may trace this process or look at its descriptors: they were opened with
@@ -372,7 +374,7 @@ def take(identity: IdentityOrder) -> None:
     _verify(identity)
 
 
-def _verify(identity: IdentityOrder) -> None:
+def _verify(identity: IdentitySpec) -> None:
     if os.getresuid() != (identity.uid,) * 3 or os.getresgid() != (identity.gid,) * 3:
         raise NotTaken(f"still uid {os.getresuid()} and gid {os.getresgid()}")
     if identity.groups is not None and set(os.getgroups()) != set(identity.groups):

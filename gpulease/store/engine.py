@@ -83,7 +83,7 @@ _PRIMARY = 0xFF
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite says of the file of a running daemon into an error for users.
 
     Raises:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.health import Ailment, Drain, GpuEvent, Standing
+from gpulease.domain.health import Drain, GpuAvailability, GpuEvent, HardwareFault
 from gpulease.store.tables import GpuEventRow, GpuRow
 
 MOST_EVENTS = 200
@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 
 
-def standings(connection: Connection) -> Mapping[GpuUuid, Standing]:
+def standings(connection: Connection) -> Mapping[GpuUuid, GpuAvailability]:
     """Return the standing of each GPU that has more to it than nothing."""
     something = or_(*(column.is_not(None) for column in _COLUMNS))
     rows = connection.execute(select(GpuRow.uuid, *_COLUMNS).where(something))
@@ -41,15 +41,15 @@ def _standing(
     kind: str | None,
     seen_at: datetime | None,
     excused: str | None,
-) -> Standing:
-    return Standing(
+) -> GpuAvailability:
+    return GpuAvailability(
         None if drained is None else Drain(by, drained, drained_at),
-        Ailment(kind or "fault", why, seen_at) if why and seen_at else None,
+        HardwareFault(kind or "fault", why, seen_at) if why and seen_at else None,
         excused,
     )
 
 
-def set_standing(connection: Connection, gpu: GpuUuid, standing: Standing) -> None:
+def set_standing(connection: Connection, gpu: GpuUuid, standing: GpuAvailability) -> None:
     """Store what keeps new leases off a GPU that the record knows."""
     drain, ailment = standing.drain, standing.ailment
     connection.execute(

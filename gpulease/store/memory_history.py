@@ -47,7 +47,7 @@ class Sample:
     gpus: tuple[GpuMemory, ...]
 
 
-class Occupancy:
+class MemoryHistory:
     """Writes, thins and reads the history of GPU memory."""
 
     def __init__(self, store: SqlStore) -> None:

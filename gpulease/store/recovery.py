@@ -206,7 +206,7 @@ _ORPHANS = ("events", "invocations", "holders", "pools", "leases")
 
 
 @dataclass(slots=True)
-class Tally:
+class SalvageCounts:
     """What was saved, by table: rows of the damaged file, of its copies, and rows left out."""
 
     saved: dict[str, int] = field(default_factory=dict)
@@ -229,7 +229,9 @@ def is_sound(path: Path) -> bool:
         return False
 
 
-def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int = 0) -> Tally:
+def rebuild(
+    target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int = 0
+) -> SalvageCounts:
     """Write a new database at `target`; rows of `copies` only fill what `damaged` lost.
 
     Ids up to `taken` were given in any case, whatever the files say.
@@ -245,8 +247,10 @@ def rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: in
         raise at_start(target, error) from error
 
 
-def _rebuild(target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int) -> Tally:
-    tally = Tally()
+def _rebuild(
+    target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int
+) -> SalvageCounts:
+    tally = SalvageCounts()
     revision = next((it.revision for it in (damaged, *copies) if it.revision), None)
     target.touch(mode=0o600)
     engine = open_engine(target)
@@ -273,7 +277,7 @@ def _fill(
     name: str,
     damaged: Salvage,
     copies: Sequence[Salvage],
-    tally: Tally,
+    tally: SalvageCounts,
 ) -> None:
     table = damaged.tables.get(name)
     if table is not None:
@@ -313,7 +317,7 @@ def _insert(
     return written
 
 
-def _mend(connection: sqlite3.Connection, tally: Tally) -> None:
+def _mend(connection: sqlite3.Connection, tally: SalvageCounts) -> None:
     """Leave nothing that points to what is not there; a GPU is known again by its lease."""
     connection.execute(
         "INSERT INTO gpus (uuid, gpu_index, name, first_seen_at, last_seen_at) "
@@ -356,7 +360,7 @@ def _sequence(source: Salvage) -> int | None:
     return None
 
 
-def _drop_unreadable(engine: Engine, tally: Tally) -> None:
+def _drop_unreadable(engine: Engine, tally: SalvageCounts) -> None:
     """Remove what keeps the rules of the tables and yet means nothing."""
     writing = engine.connect().execution_options(**WRITES)
     with writing as connection, connection.begin(), Session(connection) as session:

@@ -27,7 +27,7 @@ AT_ONCE = 500
 """Jobs in a transaction, so that a submission waits for no more than that."""
 
 
-class Pruning:
+class Retention:
     """Finds and forgets old jobs."""
 
     def __init__(self, store: SqlStore) -> None:

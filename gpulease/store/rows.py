@@ -10,17 +10,17 @@ from typing import Any
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import (
-    Account,
+    CommandFingerprint,
     EarlySignal,
     Exit,
     Holder,
     Invocation,
     Job,
+    JobUsage,
     Outcome,
     Owner,
     Process,
-    Shape,
-    Terminal,
+    TerminalSettings,
 )
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
@@ -64,7 +64,7 @@ def job_values(job: Job) -> dict[str, object]:
     }
 
 
-def _account_values(account: Account) -> dict[str, object]:
+def _account_values(account: JobUsage) -> dict[str, object]:
     shape = account.shape
     return {
         "alike": shape and shape.alike,
@@ -78,10 +78,10 @@ def _account_values(account: Account) -> dict[str, object]:
     }
 
 
-def _account_of(row: JobRow) -> Account:
+def _account_of(row: JobRow) -> JobUsage:
     known = row.alike is not None and row.same is not None
-    return Account(
-        shape=Shape(row.alike or "", row.same or "") if known else None,
+    return JobUsage(
+        shape=CommandFingerprint(row.alike or "", row.same or "") if known else None,
         sized=row.sized,
         retry=None if row.retry is None else Fraction(row.retry),
         attempt=row.attempt,
@@ -221,9 +221,9 @@ def unpack(row: InvocationRow) -> Invocation:
     )
 
 
-def _terminal_of(content: dict[str, Any]) -> Terminal:
+def _terminal_of(content: dict[str, Any]) -> TerminalSettings:
     attributes = content["attributes"]
-    return Terminal(**{**content, "attributes": attributes and tuple(attributes)})
+    return TerminalSettings(**{**content, "attributes": attributes and tuple(attributes)})
 
 
 def _early_signal_values(wanted: EarlySignal) -> dict[str, int]:

@@ -31,7 +31,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, Shape
+from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import Run
 from gpulease.service.ports import Tally
@@ -122,7 +122,7 @@ line."""
 
 
 def runs_like(
-    connection: Connection, uid: int, shape: Shape, gpus: int, most: int
+    connection: Connection, uid: int, shape: CommandFingerprint, gpus: int, most: int
 ) -> Sequence[Run]:
     """Return the latest runs like this one of which the use is known, latest first.
 
@@ -150,7 +150,7 @@ def runs_like(
     ]
 
 
-class Tallies:
+class UserCounts:
     """The counts of all users, by the live jobs and the sizes of their invocations in bytes."""
 
     def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
@@ -165,7 +165,7 @@ class Tallies:
 
     def of_after(self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]) -> Tally:
         """Return what a user would have after `changes`, each as `note` takes it."""
-        after = Tallies((), {})
+        after = UserCounts((), {})
         after._of = {uid: self.of(uid)}
         for before, job, size in changes:
             if job.owner.uid == uid:

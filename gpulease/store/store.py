@@ -24,17 +24,24 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.health import GpuEvent, Standing
+from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event
 from gpulease.store import gpus, statements
 from gpulease.store.database_file import Presence, Reserve
-from gpulease.store.engine import WRITES, at_start, be_patient, may_lack_space, open_engine, told
+from gpulease.store.engine import (
+    WRITES,
+    at_start,
+    be_patient,
+    may_lack_space,
+    open_engine,
+    translate_errors,
+)
 from gpulease.store.rows import unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import Tallies, drained_gpus, invocation_sizes, jobs_where
+from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
 from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
 
@@ -63,7 +70,7 @@ class SqlStore:
                     job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
                 }
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
-                self._tallies = Tallies(self._live.values(), invocation_sizes(session))
+                self._tallies = UserCounts(self._live.values(), invocation_sizes(session))
         except DatabaseError as error:
             raise at_start(path, error.orig) from error
         except OSError as error:
@@ -105,7 +112,7 @@ class SqlStore:
         Raises:
             RecordUnwritable: the file cannot be written at this moment, or is damaged.
         """
-        with self._writing, told(self.path):
+        with self._writing, translate_errors(self.path):
             self.reserve.release_in_need()
             self._presence.ensure()
             try:
@@ -136,7 +143,7 @@ class SqlStore:
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:
-        with told(self.path), Session(self.engine) as session:
+        with translate_errors(self.path), Session(self.engine) as session:
             yield session
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
@@ -174,18 +181,22 @@ class SqlStore:
 
         As last read, where the file cannot be read: there is still a status to be shown.
         """
-        with suppress(RecordUnwritable), told(self.path), self.engine.connect() as connection:
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self.path),
+            self.engine.connect() as connection,
+        ):
             self._drained = drained_gpus(connection)
         return self._drained
 
-    def standings(self) -> Mapping[GpuUuid, Standing]:
+    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
-        with told(self.path), self.engine.connect() as connection:
+        with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.standings(connection)
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest entries about the health of all GPUs, oldest first."""
-        with told(self.path), self.engine.connect() as connection:
+        with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:

@@ -7,15 +7,15 @@ from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.health import GpuEvent, Standing
-from gpulease.domain.job import Invocation, Job, Shape, with_over_for
+from gpulease.domain.health import GpuAvailability, GpuEvent
+from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import Run
 from gpulease.errors import NoSuchJob
-from gpulease.service.ports import Event, Order, Tally
+from gpulease.service.ports import Event, Submission, Tally
 from gpulease.store import gpus, statements
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
-from gpulease.store.statements import Tallies, drained_gpus, jobs_where, runs_like
+from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
 from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 
 
@@ -27,7 +27,7 @@ class SqlTransaction:
         connection: Connection,
         live: Mapping[JobId, Job],
         known_gpus: frozenset[GpuUuid],
-        tallies: Tallies,
+        tallies: UserCounts,
     ) -> None:
         self._connection = connection
         self._tallies = tallies
@@ -60,11 +60,11 @@ class SqlTransaction:
         """Return the GPUs on which nothing more may be granted, and why."""
         return drained_gpus(self._connection)
 
-    def standings(self) -> Mapping[GpuUuid, Standing]:
+    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
         return gpus.standings(self._connection)
 
-    def set_standing(self, gpu: GpuUuid, standing: Standing) -> None:
+    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         """Store what keeps new leases off a GPU that is known."""
         gpus.set_standing(self._connection, gpu, standing)
 
@@ -99,11 +99,11 @@ class SqlTransaction:
                 raise NoSuchJob(f"cannot start job {job} again: it has ended")
             return unpack(row)
 
-    def runs(self, uid: int, shape: Shape, gpus: int, most: int) -> Sequence[Run]:
+    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
         """Return the latest runs like this one of which the use is known, latest first."""
         return runs_like(self._connection, uid, shape, gpus, most)
 
-    def add(self, order: Order, at: datetime) -> Job:
+    def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
         values = job_values(order.queued(JobId(0), at))
         number = self._connection.execute(statements.ADD_JOB, values).scalar_one()

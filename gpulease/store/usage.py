@@ -17,7 +17,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import LATEST, Kind
 from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
-from gpulease.store.engine import told
+from gpulease.store.engine import translate_errors
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import JobRow, LeaseRow, PoolRow
 
@@ -49,7 +49,7 @@ class Pools:
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
         """Return what is stored of one job."""
-        with told(self._store.path), Session(self._store.engine) as session:
+        with translate_errors(self._store.path), Session(self._store.engine) as session:
             rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
             return [_seen(row) for row in rows]
 
@@ -67,7 +67,7 @@ class Pools:
         )
         with (
             suppress(RecordUnwritable),
-            told(self._store.path),
+            translate_errors(self._store.path),
             Session(self._store.engine) as session,
         ):
             for row in session.scalars(wanted):
@@ -141,5 +141,5 @@ class Accounts:
             wanted = wanted.where(JobRow.user == user)
         if since is not None:
             wanted = wanted.where(JobRow.ended_at >= since)
-        with told(self._store.path), Session(self._store.engine) as session:
+        with translate_errors(self._store.path), Session(self._store.engine) as session:
             return [Use(*row) for row in session.execute(wanted)]

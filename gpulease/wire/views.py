@@ -307,7 +307,7 @@ class GpuView:
 
 
 @dataclass(slots=True)
-class StandingView:
+class GpuAvailabilityView:
     """Whether a GPU takes new leases, after somebody drained or resumed it."""
 
     gpu: str
@@ -322,7 +322,7 @@ class StandingView:
 
 
 @dataclass(slots=True)
-class RungView:
+class EnforcementLevelView:
     """One of the things that can hold jobs to their leases, and whether it does on this machine."""
 
     rung: str
@@ -344,7 +344,7 @@ class StatusView:
     at: str
     gpus: list[GpuView]
     jobs: list[JobView]
-    enforcement: list[RungView] = field(default_factory=list)
+    enforcement: list[EnforcementLevelView] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -22,10 +22,10 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import RecordUnwritable
 from gpulease.host import cgroups, scopes
-from gpulease.host.enforcement import Lifting, Renewing
-from gpulease.host.launch import Surroundings, launch_of
+from gpulease.host.enforcement import LimitRemoval, LimitRestore
+from gpulease.host.launch import LaunchContext, launch_of
 from gpulease.host.launcher import Launcher
-from gpulease.host.sandbox import Enclosure
+from gpulease.host.sandbox import Sandbox
 from gpulease.host.shim_control import has_scope
 from gpulease.service.ports import NotLimited
 from gpulease.shim.record import read_record
@@ -88,7 +88,7 @@ class Rig:
     def lease(self, directory: Path, memory: dict[GpuUuid, int], **variables: str) -> Any:
         """Launch a job with leases as the daemon does; return what it found in its environment."""
         cards = {uuid: reading(uuid, total=80 * G) for uuid in (FIRST, SECOND)}
-        around = Surroundings(
+        around = LaunchContext(
             installation="x",
             as_other_users=False,
             simulated=False,
@@ -105,7 +105,7 @@ class Rig:
         made = launch_of(job, invocation, directory, around)
 
         async def scenario() -> None:
-            launcher = Launcher(enclose=Enclosure(lambda: self.limiter, self.note, self.make))
+            launcher = Launcher(enclose=Sandbox(lambda: self.limiter, self.note, self.make))
             await launcher.launch(made)
             await launcher.close()
 
@@ -117,7 +117,7 @@ class Rig:
         launch = shell(directory, script, job=self.job, memory=memory)
 
         async def scenario() -> None:
-            enclosure = Enclosure(lambda: self.limiter, self.note, self.make)
+            enclosure = Sandbox(lambda: self.limiter, self.note, self.make)
             launcher = Launcher(enclose=enclosure)
             await launcher.launch(launch)
             await launcher.close()
@@ -229,10 +229,10 @@ def test_the_limits_of_an_ended_job_are_lifted_while_its_cgroup_is_there(
     end(directory)
     wait_until(lambda: not cgroups.members(rig.job), "the scope is empty")
     assert rig.limits() == {FIRST: G}
-    other = Lifting(rig.limiter, lambda job: False)
+    other = LimitRemoval(rig.limiter, lambda job: False)
     run(other.of(JobId(rig.job), [FIRST]))
     assert rig.limits() == {FIRST: G}, "the scope of another daemon"
-    run(Lifting(rig.limiter, lambda job: has_scope(directory)).of(JobId(rig.job), [FIRST]))
+    run(LimitRemoval(rig.limiter, lambda job: has_scope(directory)).of(JobId(rig.job), [FIRST]))
     assert rig.limits() == {}
 
 
@@ -240,7 +240,7 @@ def test_what_ended_while_no_daemon_was_there_is_lifted_and_what_lives_is_not(
     rig: Rig, directory: Path
 ) -> None:
     rig.launch(directory, "sleep 1000", {FIRST: G})
-    lifting = Lifting(rig.limiter, lambda job: job == rig.job)
+    lifting = LimitRemoval(rig.limiter, lambda job: job == rig.job)
     run(lifting.of_all_but({JobId(rig.job)}, [FIRST, SECOND]))
     assert rig.limits() == {FIRST: G}
     run(lifting.of_all_but(set(), [FIRST, SECOND]))
@@ -249,7 +249,7 @@ def test_what_ended_while_no_daemon_was_there_is_lifted_and_what_lives_is_not(
 
 def test_a_cgroup_that_has_gone_needs_no_lifting(rig: Rig) -> None:
     by_hand.kill_and_remove(rig.scope)
-    run(Lifting(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
+    run(LimitRemoval(rig.limiter, lambda job: True).of(JobId(rig.job), [FIRST]))
     assert not any("SetMemoryLimits" in call for call in rig.stand_in.calls())
     rig.scope.mkdir()
 
@@ -263,7 +263,7 @@ def test_a_driver_without_limits_leaves_no_line_for_each_job_that_ends(
         by_hand.scope() as (job, _),
         ProbeProcess(older.environment(), deadline=1.0) as probe,
     ):
-        lifting = Lifting(Limiter(probe), lambda _: True)
+        lifting = LimitRemoval(Limiter(probe), lambda _: True)
         for _ in range(100):
             run(lifting.of(JobId(job), [FIRST]))
         assert [each.getMessage() for each in caplog.records] == []
@@ -274,11 +274,11 @@ def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
 ) -> None:
     caplog.set_level(logging.INFO)
     rig.stand_in.change(0, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
-    lifting = Lifting(rig.limiter, lambda _: True)
+    lifting = LimitRemoval(rig.limiter, lambda _: True)
     for _ in range(20):
         run(lifting.of(JobId(rig.job), [FIRST, SECOND]))
     (line,) = [each.getMessage() for each in caplog.records]
-    assert FIRST in line
+    assert FIRST[:12] in line
 
 
 def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, director
         raise RecordUnwritable("the disk is full", "make room")
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=Enclosure(lambda: rig.limiter, refuse, rig.make))
+        launcher = Launcher(enclose=Sandbox(lambda: rig.limiter, refuse, rig.make))
         with pytest.raises(RecordUnwritable):
             await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
         await launcher.close()
@@ -299,7 +299,7 @@ def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, director
 
 def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
     async def scenario() -> None:
-        launcher = Launcher(enclose=Enclosure(lambda: None, rig.note, rig.make))
+        launcher = Launcher(enclose=Sandbox(lambda: None, rig.note, rig.make))
         await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
         await launcher.close()
 
@@ -321,7 +321,7 @@ class Renewed:
         claim = Claim(memory=3 * G)
         job = Job(JobId(rig.job), ALICE, "", "x", claim, NOON, State.ACTIVE, leases=leases)
         self.job = job
-        run(Renewing(rig.limiter, lambda _: True, self._note).of([job], self._tell))
+        run(LimitRestore(rig.limiter, lambda _: True, self._note).of([job], self._tell))
 
     async def _note(self, job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
         self.noted.append((limits, said))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.errors import LaunchFailed
-from gpulease.host.launcher import Identity, Launch
+from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.host.shim_control import stop
 from gpulease.wire.frames import FrameKind
 from process_rig import (
@@ -47,7 +47,7 @@ def directory() -> Iterator[Path]:
 
 
 def as_user(launch: Launch, user: pwd.struct_passwd, groups: tuple[int, ...] | None = ()) -> Launch:
-    identity = Identity(user.pw_uid, user.pw_gid, user.pw_name, groups)
+    identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, groups)
     return dataclasses.replace(launch, identity=identity)
 
 
@@ -283,7 +283,7 @@ def test_the_protection_of_the_daemon_is_not_the_jobs(
 
 
 def test_a_name_that_does_not_resolve_is_no_obstacle(directory: Path) -> None:
-    nobody = Identity(54321, 54321, "no-such-user-here", (54321,))
+    nobody = UserIdentity(54321, 54321, "no-such-user-here", (54321,))
 
     ended = finish(launch_of(directory, "/bin/sh", "-c", "id -u", identity=nobody))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.host.launcher import Identity
+from gpulease.host.launcher import UserIdentity
 from gpulease.host.shim_control import notify
-from gpulease.shim.launch_request import TerminalOrder
+from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import HEADER, FrameKind
 from process_rig import (
     Client,
@@ -25,7 +25,7 @@ from process_rig import (
 )
 
 HALF_A_LINE = "printf half >&2; read go; printf ' done\\n' >&2; echo out"
-TERMINAL = TerminalOrder(24, 80, None, stderr=True)
+TERMINAL = TerminalSpec(24, 80, None, stderr=True)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_jobs_own_user_can_send_none() -> None:
             stack.enter_context(ephemeral_user()),
             stack.enter_context(job_directory()),
         )
-        identity = Identity(user.pw_uid, user.pw_gid, user.pw_name, None)
+        identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, None)
         start(shell(directory, "sleep 1000", identity=identity))
         with Client(directory, "watch") as watcher:
             watcher.until(FrameKind.STARTED)

@@ -13,7 +13,7 @@ import pytest
 
 from gpulease.host.launcher import Launch
 from gpulease.host.shim_control import set_time_limit, stop
-from gpulease.shim.launch_request import EarlySignalOrder
+from gpulease.shim.launch_request import EarlySignalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
@@ -132,7 +132,7 @@ trap 'echo warned' USR1
 echo up
 while :; do sleep 1000 & wait $!; done
 """
-    early = EarlySignalOrder(int(signal.SIGUSR1), before_s)
+    early = EarlySignalSpec(int(signal.SIGUSR1), before_s)
     return shell(directory, script, early_signal=early, grace=timedelta(0), **changes)
 
 
@@ -175,10 +175,8 @@ def test_a_longer_limit_warns_anew_when_its_own_end_is_near(directory: Path) -> 
     assert output(directory) == "up\nwarned\nwarned\n"
 
 
-@pytest.mark.parametrize(
-    "early", [EarlySignalOrder(0, 7200.0), EarlySignalOrder(9999, 7200.0), None]
-)
-def test_what_is_no_signal_warns_no_one(directory: Path, early: EarlySignalOrder | None) -> None:
+@pytest.mark.parametrize("early", [EarlySignalSpec(0, 7200.0), EarlySignalSpec(9999, 7200.0), None])
+def test_what_is_no_signal_warns_no_one(directory: Path, early: EarlySignalSpec | None) -> None:
     ended = finish(shell(directory, "exit 5", time_limit=HOUR, early_signal=early))
 
     assert ended.exit_code == 5

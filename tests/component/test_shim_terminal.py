@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpulease.host.launcher import Identity, Launch
-from gpulease.shim.launch_request import TerminalOrder
+from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     PATH,
@@ -35,7 +35,7 @@ from process_rig import (
     wait_until,
 )
 
-PLAIN = TerminalOrder(rows=30, columns=100, attributes=None, stderr=True)
+PLAIN = TerminalSpec(rows=30, columns=100, attributes=None, stderr=True)
 CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = b"\x03", b"\x04", b"\x1a", b"\x1c"
 RAW = "stty raw -echo; "
 
@@ -46,14 +46,14 @@ def directory() -> Iterator[Path]:
         yield made
 
 
-def on_terminal(launch: Launch, order: TerminalOrder = PLAIN, *, awaited: bool = True) -> Launch:
+def on_terminal(launch: Launch, order: TerminalSpec = PLAIN, *, awaited: bool = True) -> Launch:
     environment = {**PATH, "TERM": "dumb", "PS1": "ready> "}
     return dataclasses.replace(
         launch, terminal=order, stdin=True, awaits_attach=awaited, environment=environment
     )
 
 
-def text_of(launch: Launch, order: TerminalOrder = PLAIN) -> str:
+def text_of(launch: Launch, order: TerminalSpec = PLAIN) -> str:
     """Return all that is shown of a job that needs no one to type."""
     start(on_terminal(launch, order))
     with Client(launch.directory, "attach") as client:
@@ -197,7 +197,7 @@ NONSENSE = [
 def test_attributes_that_make_no_sense_do_not_keep_a_job_from_running(
     directory: Path, numbers: tuple[int, ...]
 ) -> None:
-    order = TerminalOrder(rows=-5, columns=1 << 70, attributes=numbers, stderr=True)
+    order = TerminalSpec(rows=-5, columns=1 << 70, attributes=numbers, stderr=True)
 
     assert text_of(shell(directory, "stty sane; stty size"), order) == "0 65535\n"
 
@@ -485,7 +485,7 @@ with open("/dev/tty", "w") as terminal, open("/dev/stderr", "w") as error:
     print("by number", file=error)
 """
     with ephemeral_user() as user:
-        identity = Identity(user.pw_uid, user.pw_gid, user.pw_name, ())
+        identity = UserIdentity(user.pw_uid, user.pw_gid, user.pw_name, ())
         launch: Any = dataclasses.replace(python(directory, program), identity=identity)
         shown = text_of(launch)
         wait_until(lambda: not is_alive(directory), "the end of the shim")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulease.host.launcher import Launch
-from gpulease.shim.launch_request import TerminalOrder
+from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import FrameKind
 from process_rig import Client, job_directory, output, shell, start, wait_until
 
@@ -24,7 +24,7 @@ def directory() -> Iterator[Path]:
 
 
 def terminal_job(directory: Path, script: str) -> Launch:
-    order = TerminalOrder(rows=24, columns=80, attributes=None, stderr=True)
+    order = TerminalSpec(rows=24, columns=80, attributes=None, stderr=True)
     return shell(directory, script, terminal=order, stdin=True, awaits_attach=True)
 
 
@@ -69,7 +69,7 @@ def test_a_watcher_may_ask_to_write(directory: Path) -> None:
 
 def test_who_was_demoted_does_not_slow_the_job(directory: Path) -> None:
     script = f"stty -opost; echo up; read line; head -c {20 * MIB} /dev/zero; echo done >&2"
-    order = TerminalOrder(rows=24, columns=80, attributes=None, stderr=False)
+    order = TerminalSpec(rows=24, columns=80, attributes=None, stderr=False)
     start(shell(directory, script, terminal=order, stdin=True, awaits_attach=True))
     with Client(directory, "attach") as stalled:
         stalled.until(FrameKind.STDOUT)

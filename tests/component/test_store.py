@@ -27,7 +27,7 @@ from gpulease.domain.job import (
     Invocation,
     Job,
     Outcome,
-    Terminal,
+    TerminalSettings,
     back_in_queue,
     grant,
     main_exited,
@@ -38,9 +38,9 @@ from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.clock import follow_clock
-from gpulease.service.ports import Event, Order
+from gpulease.service.ports import Event, Submission
 from gpulease.store.gpus import MOST_EVENTS
-from gpulease.store.memory_history import GRADES, Occupancy, Sample
+from gpulease.store.memory_history import GRADES, MemoryHistory, Sample
 from gpulease.store.rows import pack, unpack
 from gpulease.store.schema import HEAD, MIGRATIONS
 from gpulease.store.store import SqlStore
@@ -66,7 +66,7 @@ def again(store: SqlStore) -> SqlStore:
     return SqlStore(store.path)
 
 
-def add(store: SqlStore, wanted: Order | None = None) -> Job:
+def add(store: SqlStore, wanted: Submission | None = None) -> Job:
     with store.write() as tx:
         return tx.add(wanted or order(), NOON)
 
@@ -162,7 +162,7 @@ def test_a_job_comes_back_with_its_terminal_its_grace_and_the_end_of_its_main_pr
     invocation = replace(
         wanted.invocation,
         groups=(4, 27),
-        terminal=Terminal(24, 80, (1, 2, 3), stderr=False),
+        terminal=TerminalSettings(24, 80, (1, 2, 3), stderr=False),
         early_signal=EarlySignal(10, timedelta(minutes=2)),
         grace=timedelta(seconds=5),
     )
@@ -362,7 +362,7 @@ def sample(seconds: float, used: int) -> Sample:
 def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quarter(
     store: SqlStore,
 ) -> None:
-    occupancy = Occupancy(store)
+    occupancy = MemoryHistory(store)
     occupancy.record([sample(n, n * 1024) for n in range(7200)], {})
     assert len(occupancy.history(GPU, NOON)) == 7200
     occupancy.thin(NOON + timedelta(hours=2))
@@ -381,7 +381,7 @@ def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quar
 
 
 def test_what_is_now_is_one_row_for_each_gpu(store: SqlStore) -> None:
-    occupancy = Occupancy(store)
+    occupancy = MemoryHistory(store)
     for n in range(3):
         occupancy.record([sample(n, n)], {})
     with store.engine.connect() as connection:
@@ -393,7 +393,7 @@ def test_peaks_only_rise(store: SqlStore) -> None:
     job = add(store)
     with store.write() as tx:
         tx.save(grant(job, Placement(((GPU, G),)), NOON), EVENT)
-    occupancy = Occupancy(store)
+    occupancy = MemoryHistory(store)
     for n, peak in enumerate((5, 9, 7)):
         occupancy.record([sample(n, 0)], {(job.id, GPU): peak})
     opened = again(store)
@@ -404,7 +404,7 @@ def test_peaks_only_rise(store: SqlStore) -> None:
     opened.close()
 
 
-def started(store: SqlStore, wanted: Order) -> Job:
+def started(store: SqlStore, wanted: Submission) -> Job:
     with store.write() as tx:
         job = grant(tx.add(wanted, NOON), Placement(((GPU, G),)), NOON)
         tx.save(worker_started(job, 1, 2, NOON) or job, EVENT)

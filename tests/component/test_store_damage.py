@@ -18,7 +18,7 @@ from gpulease.domain.placement import Placement
 from gpulease.errors import RecordUnwritable, StateUnusable
 from gpulease.service.ports import Event
 from gpulease.store.database_file import KEPT, all_copies, back_up
-from gpulease.store.recovery import Salvage, Tally, is_sound, rebuild, salvage
+from gpulease.store.recovery import Salvage, SalvageCounts, is_sound, rebuild, salvage
 from gpulease.store.store import SqlStore
 
 EVENT = Event(NOON, "test")
@@ -45,7 +45,7 @@ def filled(path: Path) -> Path:
     return path
 
 
-def recovered(path: Path, *copies: Path) -> tuple[SqlStore, Tally]:
+def recovered(path: Path, *copies: Path) -> tuple[SqlStore, SalvageCounts]:
     scratch = path.parent / "scratch"
     scratch.mkdir()
     model = copies[0] if copies else None

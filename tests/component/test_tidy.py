@@ -12,7 +12,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_go
 from gpulease.domain.lease import Trigger
 from gpulease.service.ports import Event
-from gpulease.store.retention import Pruning
+from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
 
 
@@ -35,7 +35,7 @@ def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
 
 
 def forgotten(store: SqlStore, border_days: int, most: int) -> None:
-    pruning = Pruning(store)
+    pruning = Retention(store)
     while over := pruning.over(NOON - timedelta(days=border_days), most):
         pruning.forget(over)
 

@@ -16,8 +16,8 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.host import hook_coverage
-from gpulease.host.hook_coverage import Unhooked, on_record
-from gpulease.service.observation import Look
+from gpulease.host.hook_coverage import HookCoverage, on_record
+from gpulease.service.observation import Observation
 from gpulease.service.ports import Event
 from gpulease.worker.environment import HOOKS
 from process_rig import run, wait_until
@@ -46,7 +46,7 @@ class Rig:
         self.store = MemoryStore()
         self.job: Job = replace(order().queued(JobId(1), NOON), state=State.ACTIVE)
         self.seen: dict[int, JobId] = {}
-        self.unhooked = Unhooked(
+        self.unhooked = HookCoverage(
             lambda: [self.job],
             lambda: self.rungs,
             HOOKS,
@@ -67,7 +67,7 @@ class Rig:
         return process.pid
 
     def look(self) -> dict[int, str]:
-        run(self.unhooked.look(Look((), dict(self.seen), NOON)))
+        run(self.unhooked.look(Observation((), dict(self.seen), NOON)))
         return {each.pid: each.why for each in self.unhooked.of(JobId(1))}
 
 

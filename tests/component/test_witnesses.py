@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.daemon.recover import witnesses
+from gpulease.daemon.recover import surviving_jobs
 from gpulease.host import proc_reader
 from gpulease.host.proc_reader import PatientReader
 from gpulease.host.processes import MARKER
@@ -22,13 +22,13 @@ def test_a_process_that_holds_up_its_reader_does_not_hold_up_a_recovery(
 ) -> None:
     with job_directory() as directory:
         pid = start(shell(directory, "exec sleep 1000", environment=LEASED)).pid
-        (seen,) = witnesses(directory.parent)
+        (seen,) = surviving_jobs(directory.parent)
         assert seen.found is not None
         assert seen.installation == "lab"
         # A FIFO that nobody writes to: to open it takes for ever.
         (tmp_path / str(pid)).mkdir()
         os.mkfifo(tmp_path / str(pid) / "environ")
         monkeypatch.setattr(proc_reader, "_reader", PatientReader(tmp_path, 0.2))
-        (seen,) = witnesses(directory.parent)
+        (seen,) = surviving_jobs(directory.parent)
         assert seen.alive
         assert seen.found is None

@@ -7,6 +7,7 @@ from typing import Any
 from gpulease.units import GIB, MIB
 from gpulease.wire.views import (
     ClaimView,
+    EnforcementLevelView,
     EventView,
     GpuEventView,
     GpuView,
@@ -15,7 +16,6 @@ from gpulease.wire.views import (
     MemoryView,
     ProcessView,
     RefusalView,
-    RungView,
     StatusView,
 )
 
@@ -171,10 +171,14 @@ def busy_status() -> StatusView:
         ],
         jobs=[running(12, name="resnet-50-with-a-rather-long-name"), waiting(), second_waiting()],
         enforcement=[
-            RungView("driver", False, "this driver has no memory limits; they come with r615"),
-            RungView("framework", True, "hooks keep honest programs in"),
-            RungView("watch", True, "what jobs use is compared with their leases"),
-            RungView("devices", False, "a job can open every GPU: systemd does not run here"),
+            EnforcementLevelView(
+                "driver", False, "this driver has no memory limits; they come with r615"
+            ),
+            EnforcementLevelView("framework", True, "hooks keep honest programs in"),
+            EnforcementLevelView("watch", True, "what jobs use is compared with their leases"),
+            EnforcementLevelView(
+                "devices", False, "a job can open every GPU: systemd does not run here"
+            ),
         ],
     )
 

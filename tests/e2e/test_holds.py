@@ -21,7 +21,7 @@ _ASK = """
 import sys
 from pathlib import Path
 from gpulease.client import Client
-from gpulease.wire import ClaimRequest, HoldRequest
+from gpulease.wire.requests import ClaimRequest, HoldRequest
 path, pid, memory = sys.argv[1:]
 held = Client(Path(path)).hold(HoldRequest({}, int(pid), ClaimRequest(memory=int(memory))))
 print(held.id, flush=True)

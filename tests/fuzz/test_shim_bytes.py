@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fuzz import examples
 from fuzz.unix import connected
-from gpulease.shim.launch_request import TerminalOrder
+from gpulease.shim.launch_request import TerminalSpec
 from gpulease.wire.frames import HEADER, LARGEST_FRAME, FrameKind, frame
 from process_rig import Client, end, is_alive, job_directory, python, start
 
@@ -29,7 +29,7 @@ def directory(request: pytest.FixtureRequest) -> Iterator[Path]:
     with job_directory() as made:
         launch = python(made, _SLEEP, stdin=True, awaits_attach=True)
         if request.param == "terminal":
-            launch = dataclasses.replace(launch, terminal=TerminalOrder(24, 80, None, True))
+            launch = dataclasses.replace(launch, terminal=TerminalSpec(24, 80, None, True))
         start(launch)
         yield made
         # What peers send is never taken for an error of the shim's own.

@@ -42,7 +42,7 @@ echo "$GPULEASE_JOB done" >> ran
 SUBMIT = """
 import sys
 from gpulease.client import Client
-from gpulease.wire import ClaimRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, SubmitRequest
 
 client = Client()
 for number in range(int(sys.argv[1])):

@@ -10,7 +10,7 @@ import pytest
 from daemon_stand_in import views
 from goldens import mentions, sentence
 from gpulease.cli import cancel, keep
-from gpulease.cli.exit_codes import Ending, last_words, status_of_ending, status_of_job
+from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import wait_for_start
 from gpulease.cli.format import asks, broken, cells, clean, clock, ordinal, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
@@ -110,17 +110,17 @@ def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        (Ending(0, None, "exited"), 0),
-        (Ending(255, None, "exited"), 255),
-        (Ending(None, 9, "signaled"), 137),
-        (Ending(None, 15, "time_limit"), 124),
-        (Ending(0, None, "time_limit"), 124),
-        (Ending(None, 15, "cancelled"), 143),
-        (Ending(3, None, "cancelled"), 3),
-        (Ending(None, None, "None"), 125),
+        (JobEnd(0, None, "exited"), 0),
+        (JobEnd(255, None, "exited"), 255),
+        (JobEnd(None, 9, "signaled"), 137),
+        (JobEnd(None, 15, "time_limit"), 124),
+        (JobEnd(0, None, "time_limit"), 124),
+        (JobEnd(None, 15, "cancelled"), 143),
+        (JobEnd(3, None, "cancelled"), 3),
+        (JobEnd(None, None, "None"), 125),
     ],
 )
-def test_run_exits_as_the_shim_says(ending: Ending, status: int) -> None:
+def test_run_exits_as_the_shim_says(ending: JobEnd, status: int) -> None:
     assert status_of_ending(ending) == status
 
 

@@ -8,14 +8,14 @@ import pytest
 from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
 
 from goldens import mentions
-from gpulease.daemon.worker_threads import WriterLane
+from gpulease.daemon.worker_threads import WriterThread
 from gpulease.domain.enforcement import Enclosed
 from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host import scopes
-from gpulease.host.sandbox import Enclosure
+from gpulease.host.sandbox import Sandbox
 from gpulease.host.scopes import NoScope, Scope
-from gpulease.service.log_once import Complaints
+from gpulease.service.log_once import LogOnce
 from process_rig import launch_of
 
 LOG = logging.getLogger("gpuleased.test")
@@ -33,7 +33,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_same_is_said_once_until_it_passes(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(LOG)
+    complaints = LogOnce(LOG)
     for _ in range(3):
         complaints.say("disk", "full")
         complaints.say("disk", "broken")
@@ -48,7 +48,7 @@ def test_the_same_is_said_once_until_it_passes(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_differs_in_the_job_alone_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(LOG)
+    complaints = LogOnce(LOG)
     for job in range(100):
         complaints.say("scope", f"job {job} has no scope", why="no D-Bus")
     assert lines(caplog) == ["job 0 has no scope"]
@@ -64,7 +64,7 @@ class Clock:
         return self.now
 
 
-def written(lane: WriterLane, call: Callable[[], object]) -> bool:
+def written(lane: WriterThread, call: Callable[[], object]) -> bool:
     async def write() -> bool:
         try:
             await lane(call)
@@ -87,7 +87,7 @@ def test_a_disk_that_is_full_for_a_night_is_said_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    lane = WriterLane("writer", clock)
+    lane = WriterThread("writer", clock)
     for _ in range(200):
         clock.now += 30
         assert not written(lane, fails(FULL))
@@ -121,7 +121,7 @@ def test_jobs_without_a_scope_are_one_line_until_one_has_a_scope(
     async def note(job: JobId, enclosed: Enclosed) -> None:
         assert enclosed.missing or not broken
 
-    enclosure = Enclosure(lambda: None, note, make)
+    enclosure = Sandbox(lambda: None, note, make)
 
     def launch(job: int, directory: object) -> None:
         asyncio.run(enclosure(1, launch_of(directory, "true", job=job)))  # type: ignore[arg-type]

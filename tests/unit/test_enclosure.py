@@ -16,10 +16,10 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Claim, Lease
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import scopes
-from gpulease.host.job_runner import Workers
-from gpulease.host.launch import Surroundings
+from gpulease.host.job_runner import JobRunner
+from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launch
-from gpulease.host.sandbox import Enclosure, UvmNode
+from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -47,7 +47,7 @@ class Noted:
 def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
     """Return what is launched for a job that asked for a grace, by a daemon with one of its own."""
     noted, nothing = Noted(path), dict[Any, Any]()
-    around = Surroundings(
+    around = LaunchContext(
         installation="x",
         as_other_users=False,
         simulated=True,
@@ -57,7 +57,7 @@ def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
         grace=MINUTE,
         log_limit=1,
     )
-    workers = Workers(noted, None, noted, around, FakeClock())  # type: ignore[arg-type]
+    workers = JobRunner(noted, None, noted, around, FakeClock())  # type: ignore[arg-type]
     workers.adopt(usual, 1, 0)
     job = Job(JobId(1), ALICE, "", "true", Claim(memory=1), NOON, leases=ONE_GPU, grace=wanted)
     asyncio.run(workers.launch(job, TRUE))
@@ -89,7 +89,7 @@ def test_the_scope_has_the_grace_of_a_shutdown_and_some_time_for_the_record(
         noted.append(enclosed)
 
     launch = launched(tmp_path, DAY, MINUTE)
-    enclosure = Enclosure(lambda: None, note, make)
+    enclosure = Sandbox(lambda: None, note, make)
     for each in (launch, replace(launch, grace_at_shutdown=None)):
         asyncio.run(enclosure(1, each))
     assert MINUTE < asked[0].grace < 2 * MINUTE
@@ -109,7 +109,7 @@ def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lac
     async def note(job: JobId, enclosed: Enclosed) -> None:
         noted.append(enclosed)
 
-    asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
+    asyncio.run(Sandbox(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
     (enclosed,) = noted
     assert not enclosed.devices
     assert "scope" in enclosed.missing[0]
@@ -128,7 +128,7 @@ def test_a_shutdown_keeps_the_job_from_being_launched_rather_than_from_its_devic
         noted.append(enclosed)
 
     with pytest.raises(LaunchDeferred, match="the machine is shutting down"):
-        asyncio.run(Enclosure(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
+        asyncio.run(Sandbox(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
     assert noted == []
 
 
@@ -171,7 +171,7 @@ def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_i
     make_it = command(maker, script) if script else (str(maker), "-u", "-c=0")
     (control := tmp_path / "nvidiactl").touch()
     uvm = UvmNode(node, make_it, control)
-    enclosure = Enclosure(lambda: None, note, make, uvm)
+    enclosure = Sandbox(lambda: None, note, make, uvm)
     launch = replace(launched(tmp_path, None, MINUTE), gpus=("/dev/nvidia0",))
     with pytest.raises(LaunchDeferred) as deferred:
         asyncio.run(enclosure(1, launch))
@@ -193,7 +193,7 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
 
     launch = launched(tmp_path, None, MINUTE)
     with pytest.raises(RecordUnwritable):
-        asyncio.run(Enclosure(lambda: None, note, make)(1, launch))
+        asyncio.run(Sandbox(lambda: None, note, make)(1, launch))
     with pytest.raises(RecordUnwritable):
         lost = replace(launch, directory=tmp_path / "gone")
-        asyncio.run(Enclosure(lambda: None, note, make)(1, lost))
+        asyncio.run(Sandbox(lambda: None, note, make)(1, lost))

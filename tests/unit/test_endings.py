@@ -21,12 +21,12 @@ from goldens import mentions
 from gpulease.domain.enforcement import stands_on
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.job import (
-    Account,
+    CommandFingerprint,
     Exit,
     Invocation,
     Job,
+    JobUsage,
     Outcome,
-    Shape,
     asked_to_go,
     grant,
     worker_started,
@@ -35,11 +35,11 @@ from gpulease.domain.lease import Trigger
 from gpulease.domain.memory_estimate import Run
 from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
-from gpulease.service.job_accounting import MOST_RETRIES, Endings
-from gpulease.service.observation import Look, Policy
-from gpulease.service.ports import Event, Order, WorkerExited
-from gpulease.service.quotas import Bounds
-from gpulease.service.scheduler import Keeper
+from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
+from gpulease.service.observation import Observation, Policy
+from gpulease.service.ports import Event, Submission, WorkerExited
+from gpulease.service.quotas import Quotas
+from gpulease.service.scheduler import Scheduler
 
 GPU = GpuUuid("GPU-a")
 M = G // 1024
@@ -53,7 +53,7 @@ class World:
 
     def __init__(self, retry: float | None = None, attempt: int = 0, memory: int = 2 * G) -> None:
         self.store = MemoryStore()
-        self.keeper = Keeper(
+        self.keeper = Scheduler(
             self.store, FakeGpus({"GPU-a": 8 * G}), FakeFinder(), FakeLauncher(), FakeClock(),
             Policy(), writing=None, looking=None,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -61,10 +61,10 @@ class World:
         self.tail = FULL
         self.idle = 0
         self.stops = True
-        self.endings = Endings(
+        self.endings = JobAccounting(
             self.keeper, self.read, lambda job, gpu: self.idle, lambda job: self.stops
         )
-        account = Account(retry=None if retry is None else Fraction(retry), attempt=attempt)
+        account = JobUsage(retry=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
             job = tx.add(replace(order(memory), account=account), NOON)
             job = grant(job, Placement(((GPU, memory),)), NOON)
@@ -88,8 +88,8 @@ class World:
         return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
-def a_look() -> Look:
-    return Look(FakeGpus({"GPU-a": 8 * G}).read(), {}, NOON)
+def a_look() -> Observation:
+    return Observation(FakeGpus({"GPU-a": 8 * G}).read(), {}, NOON)
 
 
 def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() -> None:
@@ -222,7 +222,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
     world = World(retry=1.5)
     (seen,) = a_look().readings
     lost = replace(seen, total=None, used=None, processes=None, fault=Fault.LOST)
-    world.keeper.seen = Look((lost,), {}, NOON)
+    world.keeper.seen = Observation((lost,), {}, NOON)
 
     world.end()
 
@@ -234,7 +234,7 @@ def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
     world = World(retry=2.0)
     world.endings._largest(world.job())
     (seen,) = a_look().readings
-    world.keeper.seen = Look((replace(seen, total=3 * G),), {}, NOON)
+    world.keeper.seen = Observation((replace(seen, total=3 * G),), {}, NOON)
 
     world.end()
 
@@ -266,10 +266,10 @@ def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 of 3 runs")
 
 
-def an_unsized_order() -> Order:
+def an_unsized_order() -> Submission:
     """Return one that runs train.py under another name."""
     invocation = Invocation(("python3", "/home/a/train.py"), "/", {})
-    account = Account(shape=Shape("a", "b"))
+    account = JobUsage(shape=CommandFingerprint("a", "b"))
     return replace(
         order(4 * G), sizes_itself=True, account=account, name="x", invocation=invocation
     )
@@ -281,8 +281,8 @@ def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for
 
     job = submission.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
 
-    assert job.claim.memory == 512 * M
-    because = "512M, since train.py was stopped for holding 300M in a lease of 200M"
+    assert job.claim.memory == 384 * M
+    because = "384M, since train.py was stopped for holding 300M in a lease of 200M"
     assert job.account.sized == because
 
 
@@ -319,7 +319,7 @@ def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     world = World(retry=1.5)
-    world.keeper.policy = replace(Policy(), bounds=Bounds(waiting=0))
+    world.keeper.policy = replace(Policy(), bounds=Quotas(waiting=0))
 
     ended = world.end()
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakes import NOON, FakeClock, G, MemoryStore, order
 from goldens import sentence
-from gpulease.domain.enforcement import Enclosed, Rung, ladder, stands_on
+from gpulease.domain.enforcement import Enclosed, EnforcementLevel, ladder, stands_on
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant
 from gpulease.domain.placement import Placement
@@ -70,4 +70,4 @@ def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -
 
 
 def test_every_rung_has_the_name_that_the_wire_and_the_database_have() -> None:
-    assert [rung.value for rung in Rung] == ["driver", "framework", "watch", "devices"]
+    assert [rung.value for rung in EnforcementLevel] == ["driver", "framework", "watch", "devices"]

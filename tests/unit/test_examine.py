@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 from goldens import mentions
-from gpulease.daemon.doctor import Examination
-from gpulease.host.enforcement import Circumstances, Ladder
+from gpulease.daemon.doctor import Doctor
+from gpulease.host.enforcement import Circumstances, EnforcementLevels
 from gpulease.wire.views import CheckView
 
 
 def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:
     around = Circumstances(simulated is not None, "systemd does not run here", None)
-    ladder = Ladder(around, None, lambda: None)
-    examination = Examination(
-        lambda: None, lambda: None, simulated, folder, Path("/usr"), ladder.rungs
-    )
+    ladder = EnforcementLevels(around, None, lambda: None)
+    examination = Doctor(lambda: None, lambda: None, simulated, folder, Path("/usr"), ladder.rungs)
     found = examination.results().checks
     return {each.message.partition(":")[0] if each.mend else each.name: each for each in found}
 
@@ -48,7 +46,7 @@ def test_a_python_that_users_cannot_reach_is_a_failure(
     link = tmp_path / "python3"
     link.symlink_to(python)
     monkeypatch.setattr(sys, "executable", str(link))
-    examination = Examination(
+    examination = Doctor(
         seen=lambda: None,
         driver=lambda: None,
         simulated="1x8G",

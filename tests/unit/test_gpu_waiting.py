@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from gpulease.gpu.call_thread import Lane, Retry
+from gpulease.gpu.call_thread import CallThread, Retry
 
 _PATIENCE = 10.0
 
 
 def test_a_call_brings_its_result() -> None:
-    lane: Lane[int] = Lane("test", time.monotonic)
+    lane: CallThread[int] = CallThread("test", time.monotonic)
     call = lane.ask(lambda: 7)
 
     assert call.wait(_PATIENCE)
@@ -22,7 +22,7 @@ def test_a_call_brings_its_result() -> None:
 
 
 def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
-    lane: Lane[int] = Lane("test", time.monotonic)
+    lane: CallThread[int] = CallThread("test", time.monotonic)
 
     call = lane.ask(lambda: 1 // 0)
 
@@ -34,7 +34,7 @@ def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
 
 
 def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
-    lane: Lane[int] = Lane("test", time.monotonic)
+    lane: CallThread[int] = CallThread("test", time.monotonic)
     release = threading.Event()
     hanging = lane.ask(lambda: int(release.wait(_PATIENCE)))
 
@@ -51,7 +51,7 @@ def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
 
 
 def test_a_closed_lane_ends_its_thread() -> None:
-    lane: Lane[None] = Lane("soon gone", time.monotonic)
+    lane: CallThread[None] = CallThread("soon gone", time.monotonic)
     (thread,) = [each for each in threading.enumerate() if each.name == "soon gone"]
 
     lane.close()

@@ -15,12 +15,12 @@ from gpulease.domain import health
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.health import (
     Act,
-    Ailment,
     Drain,
     Figures,
     Finding,
+    GpuAvailability,
+    HardwareFault,
     Heard,
-    Standing,
     findings,
     is_over,
     lasting,
@@ -33,7 +33,7 @@ from gpulease.domain.xid import _ROWS, SOURCES, XIDS, Blame
 from gpulease.errors import RecordUnwritable
 from gpulease.service.clock import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.observation import Look, look
+from gpulease.service.observation import Observation, look
 from gpulease.service.ports import Event
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -122,7 +122,7 @@ def test_the_pause_after_a_relapse_grows_and_never_for_ever(
 
 
 def test_a_fault_is_over_when_nothing_lasts_and_it_was_quiet_or_a_person_excused_it() -> None:
-    ill = Standing(None, Ailment("xid 79", "off", NOON))
+    ill = GpuAvailability(None, HardwareFault("xid 79", "off", NOON))
     pending = replace(WELL, pages_pending=True)
     assert is_over(ill, WELL, 10 * MINUTE, 10 * MINUTE)
     assert is_over(ill, Figures(), 10 * MINUTE, 10 * MINUTE), "unknown is not bad"
@@ -148,7 +148,7 @@ class Room:
         self.gpus = FakeGpus({A: 8 * G, B: 8 * G})
         self.told: list[tuple[JobId, str]] = []
         self.woken = 0
-        self.seen: Look | None = None
+        self.seen: Observation | None = None
         for uuid in (A, B):
             job = self.store.add(order(), NOON)
             granted = grant(job, Placement(((uuid, G),)), NOON)
@@ -282,7 +282,7 @@ def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timede
     room = Room()
     room.look(Heard(A, (95,), WELL))
     room.look(minutes=5)
-    room.store.standing[B] = Standing(Drain("alice", "fan", room.clock.now()))
+    room.store.standing[B] = GpuAvailability(Drain("alice", "fan", room.clock.now()))
     room.clock.ahead = ahead
     follow_clock(room.store, room.clock)
     assert room.store.standing[B].drain == Drain("alice", "fan", room.clock.now())
@@ -310,7 +310,9 @@ def test_a_row_that_waits_for_a_reset_is_told_and_keeps_nobody_from_the_gpu() ->
     assert [each.kind for each in room.store.noted] == ["xid 63", "remap_pending"]
     sentence("health-row-remapped", notice("0", health.xid(63)))
     # As a daemon before this one left it.
-    room.store.standing[A] = Standing(None, Ailment("remap_pending", "a row", room.clock.now()))
+    room.store.standing[A] = GpuAvailability(
+        None, HardwareFault("remap_pending", "a row", room.clock.now())
+    )
     room.look(Heard(A, (), pending), minutes=11)
     assert room.closed() is None
 
@@ -338,7 +340,7 @@ def test_a_person_may_use_a_gpu_with_a_lasting_fault_until_another_one_comes() -
 
 def test_what_a_person_has_drained_health_never_resumes() -> None:
     room = Room()
-    by_hand = Standing(Drain("alice", "fan", NOON))
+    by_hand = GpuAvailability(Drain("alice", "fan", NOON))
     room.store.set_standing(A, by_hand)
     room.look(Heard(A, (79,), WELL))
     assert mentions(room.closed(), "alice", "fan")

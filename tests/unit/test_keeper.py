@@ -27,7 +27,7 @@ from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUn
 from gpulease.service.jobs import take_back_grants
 from gpulease.service.observation import Policy
 from gpulease.service.ports import MainExited, WorkerExited, WorkerStarted
-from gpulease.service.scheduler import Keeper
+from gpulease.service.scheduler import Scheduler
 
 T = TypeVar("T")
 _TURNS = 200
@@ -53,14 +53,14 @@ class World:
         self.finder = FakeFinder()
         self.keeper = self.new_keeper()
 
-    def new_keeper(self) -> Keeper:
+    def new_keeper(self) -> Scheduler:
         def writing(call: Callable[[], T]) -> Awaitable[T]:
             return at_once(call)
 
         def looking(call: Callable[[], T]) -> Awaitable[T]:
             return in_a_moment(call)
 
-        return Keeper(
+        return Scheduler(
             self.store, self.gpus, self.finder, self.launcher, self.clock, Policy(),
             writing=writing, looking=looking,
         )  # fmt: skip

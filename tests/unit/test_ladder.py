@@ -10,8 +10,8 @@ from fakes import NOON, reading
 from goldens import mentions, sentence
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.host import cgroups
-from gpulease.host.enforcement import Circumstances, Ladder, why_no_scopes
-from gpulease.service.observation import Look
+from gpulease.host.enforcement import Circumstances, EnforcementLevels, why_no_scopes
+from gpulease.service.observation import Observation
 from gpulease.service.ports import MemoryLimiter, NotLimited
 
 OLD = "this driver has no memory limits; they come with r615"
@@ -48,19 +48,21 @@ class Driver:
 
 def ladder_of(
     driver: MemoryLimiter | None, around: Circumstances = SERVICE, *, use: bool = True
-) -> Ladder:
-    return Ladder(around, driver, lambda: getattr(driver, "version", None), driver_limits=use)
+) -> EnforcementLevels:
+    return EnforcementLevels(
+        around, driver, lambda: getattr(driver, "version", None), driver_limits=use
+    )
 
 
-def look(*readings: GpuReading) -> Look:
-    return Look(readings, {}, NOON)
+def look(*readings: GpuReading) -> Observation:
+    return Observation(readings, {}, NOON)
 
 
-def said(ladder: Ladder) -> dict[str, tuple[bool, str]]:
+def said(ladder: EnforcementLevels) -> dict[str, tuple[bool, str]]:
     return {each.rung: (each.available, each.why) for each in ladder.rungs()}
 
 
-def ask(ladder: Ladder, *uuids: str) -> None:
+def ask(ladder: EnforcementLevels, *uuids: str) -> None:
     readings = (reading(uuid, index) for index, uuid in enumerate(uuids))
     asyncio.run(ladder.ask(look(*readings)))
 

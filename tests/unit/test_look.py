@@ -7,7 +7,7 @@ import pytest
 from fakes import FakeClock, FakeFinder, FakeGpus, G, MemoryStore, reading
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.plan import ledgers
-from gpulease.service.observation import Look, Policy, look, snapshot
+from gpulease.service.observation import Observation, Policy, look, snapshot
 
 GPU = GpuUuid("GPU-a")
 MINE, OTHER = JobId(1), JobId(2)
@@ -20,7 +20,7 @@ def busy(whole: int | None, shares: dict[int, int | None] | None) -> int | None:
     listed = shares and tuple(ProcessReading(pid, 1, share) for pid, share in shares.items())
     reading = GpuReading(GPU, 0, "card", utilization=whole, processes=listed)
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    return Look((reading,), OWNERS, at, frozenset({SERVER})).utilization(MINE, GPU)
+    return Observation((reading,), OWNERS, at, frozenset({SERVER})).utilization(MINE, GPU)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_a_gpu_is_lost_when_the_driver_says_so_twice_in_a_row() -> None:
 
 
 def test_of_a_gpu_that_is_not_there_nothing_is_known() -> None:
-    assert Look((), {}, datetime(2026, 1, 1, tzinfo=UTC)).utilization(MINE, GPU) is None
+    assert Observation((), {}, datetime(2026, 1, 1, tzinfo=UTC)).utilization(MINE, GPU) is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.overuse import Consequence, OverusePolicy, Standing, Step, judge
+from gpulease.domain.overuse import Consequence, OverusePolicy, OveruseState, Step, judge
 
 LEASE, TOLERANCE = 1000, 100
 GRACE = timedelta(seconds=30)
@@ -21,8 +21,8 @@ Look = tuple[float, int | None, bool]
 """Seconds, use, and whether somebody waits."""
 
 
-def play(policy: OverusePolicy, looks: Iterable[Look]) -> tuple[list[Step], list[Standing]]:
-    standing, steps, standings = Standing(), [], []
+def play(policy: OverusePolicy, looks: Iterable[Look]) -> tuple[list[Step], list[OveruseState]]:
+    standing, steps, standings = OveruseState(), [], []
     for seconds, used, wanted in looks:
         standing, step = judge(
             LEASE, used, standing, policy, wanted=wanted, now=timedelta(seconds=seconds)
@@ -208,7 +208,7 @@ def test_what_nobody_saw_changes_nothing_but_that_it_was_not_seen(
     policy: OverusePolicy, seen: list[Look]
 ) -> None:
     _, standings = play(policy, seen)
-    for before, after, look in zip([Standing(), *standings], standings, seen, strict=False):
+    for before, after, look in zip([OveruseState(), *standings], standings, seen, strict=False):
         if look[1] is None:
             assert after.over_for == before.over_for
             assert after.warned == before.warned

@@ -19,14 +19,7 @@ from gpulease.domain.gpu import (
 )
 from gpulease.domain.gpu import take_stock as stock
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import (
-    Obstacle,
-    Placement,
-    Refusal,
-    can_ever_hold,
-    place,
-    spread,
-)
+from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place, spread
 from gpulease.units import Share
 
 ONE = JobId(1)
@@ -49,7 +42,7 @@ def chosen(answer: Placement | Refusal) -> list[str]:
     return [uuid for uuid, _ in answer.shares]
 
 
-def obstacles(answer: Placement | Refusal) -> list[Obstacle]:
+def obstacles(answer: Placement | Refusal) -> list[ObstacleKind]:
     assert isinstance(answer, Refusal), answer
     return [each.obstacle for each in answer.hindrances]
 
@@ -90,7 +83,7 @@ def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
     ):
         refused = place(claim, [there])
         assert isinstance(refused, Refusal)
-        assert obstacles(refused) == [Obstacle.UNMANAGED]
+        assert obstacles(refused) == [ObstacleKind.UNMANAGED]
         assert mentions(refused.hindrances[0].why, *words)
 
 
@@ -104,7 +97,7 @@ def in_mode(mode: ComputeMode | None, *holders: int, pid: int = 0, **process: An
 def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
     refused = place(Claim(G), [in_mode(ComputeMode.PROHIBITED)])
     assert isinstance(refused, Refusal)
-    assert obstacles(refused) == [Obstacle.PROHIBITED]
+    assert obstacles(refused) == [ObstacleKind.PROHIBITED]
     sentence("mode-prohibited", refused.hindrances[0].why)
     free = replace(in_mode(ComputeMode.DEFAULT).reading, uuid=GpuUuid("GPU-b"), index=1)
     assert chosen(place(Claim(G), [in_mode(ComputeMode.PROHIBITED), stock(free, [], {})])) == [
@@ -125,7 +118,7 @@ def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
     taken = in_mode(mode, 1)
     refused = place(Claim(G), [taken])
     assert isinstance(refused, Refusal)
-    assert (obstacles(refused), refused.waits_for) == ([Obstacle.LEASED], (1,))
+    assert (obstacles(refused), refused.waits_for) == ([ObstacleKind.LEASED], (1,))
     assert "exclusive" in refused.hindrances[0].why
     assert taken.headroom == 0
     first = in_mode(mode).holds(Holding(ONE, G))
@@ -134,7 +127,7 @@ def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
 
 def test_a_gpu_for_one_process_waits_for_a_stranger_who_computes_and_for_no_display() -> None:
     mode = ComputeMode.EXCLUSIVE_PROCESS
-    assert obstacles(place(Claim(G), [in_mode(mode, pid=9)])) == [Obstacle.UNMANAGED]
+    assert obstacles(place(Claim(G), [in_mode(mode, pid=9)])) == [ObstacleKind.UNMANAGED]
     assert chosen(place(Claim(G), [in_mode(mode, pid=9, graphics=True)])) == ["GPU-a"]
 
 
@@ -145,17 +138,17 @@ def test_an_mps_server_shares_a_gpu_for_one_process_out() -> None:
 
 def test_alone_means_without_anyone_elses_lease() -> None:
     assert chosen(place(Claim(G, exclusive=True), gpus(1, 0))) == ["GPU-1"]
-    assert obstacles(place(Claim(G, exclusive=True), gpus(1, 1))) == [Obstacle.LEASED] * 2
+    assert obstacles(place(Claim(G, exclusive=True), gpus(1, 1))) == [ObstacleKind.LEASED] * 2
 
 
 def test_nobody_joins_one_who_is_alone() -> None:
-    assert obstacles(place(Claim(G), gpus(1, exclusive=True))) == [Obstacle.LEASED]
+    assert obstacles(place(Claim(G), gpus(1, exclusive=True))) == [ObstacleKind.LEASED]
 
 
 def test_alone_means_without_a_strangers_process_however_small() -> None:
     seen = reading(used=G // 1024, processes=(ProcessReading(9, G // 1024),))
     gpu = stock(seen, [], {})
-    assert obstacles(place(Claim(G, exclusive=True), [gpu])) == [Obstacle.UNMANAGED]
+    assert obstacles(place(Claim(G, exclusive=True), [gpu])) == [ObstacleKind.UNMANAGED]
 
 
 def test_residue_of_the_driver_does_not_stand_against_being_alone() -> None:
@@ -166,16 +159,16 @@ def test_residue_of_the_driver_does_not_stand_against_being_alone() -> None:
 @pytest.mark.parametrize(
     ("gpu", "obstacle"),
     [
-        (stock(reading(fault=Fault.LOST), [], {}), Obstacle.LOST),
-        (stock(reading(fault=Fault.UNREADABLE), [], {}), Obstacle.UNREADABLE),
-        (stock(reading(used=None), [], {}), Obstacle.UNREADABLE),
-        (stock(reading(), [], {}, drained="fan"), Obstacle.DRAINED),
-        (stock(reading(total=G), [], {}), Obstacle.TOO_SMALL),
-        (stock(reading(used=7 * G), [], {}), Obstacle.UNMANAGED),
-        (stock(reading(), [Holding(ONE, 7 * G)], {}), Obstacle.LEASED),
+        (stock(reading(fault=Fault.LOST), [], {}), ObstacleKind.LOST),
+        (stock(reading(fault=Fault.UNREADABLE), [], {}), ObstacleKind.UNREADABLE),
+        (stock(reading(used=None), [], {}), ObstacleKind.UNREADABLE),
+        (stock(reading(), [], {}, drained="fan"), ObstacleKind.DRAINED),
+        (stock(reading(total=G), [], {}), ObstacleKind.TOO_SMALL),
+        (stock(reading(used=7 * G), [], {}), ObstacleKind.UNMANAGED),
+        (stock(reading(), [Holding(ONE, 7 * G)], {}), ObstacleKind.LEASED),
     ],
 )
-def test_each_obstacle_is_named(gpu: GpuMemory, obstacle: Obstacle) -> None:
+def test_each_obstacle_is_named(gpu: GpuMemory, obstacle: ObstacleKind) -> None:
     assert obstacles(place(Claim(2 * G), [gpu])) == [obstacle]
 
 
@@ -186,7 +179,7 @@ def test_two_halves_of_a_gpu_fit_on_it_and_a_third_does_not() -> None:
         answer = place(half, [gpu])
         assert isinstance(answer, Placement)
         gpu = gpu.holds(Holding(ONE, answer.shares[0][1]))
-    assert obstacles(place(half, [gpu])) == [Obstacle.LEASED]
+    assert obstacles(place(half, [gpu])) == [ObstacleKind.LEASED]
 
 
 def test_a_gpu_whose_size_is_not_known_now_might_hold_anything() -> None:
@@ -203,7 +196,7 @@ WHOLE = reading("GPU-a", 0, total=None, divided=True)
 def test_a_mig_device_is_leased_as_one_gpu_and_the_gpu_it_is_a_part_of_never() -> None:
     gpus = [stock(WHOLE, [], {}), stock(PART, [], {}), stock(reading("GPU-b", 1), [], {})]
     assert chosen(place(Claim(4 * G), gpus)) == ["MIG-a"]
-    assert obstacles(place(Claim(4 * G), gpus[:1])) == [Obstacle.DIVIDED]
+    assert obstacles(place(Claim(4 * G), gpus[:1])) == [ObstacleKind.DIVIDED]
     assert not can_ever_hold(Claim(4 * G), gpus[0])
 
 
@@ -213,9 +206,9 @@ def test_a_job_of_several_gpus_never_gets_a_mig_device() -> None:
     refused = place(Claim(G, gpus=2), gpus)
     assert isinstance(refused, Refusal)
     assert [(each.label, each.obstacle) for each in refused.hindrances] == [
-        ("0", Obstacle.DIVIDED),
-        ("0:0", Obstacle.DIVIDED),
-        ("0:1", Obstacle.DIVIDED),
+        ("0", ObstacleKind.DIVIDED),
+        ("0:0", ObstacleKind.DIVIDED),
+        ("0:1", ObstacleKind.DIVIDED),
     ]
     assert not can_ever_hold(Claim(G, gpus=2), gpus[1])
     assert chosen(place(Claim(G, gpus=2), [*gpus, stock(reading("GPU-c", 2), [], {})])) == [

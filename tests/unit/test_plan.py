@@ -10,7 +10,7 @@ from fakes import ALICE, NOON, G, reading
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import Obstacle, Placement
+from gpulease.domain.placement import ObstacleKind, Placement
 from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, waiting_in
 
 HOUR = timedelta(hours=1)
@@ -56,7 +56,7 @@ def test_who_came_first_is_not_overtaken_on_the_gpus_that_they_wait_for() -> Non
     decided = decide(jobs)
     assert granted(decided) == []
     behind = waiting_in(decided, jobs[3]).refusal
-    assert [each.obstacle for each in behind.hindrances] == [Obstacle.RESERVED] * 2
+    assert [each.obstacle for each in behind.hindrances] == [ObstacleKind.RESERVED] * 2
     assert behind.waits_for == (3,)
 
 

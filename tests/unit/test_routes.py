@@ -17,7 +17,7 @@ from gpulease.domain.lease import Claim
 from gpulease.server.app import Route, build_api, table
 from gpulease.server.auth import Caller, Rights, Who
 from gpulease.server.jobs import Handlers
-from gpulease.server.request_limits import Bounded
+from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import AccountHandlers
 
 ADMINS = 2000
@@ -58,18 +58,18 @@ async def careless() -> Response:
     return Response(status_code=204)
 
 
-def api(daemon_uid: int = 0) -> Bounded:
+def api(daemon_uid: int = 0) -> RequestLimits:
     """Return the application over one job, with handlers that check nothing."""
     jobs = SimpleNamespace(job=lambda number: JOB if number == JOB.id else None)
     desk: Any = SimpleNamespace(
         rights=WithAdmins(daemon_uid, "admins"), keeper=SimpleNamespace(store=jobs)
     )
     made = build_api(desk, [replace(route, endpoint=careless) for route in ROUTES])
-    assert isinstance(made, Bounded)
+    assert isinstance(made, RequestLimits)
     return made
 
 
-def status_of(app: Bounded, method: str, path: str, caller: Caller) -> int:
+def status_of(app: RequestLimits, method: str, path: str, caller: Caller) -> int:
     sent: list[Any] = []
     state = {"caller": caller, "abort": lambda: None}
     scope = {

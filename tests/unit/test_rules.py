@@ -6,7 +6,7 @@ import pwd
 from datetime import timedelta
 
 from gpulease.config import Settings
-from gpulease.daemon.user_policy import Rules, groups_of
+from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Owner
 from gpulease.domain.overuse import Consequence
@@ -17,7 +17,7 @@ NOBODY = Owner(4_000_000, 4_000_001, "nobody-of-that-name")
 
 
 def test_what_holds_for_all_holds_for_who_is_not_named() -> None:
-    rules = Rules(
+    rules = UserPolicy(
         Settings(overuse="warn", overuse_tolerance=5, users={"someone": {"elastic": True}})
     )
     policy = rules.overuse(ME)
@@ -25,7 +25,7 @@ def test_what_holds_for_all_holds_for_who_is_not_named() -> None:
 
 
 def test_a_user_is_nearer_than_a_group_and_a_group_than_all() -> None:
-    rules = Rules(
+    rules = UserPolicy(
         Settings(
             overuse_tolerance=1,
             groups={MY_GROUP: {"overuse_tolerance": 2, "overuse": "warn", "elastic": True}},
@@ -40,18 +40,20 @@ def test_a_user_is_nearer_than_a_group_and_a_group_than_all() -> None:
 def test_of_two_groups_the_first_in_the_file_counts() -> None:
     gid = os.getgid()
     both = {MY_GROUP: {"overuse_tolerance": 2}, "no-such-group": {"overuse_tolerance": 9}}
-    assert Rules(Settings(groups=both)).overuse(ME).tolerance == 2
+    assert UserPolicy(Settings(groups=both)).overuse(ME).tolerance == 2
     assert groups_of(Owner(NOBODY.uid, gid, NOBODY.user)) == {MY_GROUP}, "its own, if nothing else"
 
 
 def test_a_table_makes_the_watch_vary_only_where_it_says_otherwise_of_it() -> None:
-    assert not Rules(Settings(users={"a": {"elastic": True, "overuse": "stop"}})).differ_on_overuse
-    assert Rules(Settings(users={"a": {"overuse": "warn"}})).differ_on_overuse
-    assert Rules(Settings(overuse="warn", groups={"g": {"overuse": "stop"}})).differ_on_overuse
+    assert not UserPolicy(
+        Settings(users={"a": {"elastic": True, "overuse": "stop"}})
+    ).differ_on_overuse
+    assert UserPolicy(Settings(users={"a": {"overuse": "warn"}})).differ_on_overuse
+    assert UserPolicy(Settings(overuse="warn", groups={"g": {"overuse": "stop"}})).differ_on_overuse
 
 
 def test_a_reload_counts_at_once() -> None:
-    rules = Rules(Settings())
+    rules = UserPolicy(Settings())
     assert rules.idleness(ME).release is Release.OFF
     rules.adopt(Settings(idle="release", idle_after=timedelta(hours=1)))
     policy = rules.idleness(ME)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.job import Shape
-from gpulease.domain.memory_estimate import shape_of
+from gpulease.domain.job import CommandFingerprint
+from gpulease.domain.memory_estimate import fingerprint_of
 
 PYTHON = "/home/alice/venv/bin/python3.11"
 
 
-def shape(command: str, cwd: str = "/home/alice") -> Shape:
-    found = shape_of(command.split(), cwd)
+def shape(command: str, cwd: str = "/home/alice") -> CommandFingerprint:
+    found = fingerprint_of(command.split(), cwd)
     assert found is not None
     return found
 
@@ -60,14 +60,14 @@ def test_runs_are_the_same_only_if_every_word_is() -> None:
 
 @pytest.mark.parametrize("command", ["python -c print(1)", "python", "python -", "bash -c x"])
 def test_what_names_no_script_has_no_shape(command: str) -> None:
-    assert shape_of(command.split(), "/") is None
+    assert fingerprint_of(command.split(), "/") is None
 
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.text(max_size=8))
 def test_any_command_has_a_shape_or_none_and_tells_nothing_of_itself(
     argv: list[str], cwd: str
 ) -> None:
-    found = shape_of(argv, cwd)
+    found = fingerprint_of(argv, cwd)
 
     assert found is None or (len(found.alike), len(found.same)) == (32, 32)
-    assert found == shape_of(argv, cwd)
+    assert found == fingerprint_of(argv, cwd)

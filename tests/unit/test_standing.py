@@ -7,33 +7,35 @@ import pytest
 from fakes import NOON, reading
 from goldens import sentence
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.health import Ailment, Drain, Standing
+from gpulease.domain.health import Drain, GpuAvailability, HardwareFault
 from gpulease.errors import NoSuchGpu
 from gpulease.service.health import named
 
 FAN = Drain("alice", "fan", NOON)
-OFF = Ailment("xid 79", "XID 79, the GPU has fallen off the bus", NOON)
+OFF = HardwareFault("xid 79", "XID 79, the GPU has fallen off the bus", NOON)
 
 
 def test_a_drain_says_who_and_why() -> None:
-    assert Standing().closed is None
-    sentence("drained-why", Standing(FAN).closed)
-    sentence("drained", Standing(Drain("alice")).closed)
+    assert GpuAvailability().closed is None
+    sentence("drained-why", GpuAvailability(FAN).closed)
+    sentence("drained", GpuAvailability(Drain("alice")).closed)
     # As a record of before 0004 has it.
-    sentence("drained-by-unknown", Standing(Drain(None, "fan")).closed)
-    sentence("drained-by-health", Standing(None, OFF).closed)
+    sentence("drained-by-unknown", GpuAvailability(Drain(None, "fan")).closed)
+    sentence("drained-by-health", GpuAvailability(None, OFF).closed)
 
 
 def test_who_drained_first_has_drained_and_a_fault_is_kept_beside_it() -> None:
-    both = Standing(None, OFF).drained(FAN)
+    both = GpuAvailability(None, OFF).drained(FAN)
     assert (both.drain, both.ailment) == (FAN, OFF)
-    assert both.closed == Standing(FAN).closed
+    assert both.closed == GpuAvailability(FAN).closed
     assert both.drained(Drain("bob", "dust", NOON + timedelta(hours=1))) == both
 
 
 def test_a_person_resumes_both_and_excuses_the_fault() -> None:
-    assert Standing(FAN, OFF).resumed() == Standing(excused="xid 79")
-    assert Standing(FAN, excused="remap_failed").resumed() == Standing(excused="remap_failed")
+    assert GpuAvailability(FAN, OFF).resumed() == GpuAvailability(excused="xid 79")
+    assert GpuAvailability(FAN, excused="remap_failed").resumed() == GpuAvailability(
+        excused="remap_failed"
+    )
 
 
 GPUS = (

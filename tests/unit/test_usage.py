@@ -9,7 +9,7 @@ from gpulease.domain.gpu import GpuUuid, JobId, ProcessReading
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory_estimate import Kind
-from gpulease.service.observation import Look
+from gpulease.service.observation import Observation
 from gpulease.service.usage import MOST_PROCESSES, PoolReport, Report, Usage
 from gpulease.units import MIB
 
@@ -43,7 +43,7 @@ class World:
 
     def look(self, *, job: int = 1, pid: int = 7, memory: int | None = None) -> None:
         processes = (ProcessReading(pid, memory),)
-        seen = Look((reading(processes=processes),), {pid: JobId(job)}, self.tick())
+        seen = Observation((reading(processes=processes),), {pid: JobId(job)}, self.tick())
         asyncio.run(self.usage.observe(seen))
 
     def beside(self, job: int = 1) -> int | None:

@@ -17,8 +17,8 @@ from gpulease.domain.job import Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.errors import RecordUnwritable
-from gpulease.service.enforcement import Overseer
-from gpulease.service.idleness import RestWatch
+from gpulease.service.enforcement import EnforcementLoop
+from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import revoke
 from gpulease.service.observation import Policy
 from gpulease.service.overuse import OveruseWatch
@@ -42,8 +42,8 @@ class Watched(World):
     def start_watch(self) -> None:
         """As after a restart of the daemon: with nothing but the record."""
         self.watch = OveruseWatch(lambda _: self.overuse)
-        self.rests = RestWatch(lambda _: self.idle)
-        self.overseer = Overseer(self.keeper, self.watch, self.rests, self.clock, at_once)
+        self.rests = IdleWatch(lambda _: self.idle)
+        self.overseer = EnforcementLoop(self.keeper, self.watch, self.rests, self.clock, at_once)
 
     def hold(self, job: JobId, memory: int | None) -> None:
         """Let the processes of a job hold so many bytes; None: nobody can tell."""
@@ -184,7 +184,7 @@ def test_after_the_grace_it_is_stopped_the_usual_way_with_its_reason() -> None:
         ended = world.store.job(job)
         assert ended is not None
         assert ended.outcome is Outcome.OVER_LEASE
-        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 5.2G")
+        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 6G")
 
     play(scenario)
 

@@ -5,15 +5,15 @@
 
 from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS
 from gpulease.cli.attachment.keyboard import parse_keys
-from gpulease.cli.attachment.mode import Detached, Left, Manner, TurnedAway
+from gpulease.cli.attachment.mode import AttachMode, Detached, Left, TurnedAway
 from gpulease.cli.attachment.session import Hooks, attach
 
 __all__ = [
     "DEFAULT_KEYS",
+    "AttachMode",
     "Detached",
     "Hooks",
     "Left",
-    "Manner",
     "TurnedAway",
     "attach",
     "parse_keys",

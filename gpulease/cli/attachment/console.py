@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.cli.attachment.keyboard import Keyboard, Use
-from gpulease.cli.attachment.mode import Manner
-from gpulease.cli.attachment.terminal import Modes, Terminal
+from gpulease.cli.attachment.mode import AttachMode
+from gpulease.cli.attachment.terminal import ControllingTerminal, Modes
 from gpulease.cli.caller import is_ours
 from gpulease.cli.signals import Signals
 from gpulease.wire.frames import FrameKind
@@ -195,7 +195,7 @@ _PATIENCE = 1.0
 class Keys:
     """A terminal that is read key by key."""
 
-    terminal: Terminal
+    terminal: ControllingTerminal
     board: Keyboard
 
 
@@ -203,7 +203,7 @@ class Console:
     """Standard input, output and error; `say` is how to speak where no terminal is held."""
 
     def __init__(
-        self, manner: Manner, handles: tuple[int, int, int], say: Callable[[str], None]
+        self, manner: AttachMode, handles: tuple[int, int, int], say: Callable[[str], None]
     ) -> None:
         self.stdin = Inlet(handles[0])
         self.stdout, self.stderr = Outlet(handles[1]), Outlet(handles[2])
@@ -216,7 +216,7 @@ class Console:
         self._spoken: Outlet | None = None
         """Where our own words go while the terminal is held."""
         if manner.reads_keys and self.stdin.is_terminal:
-            terminal = Terminal(handles[0], verbatim=manner.on_terminal)
+            terminal = ControllingTerminal(handles[0], verbatim=manner.on_terminal)
             self.keys = Keys(terminal, Keyboard(manner.keys, terminal.controls, manner.use))
             if os.isatty(handles[2]):
                 self._spoken = self.stdout if os.isatty(handles[1]) else self.stderr

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.link import Alarms, Link
-from gpulease.cli.attachment.mode import Detached, Left, Manner
+from gpulease.cli.attachment.link import Alarms, ShimConnection
+from gpulease.cli.attachment.mode import AttachMode, Detached, Left
 from gpulease.cli.signals import Signals, can_be_continued
 from gpulease.wire.frames import FrameKind
 
@@ -22,7 +22,9 @@ _TAKEN_WITHIN = 1.0
 class Suspension:
     """Stop and go on together with a job."""
 
-    def __init__(self, manner: Manner, link: Link, console: Console, signals: Signals) -> None:
+    def __init__(
+        self, manner: AttachMode, link: ShimConnection, console: Console, signals: Signals
+    ) -> None:
         self._manner = manner
         self._link = link
         self._console = console
@@ -94,8 +96,8 @@ class Input:
 
     def __init__(
         self,
-        manner: Manner,
-        link: Link,
+        manner: AttachMode,
+        link: ShimConnection,
         console: Console,
         suspension: Suspension,
         alarms: Alarms,

@@ -21,7 +21,7 @@ _HEAD = 4096
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
-class Link:
+class ShimConnection:
     """One connection; nothing here blocks."""
 
     def __init__(

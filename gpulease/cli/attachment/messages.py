@@ -1,7 +1,7 @@
 """What is said of a job to those who are attached to it."""
 
 from gpulease.cli.attachment.keyboard import name_of
-from gpulease.cli.attachment.mode import Manner
+from gpulease.cli.attachment.mode import AttachMode
 from gpulease.cli.format import clean, size
 
 
@@ -34,7 +34,7 @@ def detached(number: int) -> str:
     return f"gpulease: detached from job {number}, which goes on: gpulease attach {number}"
 
 
-def attached(manner: Manner) -> str:
+def attached(manner: AttachMode) -> str:
     """Say what can be typed, and what it does."""
     if manner.watches:
         return f"gpulease: watching job {manner.number}; Ctrl-C leaves it"
@@ -43,7 +43,7 @@ def attached(manner: Manner) -> str:
     return "; ".join([f"gpulease: attached to job {manner.number}", *interrupts, *leaves])
 
 
-def watching(manner: Manner) -> str:
+def watching(manner: AttachMode) -> str:
     """Say to someone who came to write that they do not."""
     if manner.on_terminal:
         return f"gpulease: another terminal writes to job {manner.number}; you are watching"

@@ -10,7 +10,7 @@ from gpulease.cli.attachment.keyboard import Use
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class AttachMode:
     """What an attachment is for."""
 
     number: int

@@ -14,10 +14,10 @@ from pathlib import Path
 from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Input, Suspension
-from gpulease.cli.attachment.link import Alarms, Link
-from gpulease.cli.attachment.mode import Left, Manner
-from gpulease.cli.attachment.shim_messages import News
-from gpulease.cli.exit_codes import Ending
+from gpulease.cli.attachment.link import Alarms, ShimConnection
+from gpulease.cli.attachment.mode import AttachMode, Left
+from gpulease.cli.attachment.shim_messages import ShimMessages
+from gpulease.cli.exit_codes import JobEnd
 from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, Signals
 from gpulease.client import dial
 from gpulease.wire.frames import FrameKind
@@ -39,9 +39,9 @@ def attach(
     directory: Path,
     signals: Signals,
     hooks: Hooks,
-    manner: Manner,
+    manner: AttachMode,
     handles: tuple[int, int, int] = (0, 1, 2),
-) -> Ending | None:
+) -> JobEnd | None:
     """Stay with the job whose socket is in `directory`; None if its shim went without a word.
 
     Raises:
@@ -61,20 +61,20 @@ class _Attachment:
         link: socket.socket,
         signals: Signals,
         hooks: Hooks,
-        manner: Manner,
+        manner: AttachMode,
         handles: tuple[int, int, int],
     ) -> None:
         self._signals = signals
         self._manner = manner
         self._console = Console(manner, handles, hooks.say)
-        self._link = Link(link, self._console.outlet)
+        self._link = ShimConnection(link, self._console.outlet)
         self._suspension = Suspension(manner, self._link, self._console, signals)
         self._alarms = Alarms()
         parts = (manner, self._link, self._console, self._suspension, self._alarms)
         self._input = Input(*parts, hooks.cancel)
-        self._news = News(*parts)
+        self._news = ShimMessages(*parts)
 
-    def run(self) -> Ending | None:
+    def run(self) -> JobEnd | None:
         try:
             self._greet()
             while not (self._news.ended or self._link.gone):

@@ -7,9 +7,9 @@ from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Suspension
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.link import Alarms, Link, read_json
-from gpulease.cli.attachment.mode import Left, Manner, TurnedAway
-from gpulease.cli.exit_codes import Ending
+from gpulease.cli.attachment.link import Alarms, ShimConnection, read_json
+from gpulease.cli.attachment.mode import AttachMode, Left, TurnedAway
+from gpulease.cli.exit_codes import JobEnd
 from gpulease.wire.frames import FrameKind
 
 _TELLS_OF_OTHERS_AFTER = 2.0
@@ -17,13 +17,13 @@ _LAUNCH_FAILED = "launch_failed"
 """The reason in an end that was no run: what then to exit with, the daemon knows."""
 
 
-class News:
+class ShimMessages:
     """Show what is for the user, and note how the job ended."""
 
     def __init__(
         self,
-        manner: Manner,
-        link: Link,
+        manner: AttachMode,
+        link: ShimConnection,
         console: Console,
         suspension: Suspension,
         alarms: Alarms,
@@ -35,7 +35,7 @@ class News:
         self._alarms = alarms
         self._broken_at: float | None = None
         self.ended = False
-        self.ending: Ending | None = None
+        self.ending: JobEnd | None = None
         """How it ended, where it was a run."""
 
     def take(self, kind: FrameKind, payload: bytes) -> None:
@@ -105,7 +105,7 @@ class News:
         self.ended = True
         code, number = record.get("exit_code"), record.get("signal")
         if record.get("reason") != _LAUNCH_FAILED:
-            self.ending = Ending(
+            self.ending = JobEnd(
                 exit_code=code if isinstance(code, int) else None,
                 signal=number if isinstance(number, int) else None,
                 reason=str(record.get("reason")),

@@ -22,7 +22,7 @@ _DISABLED = b"\0"
 """_POSIX_VDISABLE of Linux: this character means nothing special."""
 
 
-class Terminal:
+class ControllingTerminal:
     """The terminal open as `handle`.
 
     `verbatim` says that output for it comes from another terminal, with line ends as they must be.
