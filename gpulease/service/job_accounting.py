@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpulease.domain.enforcement import as_watched
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.memory_estimate import more_by, next_size
+from gpulease.domain.memory_estimate import advised_size_after_oom, more_by
 from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
 from gpulease.errors import TooMany
 from gpulease.service.jobs import Settle
@@ -99,7 +99,7 @@ class JobAccounting:
         """
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
-        size = next_size(leased, found.lacking)
+        size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
             lacking = format_size(found.lacking)
