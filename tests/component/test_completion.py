@@ -171,7 +171,7 @@ def test_bash_completes_the_jobs_that_a_verb_is_about(shell: Shell) -> None:
     assert shell.bash("show", "17") == ["17", "170"]
     assert shell.bash("logs", "-f", "") == ["12", "170"]
     assert shell.bash("attach", "") == ["12"]
-    assert shell.bash("logs", "12", "") == []
+    assert shell.bash("attach", "12", "") == []
 
 
 def test_bash_says_what_the_jobs_are_where_it_only_lists_them(shell: Shell) -> None:
@@ -225,7 +225,7 @@ def test_fish_completes_verbs_options_and_jobs(shell: Shell) -> None:
     assert shell.fish("gpulease run --visible i")[0].startswith("index")
     assert [line.split("\t")[0] for line in shell.fish("gpulease cancel ")] == ["12", "17"]
     assert [line.split("\t")[0] for line in shell.fish("gpulease cancel 12 ")] == ["12", "17"]
-    assert shell.fish("gpulease logs 12 ") == []
+    assert shell.fish("gpulease attach 12 ") == []
     assert shell.fish("gpulease show 170")[0].startswith("170\teval, exited, ")
     assert "resnet: 50 'x' $(touch evil), active" in shell.fish("gpulease attach ")[0]
 
