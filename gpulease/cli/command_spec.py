@@ -1,13 +1,12 @@
-"""What may be written on a line of `gpulease`: verbs, options, and what each takes.
-
-Read from the verbs themselves, so that a new one is completed as soon as it is there.
-"""
+"""The verbs and options of `gpulease` as data, for completion, read from the verbs themselves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import typer
+
+from gpulease.cli.typer_extensions import choices_of
 
 Kind = Literal["flag", "text", "jobs", "gpus", "command", "file", "folder", "user", "choice"]
 
@@ -73,7 +72,7 @@ def _options(params: list[Any]) -> Iterator[Option]:
 
 
 def _word(param: Any) -> Word:
-    choices = _choices(param)
+    choices = choices_of(param)
     shown = (param.metavar or param.name or "").strip("[].")
     first = shown.partition(" ")[0].rstrip(".")
     if getattr(param, "is_flag", False):
@@ -83,12 +82,3 @@ def _word(param: Any) -> Word:
     else:
         kind = _KINDS.get(first, "text")
     return Word(kind, shown, choices, many=param.nargs == -1)
-
-
-def _choices(param: Any) -> tuple[str, ...]:
-    """Return the words that a parameter takes, where it takes only some; else none."""
-    annotation = getattr(getattr(param, "type_descriptor", None), "annotation", None)
-    if get_origin(annotation) is Literal:
-        return tuple(map(str, get_args(annotation)))
-    # Where typer still builds on click, the type says.
-    return tuple(map(str, getattr(getattr(param, "type", None), "choices", ())))

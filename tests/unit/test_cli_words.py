@@ -17,7 +17,7 @@ from gpulease.cli.messages import WaitingLine, waiting_text
 from gpulease.cli.render import Talk
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
-from gpulease.cli.typer_parsers import reader_of
+from gpulease.cli.typer_extensions import reader_of
 from gpulease.wire.views import JobView
 
 NOW = views.NOW
@@ -132,7 +132,7 @@ def test_run_exits_as_the_shim_says(ending: JobEnd, status: int) -> None:
 )
 def test_who_cancels_is_told_how_long_the_job_has(grace: float | None, when: str) -> None:
     job = views.running(12, state="releasing", grace=grace)
-    sentence(f"cancel-{when}", cancel.said(job))
+    sentence(f"cancel-{when}", cancel.result(job))
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_run_exits_as_the_daemon_says(
 
 def test_who_keeps_a_lease_is_told_from_what() -> None:
     job, hour = views.running(12, kept_until_at="2026-03-02T15:05:00Z"), timedelta(hours=1)
-    sentence("keep", keep.said(job, hour, NOW))
+    sentence("keep", keep.result(job, hour, NOW))
     over = replace(job.leases[0], over_since_at="2026-03-02T14:04:40Z")
     job.leases = [over, replace(over, stops_at="2026-03-02T14:05:10Z")]
-    assert mentions(keep.said(job, hour, NOW), "job 12", "15:05", "1h")
-    assert keep.said(job, hour, NOW) != keep.said(views.running(12), hour, NOW)
+    assert mentions(keep.result(job, hour, NOW), "job 12", "15:05", "1h")
+    assert keep.result(job, hour, NOW) != keep.result(views.running(12), hour, NOW)
 
 
 def test_ordinals() -> None:
