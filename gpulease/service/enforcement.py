@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.idle import IdleStep, Release
+from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
-from gpulease.domain.overuse import Consequence, Step
+from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan, ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.service.idleness import IdleFinding, IdleWatch
@@ -248,10 +248,10 @@ class EnforcementLoop:
         peak = max(peak, found.used)
         keeper = self._keeper
         most = most_of(keeper.seen, keeper.policy, len(job.leases), self._clock.now())
-        if found.step is Step.WARN:
+        if found.step is OveruseAction.WARN:
             await self._keeper.tell_owner(job.id, overuse_warning(found, peak, most))
             return
-        if found.step is Step.CLEAR:
+        if found.step is OveruseAction.CLEAR:
             await self._keeper.tell_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak, most)
@@ -259,7 +259,7 @@ class EnforcementLoop:
         _log.info("%s (of %s)", notice, job.owner.user)
 
     async def _act_on_idle(self, found: IdleFinding) -> None:
-        if found.step is IdleStep.WARN:
+        if found.step is IdleAction.WARN:
             await self._keeper.tell_owner(found.job.id, idle_warning(found))
             return
         detail, notice = idle_release(found)
