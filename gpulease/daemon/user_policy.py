@@ -9,6 +9,7 @@ import logging
 import os
 import pwd
 from collections.abc import Callable, Mapping
+from itertools import islice
 from threading import Thread
 from typing import Any
 
@@ -97,17 +98,28 @@ def groups_of(owner: Owner) -> set[str]:
 _log = logging.getLogger(__name__)
 
 
+_MOST_LOOKUPS = 1000
+"""Names to look up: each lookup may ask a directory server."""
+
+
 def unknown_names(settings: Settings) -> list[str]:
     """Return a warning for each table of a user or group that does not exist now."""
-    return [
-        f"[{table}.{name}] has no effect: no such {what}"
-        for table, what, names, find in (
-            ("users", "user", settings.users, pwd.getpwnam),
-            ("groups", "group", settings.groups, grp.getgrnam),
-        )
-        for name in names
-        if not _is_known(name, find)
-    ]
+    warnings = []
+    tables = (
+        ("users", "user", settings.users, pwd.getpwnam),
+        ("groups", "group", settings.groups, grp.getgrnam),
+    )
+    for table, what, names, find in tables:
+        warnings += [
+            f"[{table}.{name}] has no effect: no such {what}"
+            for name in islice(names, _MOST_LOOKUPS)
+            if not _is_known(name, find)
+        ]
+        if len(names) > _MOST_LOOKUPS:
+            warnings.append(
+                f"[{table}]: only the first {_MOST_LOOKUPS} of {len(names)} names were looked up"
+            )
+    return warnings
 
 
 def _is_known(name: str, find: Callable[[str], object]) -> bool:
