@@ -16,11 +16,11 @@ from gpulease.config import Settings
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import ComputeMode, GpuReading
 from gpulease.domain.health import (
-    Act,
-    Figures,
     GpuAvailability,
     GpuEvent,
-    Modes,
+    GpuModes,
+    HealthAction,
+    HealthFigures,
     lasting,
     needs_an_admin,
 )
@@ -99,7 +99,7 @@ class Doctor:
                     "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
                 )  # fmt: skip
             elif reading.total is None:
-                state: CheckState = "ok" if reading.divided else "warning"
+                state: CheckState = "ok" if reading.mig_mode else "warning"
                 yield CheckView(name, state, reading.detail or "its size is not known", None)
             elif reading.compute_mode is ComputeMode.PROHIBITED:
                 yield CheckView(
@@ -200,7 +200,7 @@ _log = logging.getLogger(__name__)
 
 def health_policy(settings: Settings) -> HealthPolicy:
     """Return what the admin wants done about faults."""
-    return HealthPolicy(Act(settings.health), settings.health_quiet)
+    return HealthPolicy(HealthAction(settings.health), settings.health_quiet)
 
 
 def watch_health(
@@ -240,31 +240,34 @@ def health_checks(keeper: Scheduler, health: HealthWatch, clock: Clock) -> Itera
     """Yield what is to be said about the health of each GPU, and of who drained it."""
     yield from mps_check(keeper)
     act = health.policy.act
-    if act is not Act.DRAIN:
-        what = {Act.TELL: "faults are told and drain nothing", Act.OFF: "nobody looks at it"}
+    if act is not HealthAction.DRAIN:
+        what = {
+            HealthAction.TELL: "faults are told and drain nothing",
+            HealthAction.OFF: "nobody looks at it",
+        }
         yield CheckView(
             "GPU health", "warning", what[act],
             f"the setting health is {act}: see docs/admin.md",
         )  # fmt: skip
     try:
-        standings = keeper.store.standings()
+        availabilities = keeper.store.availabilities()
         events = keeper.store.gpu_events(clock.now() - _A_DAY, _MOST_EVENTS)
     except RecordUnwritable as error:
         yield CheckView("GPU health", "failure", error.message, error.hint)
         return
     for reading in keeper.seen.readings if keeper.seen is not None else ():
-        standing = standings.get(reading.uuid, GpuAvailability())
+        standing = availabilities.get(reading.uuid, GpuAvailability())
         if standing.drain is not None:
             yield _saying_who(reading.label, CheckView(
                 f"GPU {reading.label}", "warning", str(standing.drain),
                 f"gpulease resume {reading.label}",
             ))  # fmt: skip
-        if reading.fault is not None and standing.ailment is None:
+        if reading.fault is not None and standing.hardware_fault is None:
             # That it cannot be read is said already, and nothing else is known of it now.
             continue
         if reading.uuid in health.modes and reading.fault is None:
             yield _modes(reading, health.modes[reading.uuid])
-        if act is not Act.OFF and reading.parent is None:
+        if act is not HealthAction.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
             yield _saying_who(reading.label, _health(reading, standing, health, of_it))
 
@@ -277,11 +280,11 @@ def _saying_who(label: str, check: CheckView) -> CheckView:
     return replace(check, mend=check.mend.replace(resume, f"{resume} (by an admin or root)"))
 
 
-def _modes(reading: GpuReading, modes: Modes) -> CheckView:
+def _modes(reading: GpuReading, modes: GpuModes) -> CheckView:
     """Say how a GPU is set up, and warn where it cannot be shared so."""
     name, label = f"GPU {reading.label} modes", reading.label
     known = {
-        "MIG": reading.divided,
+        "MIG": reading.mig_mode,
         "ECC": modes.ecc,
         "persistence": modes.persistence,
     }
@@ -320,10 +323,10 @@ def _health(
     reading: GpuReading, standing: GpuAvailability, health: HealthWatch, events: list[GpuEvent]
 ) -> CheckView:
     name, label = f"GPU {reading.label} health", reading.label
-    figures = health.figures.get(reading.uuid, Figures())
-    if standing.ailment is not None:
+    figures = health.figures.get(reading.uuid, HealthFigures())
+    if standing.hardware_fault is not None:
         return CheckView(
-            name, "failure", str(standing.ailment),
+            name, "failure", str(standing.hardware_fault),
             "it is used again by itself when it is well; what waits for a reset takes, "
             f"{_RESET.format(label)}; gpulease resume {label} uses it at once",
         )  # fmt: skip

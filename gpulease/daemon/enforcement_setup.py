@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpulease.config import Settings
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.gpu.limits import DriverLimits
@@ -73,7 +73,7 @@ def build_enforcement(
     around = Circumstances(settings.simulate is not None, no_scopes, closed)
     ladder = EnforcementLevels(around, limiter, probe.driver, driver_limits=settings.driver_limits)
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         await writing(lambda: note_enclosed(store, job, ladder.everywhere, enclosed, clock))
 
     async def note_anew(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:

@@ -325,7 +325,7 @@ def _take_in(
     if known is None:
         if found is not None:
             with store.write() as tx:
-                tx.know(witness.gpus, at)
+                tx.add_gpus(witness.gpus, at)
                 tx.restore(found, Event(at, _EVENT, "from its processes; the record had lost it"))
             report.say(f"job {found.id} of {found.owner.user} runs: learned from its processes")
         elif witness.alive:
@@ -339,7 +339,7 @@ def _take_in(
     changed = _as_launched(known, witness, at)
     if changed is not None:
         with store.write() as tx:
-            tx.know(witness.gpus, at)
+            tx.add_gpus(witness.gpus, at)
             tx.save(changed, Event(at, _EVENT, "launched, as its directory tells"))
         report.say(f"job {known.id} was launched: learned from its directory")
 

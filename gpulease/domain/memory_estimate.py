@@ -26,7 +26,7 @@ from posixpath import basename, join, normpath
 from statistics import median_high
 
 from gpulease.domain.job import CommandFingerprint
-from gpulease.units import GIB, MIB
+from gpulease.units import MIB, round_up_size
 
 MARGIN = Fraction(115, 100)
 """What is asked for beyond the highest use seen: data differs, and a look a second misses peaks."""
@@ -34,13 +34,12 @@ MOST_RUNS = 10
 """The latest runs of a script that count."""
 ENOUGH_RUNS = 3
 """Of fewer, the one with the largest need decides: nobody can tell which one is odd."""
-_ROUND_TO = 256 * MIB
 _ENOUGH_MORE = Fraction(125, 100)
 """Of a lease that did not do, where the job does not say how much it lacked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PastRun:
     """What one ended job asked for and used, on the GPU where it used most."""
 
     leased: int
@@ -58,7 +57,7 @@ class Run:
         return self.out_of_memory or (self.over_lease and self.used > self.leased)
 
 
-def size_for(runs: Sequence[Run]) -> int | None:
+def size_for(runs: Sequence[PastRun]) -> int | None:
     """Return what the next job like `runs`, latest first, should ask for; None without any.
 
     It is what the deciding run needed: its use with a margin, but never more than a lease that was
@@ -67,11 +66,11 @@ def size_for(runs: Sequence[Run]) -> int | None:
     smallest lease that was enough for another run, or else more than that one had, and no less than
     its owner was told to ask for.
     """
-    found = deciding(runs)
-    return None if found is None else rounded(_need(found, runs[:MOST_RUNS]))
+    found = deciding_run(runs)
+    return None if found is None else round_up_size(_need(found, runs[:MOST_RUNS]))
 
 
-def deciding(runs: Sequence[Run]) -> Run | None:
+def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
     """Return the one of `runs`, latest first, by which the next job is sized; None without any.
 
     Of three runs or more it is the one with the second largest need: one odd run decides nothing,
@@ -87,48 +86,40 @@ def deciding(runs: Sequence[Run]) -> Run | None:
     return latest[0] if is_short else found
 
 
-def _need(run: Run, runs: Sequence[Run]) -> int:
+def _need(run: PastRun, runs: Sequence[PastRun]) -> int:
     """Return the lease that would have been enough for `run`, as far as `runs` show it."""
     if not run.fell_short:
         return _size_after(run)
     enough = [each.leased for each in runs if not each.fell_short and each.leased > run.leased]
     need = min(enough, default=int(run.leased * _ENOUGH_MORE))
-    return need if run.out_of_memory else max(need, _size_after(run))
+    return need if run.used <= run.leased else max(need, _size_after(run))
 
 
-def _size_after(run: Run) -> int:
+def _size_after(run: PastRun) -> int:
     wanted = int(run.used * MARGIN)
-    if run.fell_short:
-        return max(wanted, enough_for(run.used))
     return min(wanted, run.leased) if run.used <= run.leased else wanted
 
 
-def rounded(size: int) -> int:
-    """Return `size` rounded up as a person would: to 128M below 1G, 512M below 16G, else 1G."""
-    step = 128 * MIB if size < GIB else 512 * MIB if size < 16 * GIB else GIB
-    return -(-size // step) * step
-
-
-def enough_for(held: int) -> int:
-    """Return the size of a lease that would have held so much, with a little to spare."""
-    needed = held + held // 20
-    return -(-needed // _ROUND_TO) * _ROUND_TO
-
-
-def more_by(leased: int, factor: Fraction) -> int:
+def retry_size(leased: int, factor: Fraction) -> int:
     """Return the lease of a new try with `factor` times as much, in whole MiB; always more."""
     return max(math.ceil(leased * factor / MIB), leased // MIB + 1) * MIB
 
 
-def next_size(leased: int, lacking: int | None) -> int:
-    """Return what a job should ask for that ran out of memory in a lease of `leased`.
+def advised_size(peak: int) -> int:
+    """Return the size to ask for next time, for a job that held `peak` bytes beyond its lease."""
+    return round_up_size(int(peak * MARGIN))
 
-    `lacking` is what it could not get in one piece, if it said; it will want more after that.
+
+def advised_size_after_oom(leased: int, peak: int | None, lacking: int | None) -> int:
+    """Return the size to ask for next time, for a job that ran out of memory.
+
+    Args:
+        leased: the size of its lease.
+        peak: the most that it held, where known. A job over its lease was advised by this before.
+        lacking: what it could not allocate in one piece, where known; it needs more after that.
     """
-    enough = int(leased * _ENOUGH_MORE)
-    if lacking is not None:
-        enough = max(enough, leased + int(lacking * MARGIN))
-    return rounded(enough)
+    enough = max(int(leased * _ENOUGH_MORE), leased + int((lacking or 0) * MARGIN))
+    return max(round_up_size(enough), advised_size(peak or 0))
 
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
@@ -222,7 +213,7 @@ def _digest(words: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OverheadKey:
     """Where a figure holds: for a framework, on GPUs of a model, under a driver, on so many."""
 
     framework: str
@@ -245,7 +236,7 @@ LEAST, MOST = (1, 3), (3, 1)
 useless."""
 
 
-def learned(start: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
+def learned_overhead(start: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
     """Return how many bytes to keep free beside the pool of a framework, for jobs of `uid`.
 
     Args:

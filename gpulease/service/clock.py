@@ -28,7 +28,7 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     with store.write() as tx:
         for job in tx.live():
             tx.save(moved(job, by), event)
-        for gpu, standing in tx.standings().items():
-            tx.set_standing(gpu, standing.moved(by))
+        for gpu, standing in tx.availabilities().items():
+            tx.set_availability(gpu, standing.moved(by))
     clock.follow()
     return by

@@ -64,7 +64,7 @@ class Observation:
         """
         found: dict[JobId, set[GpuUuid]] = {}
         for reading in self.readings:
-            for process in () if reading.divided else reading.processes or ():
+            for process in () if reading.mig_mode else reading.processes or ():
                 job = self.jobs_by_pid.get(process.pid)
                 if job is not None:
                     found.setdefault(job, set()).add(reading.uuid)
@@ -167,7 +167,7 @@ def _of_foreign_pids(
     Where jobs run it is as if the driver told no processes: one of theirs would pass for a
     stranger's, and its memory would count beside the lease. Elsewhere none can be theirs.
     """
-    held = {lease.gpu for job in holders for lease in job.leases if job.holding(lease).running}
+    held = {lease.gpu for job in holders for lease in job.leases if job.ledger_entry(lease).running}
     withheld = frozenset(held & {each.uuid for each in readings})
     shown = (replace(each, processes=None) if each.uuid in held else each for each in readings)
     return Observation(tuple(shown), {}, at, foreign=True, withheld=withheld)

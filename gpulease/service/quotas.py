@@ -6,7 +6,7 @@ Checked inside the transaction that adds a job: two submissions at once cannot b
 from dataclasses import dataclass, field
 
 from gpulease.errors import TooMany
-from gpulease.service.ports import Submission, Tally
+from gpulease.service.ports import Submission, UserCount
 from gpulease.units import MIB, format_size
 
 
@@ -24,7 +24,7 @@ class Quotas:
     """The uids that none of it is for."""
 
 
-def refuse_one_more(bounds: Quotas, order: Submission, before: Tally) -> None:
+def refuse_one_more(bounds: Quotas, order: Submission, before: UserCount) -> None:
     """Check that the user may have one more job, before it is added.
 
     Raises:
@@ -48,7 +48,7 @@ def refuse_one_more(bounds: Quotas, order: Submission, before: Tally) -> None:
         )
 
 
-def refuse_too_much(bounds: Quotas, order: Submission, after: Tally) -> None:
+def refuse_too_much(bounds: Quotas, order: Submission, after: UserCount) -> None:
     """Check that what the user's waiting jobs keep is within bounds, with the new one added.
 
     Raises:

@@ -53,7 +53,7 @@ def reconcile(
     """
     with store.write() as tx:
         at = clock.now()
-        tx.know(seen.readings, at)
+        tx.add_gpus(seen.readings, at)
         jobs = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
         decided = plan(snapshot(tuple(jobs.values()), seen, policy, drained, at))
@@ -79,7 +79,7 @@ def _give_up(tx: Transaction, jobs: dict[JobId, Job], job_id: JobId, event: Even
 
 
 def _where(placement: Placement) -> str:
-    return ", ".join(uuid for uuid, _ in placement.shares)
+    return ", ".join(uuid for uuid, _ in placement.allocations)
 
 
 _log = logging.getLogger(__name__)

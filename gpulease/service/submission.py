@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import MOST_RUNS, Run, deciding, script_name, size_for
+from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_ever_hold, spans
-from gpulease.domain.plan import ledgers, plan, waiting_in
+from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow
 from gpulease.service.observation import Observation, Policy, snapshot
 from gpulease.service.ports import Clock, Store, Submission, Transaction
@@ -24,10 +24,10 @@ def sized(
 
     Never more than `gpus` offer when they are empty, and never less than the smallest lease.
     """
-    shape = order.account.shape
+    shape = order.usage.fingerprint
     if not order.sizes_itself or shape is None:
         return order
-    runs = tx.runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
+    runs = tx.past_runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
     wanted = size_for(runs)
     if wanted is None:
         return order
@@ -35,7 +35,7 @@ def sized(
     return replace(
         order,
         claim=replace(order.claim, memory=memory),
-        account=replace(order.account, sized=_because(order, runs, memory)),
+        usage=replace(order.usage, size_reason=_because(order, runs, memory)),
     )
 
 
@@ -52,10 +52,10 @@ def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) 
     return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
 
 
-def _because(order: Submission, runs: Sequence[Run], memory: int) -> str:
+def _because(order: Submission, runs: Sequence[PastRun], memory: int) -> str:
     size = format_size(memory)
     script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
-    run = deciding(runs)
+    run = deciding_run(runs)
     assert run is not None, "something was sized by these runs"
     lease, used = format_size(run.leased), format_size(run.used)
     if run.out_of_memory:
@@ -65,7 +65,7 @@ def _because(order: Submission, runs: Sequence[Run], memory: int) -> str:
     return f"{size}, since {script} used up to {used} in {_count(runs, run)}"
 
 
-def _count(runs: Sequence[Run], run: Run) -> str:
+def _count(runs: Sequence[PastRun], run: PastRun) -> str:
     """Say how many runs used no more than `run`."""
     within = sum(each.used <= run.used for each in runs)
     if within < len(runs):
@@ -82,17 +82,17 @@ def submit(store: Store, order: Submission, seen: Observation, policy: Policy, c
         TooMany: the user has as much in the queue as one user may.
     """
     with store.write() as tx:
-        before = tx.ordered(order.owner.uid, order.key) if order.key is not None else None
+        before = tx.job_by_key(order.owner.uid, order.key) if order.key is not None else None
         if before is not None:
             _refuse_another_kind(order, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
+        refuse_one_more(policy.bounds, order, tx.user_count(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
         order = sized(order, tx, empty, policy)
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
-        refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
+        refuse_too_much(policy.bounds, order, tx.user_count(order.owner.uid))
         if order.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
@@ -128,7 +128,7 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
             f"ask for at least {smallest}",
         )
-    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.mig_mode]
     if claim.gpus > max(1, len(whole)):
         raise CannotLease(
             f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
@@ -170,7 +170,7 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
-    reasons = waiting_in(decided, job).refusal.hindrances
+    reasons = why_waiting(decided, job).refusal.obstacles
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),

@@ -23,7 +23,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -35,7 +35,7 @@ pytestmark = [
 Outcome = dict[str, Any]
 
 ZYGOTE = Path(__file__).with_name("tensorflow_zygote.py")
-LEASE = POOL * MIB + outside_the_pool("tensorflow", 2)
+LEASE = POOL * MIB + default_overhead("tensorflow", 2)
 SMALL = 512 * MIB
 
 
@@ -116,5 +116,5 @@ def test_a_lease_too_small_for_tensorflow_says_what_would_do() -> None:
 
     message, _, hint = outcome["error"].partition("\n\n")
     assert mentions(message, "LeaseTooSmall: ", "TensorFlow", "512M")
-    assert mentions(hint, "hint: ", "1656M", "--mem")
+    assert mentions(hint, "hint: ", "--mem 2G")
     assert outcome["sent"] == []

@@ -184,7 +184,7 @@ def test_after_the_grace_it_is_stopped_the_usual_way_with_its_reason() -> None:
         ended = world.store.job(job)
         assert ended is not None
         assert ended.outcome is Outcome.OVER_LEASE
-        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 5.2G")
+        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 6G")
 
     play(scenario)
 
@@ -554,7 +554,12 @@ def test_a_process_of_a_mig_device_is_not_taken_for_one_on_the_whole_gpu() -> No
         job = await running(world)
         world.finder.jobs[7] = job
         world.gpus.broken["GPU-b"] = GpuReading(
-            GpuUuid("GPU-b"), 1, "Fake", used=G, divided=True, processes=(ProcessReading(7, 3 * G),)
+            GpuUuid("GPU-b"),
+            1,
+            "Fake",
+            used=G,
+            mig_mode=True,
+            processes=(ProcessReading(7, 3 * G),),
         )
         await world.look(50)
         assert world.told(job) == []

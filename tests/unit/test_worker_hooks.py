@@ -17,7 +17,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -132,7 +132,7 @@ def config(**gpu_options: Any) -> Any:
 
 
 def lease(count: int = 2, simulated: bool = False, **options: Any) -> Any:
-    memory = 4096 * MIB + outside_the_pool("tensorflow", count)
+    memory = 4096 * MIB + default_overhead("tensorflow", count)
     gpus = [LeasedGpu(f"GPU-{number}", number, "H", memory, 2 * memory) for number in range(count)]
     environment = worker_environment(
         {},
@@ -213,7 +213,7 @@ def test_a_lease_that_fits_no_context_is_refused_with_the_smallest_that_does() -
     granted = lease()
     granted.gpus[0]["memory"] = 512 * MIB
 
-    with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*at least 1656M"):
+    with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*--mem 2G"):
         clamped(config(), granted)
 
 
