@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpulease.domain.gpu import GpuUuid
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
+from gpulease.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.gpu.devices import list_devices
 from gpulease.gpu.reading import read_gpu
 
