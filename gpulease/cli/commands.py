@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.build import described
-from gpulease.cli.command_spec import Verb, verb_of
 from gpulease.cli.connect import SocketOption
 from gpulease.cli.render import say, show
 from gpulease.cli.typer_extensions import Command, VerbGroup
@@ -126,10 +125,13 @@ def gpulease(
         raise typer.Exit(EXIT_USAGE)
 
 
-def grammar() -> tuple[Verb, ...]:
-    """Return the options before the verb, then each verb."""
-    before = verb_of("", "", typer.main.get_command(app))
-    return (before, *(verb_of(name, text, _command(name)) for name, text in VERBS.items()))
+def parameters(verb: str) -> list[Any]:
+    """Return the options and arguments of a verb, for completion; "" is what precedes the verb."""
+    if verb and verb not in VERBS:
+        return []
+    command = _command(verb) if verb else typer.main.get_command(app)
+    context = typer.Context(command, info_name=verb, help_option_names=["-h", "--help"])
+    return [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -12,10 +12,11 @@ from goldens import mentions, sentence
 from gpulease.cli import cancel, keep
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import wait_for_start
-from gpulease.cli.format import asks, broken, cells, clean, clock, ordinal, shorten
+from gpulease.cli.format import asks, clean, clock, display_width, ordinal, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
 from gpulease.cli.render import Talk
 from gpulease.cli.signals import Signals
+from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
 from gpulease.wire.views import JobView
 
@@ -184,26 +185,26 @@ def test_claims_are_shown_as_they_were_asked() -> None:
 
 @pytest.mark.parametrize("width", range(8))
 def test_shortened_text_fits(width: int) -> None:
-    assert cells(shorten("日本語 text", width)) <= width
+    assert display_width(shorten("日本語 text", width)) <= width
 
 
 @pytest.mark.parametrize("text", ["日本語", "e\u0301a\u0308", "train", "🧪 lab", "한국어", "a日b"])
 def test_what_is_cut_to_any_width_loses_nothing_and_fits(text: str) -> None:
     for width in range(2, 9):
-        lines = [text[begin:end] for begin, end in broken(text, width)]
-        assert all(cells(line) <= width for line in lines)
+        lines = [text[begin:end] for begin, end in line_breaks(text, width)]
+        assert all(display_width(line) <= width for line in lines)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_lines_break_between_words_where_they_can() -> None:
     text = "no room for 6G before job 12 ends"
-    assert [text[begin:end] for begin, end in broken(text, 12)] == [
+    assert [text[begin:end] for begin, end in line_breaks(text, 12)] == [
         "no room for",
         "6G before",
         "job 12 ends",
     ]
-    assert list(broken("", 5)) == [(0, 0)]
-    assert list(broken("abcdefgh", 3)) == [(0, 3), (3, 6), (6, 8)]
+    assert list(line_breaks("", 5)) == [(0, 0)]
+    assert list(line_breaks("abcdefgh", 3)) == [(0, 3), (3, 6), (6, 8)]
 
 
 def test_clean_keeps_words_and_drops_controls() -> None:
