@@ -11,7 +11,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.job_selection import select_jobs, selection
-from gpulease.cli.options import DetachKeysOption, JobsArgument, NamePatternOption
+from gpulease.cli.options import DetachKeysOption, NamePatternOption
 from gpulease.cli.render import talk
 from gpulease.cli.signals import Signals
 from gpulease.errors import WrongState
@@ -19,7 +19,14 @@ from gpulease.errors import WrongState
 
 def attach(
     ctx: typer.Context,
-    job: JobsArgument = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="The number or name of a job; 'last' is your newest job.",
+            show_default=False,
+        ),
+    ] = None,
     name: NamePatternOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", "--read-only", help="Only show output; send no input.")
@@ -41,7 +48,7 @@ def attach(
     Exit code: that of the job, see gpulease run --help; 0 after detaching
     """
     keys = detach_sequence(detach_keys)
-    wanted = selection("attach", job, name)
+    wanted = selection("attach", [job] if job else None, name)
     client = connect(ctx, socket)
     (number,) = select_jobs(client, wanted)
     view = client.job(number)

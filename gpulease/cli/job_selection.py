@@ -51,15 +51,13 @@ def selection(
     """Return what a command line says about jobs.
 
     Raises:
-        BadUsage: it names no job, names them in two ways, or several for a verb that takes one.
+        BadUsage: it names no job, or names jobs in two ways.
     """
     ways = sum((bool(words), pattern is not None, every))
     if ways == 0:
         raise BadUsage(f"cannot {verb}: no job is named", _example(verb))
     if ways > 1:
         raise BadUsage(f"cannot {verb}: JOB, --name and --all exclude each other", _example(verb))
-    if verb == "attach" and words and len(words) > 1:
-        raise BadUsage(f"cannot {verb} to {len(words)} jobs: name one", _example(verb))
     return Selection(verb, words or (), pattern, every)
 
 

@@ -100,7 +100,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     """
     if not command and not shell:
         raise BadUsage(
-            "cannot run: no command is given", "gpulease run --mem 4G train.py, or --shell"
+            "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
         )
     options = RunOptions(
         mem=mem,
