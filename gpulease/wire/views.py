@@ -191,6 +191,7 @@ class JobView:
     retried_as: int | None = None
     """The job that tries this one again."""
     events: list[EventView] = field(default_factory=list)
+    """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 
 
 @dataclass(slots=True)
