@@ -37,7 +37,7 @@ class Paper:
 
 def impatient(width: int | None = None) -> tuple[Paper, WaitingLine]:
     paper = Paper()
-    line = WaitingLine(paper.write, None if width is None else lambda: width, patience=0.0)
+    line = WaitingLine(paper.write, None if width is None else lambda: width, delay=0.0)
     line.show("first", NOW)
     assert paper.written.wait(10)
     return paper, line
