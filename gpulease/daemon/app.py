@@ -35,9 +35,9 @@ from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.host.state_dir import StateDirectory
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
-from gpulease.server.job_views import Views
-from gpulease.server.lease_views import Machine, Watches, overuse_view
+from gpulease.server.job_views import JobViews, ViewSources, overuse_view
 from gpulease.server.listings import Listings
+from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.health import Drains, HealthWatch
@@ -63,8 +63,7 @@ class Dependencies:
     workers: JobRunner
     askers: WaitingClients
     health: HealthWatch
-    machine: Machine
-    watches: Watches
+    sources: ViewSources
     accounting: Accounting
     writing: InThread
 
@@ -85,35 +84,38 @@ def build_desk(settings: Settings, room: Dependencies) -> RequestContext:
     """Return what the routes are answered with."""
     examination = Doctor(
         lambda: room.keeper.seen,
-        room.machine.driver,
+        room.sources.driver,
         settings.simulate,
         settings.state,
         HOOKS,
-        room.machine.holds.rungs,
+        room.sources.enforcement.rungs,
         lambda: health_checks(room.keeper, room.health, room.clock),
         room.keeper.probe.library,
         lambda: room.keeper.closed,
     )
+    from_scheduler = (room.keeper, room.processes, room.sources)
+    machine_views = MachineViews(*from_scheduler)
     return RequestContext(
-        keeper=room.keeper,
-        views=Views(room.keeper, room.processes, room.machine, room.watches),
-        # With views of its own: it draws in a thread.
-        board=Listings(Views(room.keeper, room.processes, room.machine, room.watches), room.clock),
+        scheduler=room.keeper,
+        job_views=JobViews(*from_scheduler),
+        machine_views=machine_views,
+        # Job views keep what they have drawn, and are for one thread each.
+        listings=Listings(JobViews(*from_scheduler), machine_views, room.clock),
         clock=room.clock,
         defaults=defaults(settings),
         rights=rights(settings),
-        directory_of=room.machine.directory_of,
+        directory_of=room.sources.directory_of,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
         doctor=examination.results,
-        overuse_of=lambda owner: overuse_view(room.watches.overuse.policy_of(owner)),
+        overuse_of=lambda owner: overuse_view(room.sources.overuse.policy_of(owner)),
         processes=room.processes,
         drains=Drains(room.keeper.store, room.clock, room.writing, room.keeper.wake),
         environment=room.workers.environment,
-        watch_asker=room.askers.watch,
+        watch_holder=room.askers.watch,
         usage=room.accounting.usage,
         stored_pools=room.accounting.pools.of,
-        uses=room.accounting.accounts.by_user,
+        usage_by_user=room.accounting.accounts.by_user,
     )
 
 
@@ -161,7 +163,7 @@ class DaemonApp:
         await self.keeper.followers.stop()
         await self.sampler.write()
         await self.launcher.close()
-        self.desk.board.close()
+        self.desk.listings.close()
         for lane in self.lanes:
             lane.close()
         self.store.close()
@@ -266,10 +268,16 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         watch_pools,
     ]
     simulated = settings.simulate is not None
-    machine = Machine(
-        probe.driver, simulated, state.job, holding.ladder, unhooked.of, accounting.pools_of
+    sources = ViewSources(
+        driver=probe.driver,
+        simulated=simulated,
+        directory_of=state.job,
+        enforcement=holding.ladder,
+        overuse=overuse,
+        idleness=rests,
+        unheld=unhooked.of,
+        pools_of=accounting.pools_of,
     )
-    watches = Watches(overuse, rests)
     return DaemonApp(
         settings=settings,
         state=state,
@@ -292,8 +300,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
                 workers,
                 askers,
                 health,
-                machine,
-                watches,
+                sources,
                 accounting,
                 lanes[0],
             ),

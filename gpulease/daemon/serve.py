@@ -4,14 +4,10 @@ SIGHUP: the settings are read anew, and what can change under a running daemon c
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-
-import uvicorn
 
 from gpulease import user_daemon
 from gpulease.build import described
@@ -24,8 +20,8 @@ from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_watch import run_of_system
 from gpulease.server.app import build_api
-from gpulease.server.auth import PeerProtocol
-from gpulease.server.listener import ConnectionLimits, SocketGuard
+from gpulease.server.http_server import HttpServer
+from gpulease.server.listener import SocketGuard
 from gpulease.service.jobs import take_back_grants
 from gpulease.service.log_once import LogOnce
 from gpulease.timers import Timer, Timers
@@ -85,41 +81,6 @@ _LATECOMERS_WITHIN_S = 0.2
 """For those who had connected before the socket was taken away to be heard."""
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, on a socket of ours, until it is told; without its own signals and ticking."""
-
-    def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
-        super().__init__(config)
-        self._leave = leave
-        self._entrance: ConnectionLimits | None = None
-
-    async def main_loop(self) -> None:
-        await self._leave.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        for listening in sockets or ():
-            await self.move(listening)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._entrance is not None:
-            self._entrance.close()
-        await super().shutdown(sockets)
-
-    async def move(self, listening: socket.socket) -> None:
-        """Hear callers on `listening` from now on; who is connected stays so."""
-        former = self._entrance
-        self._entrance = ConnectionLimits(
-            listening, lambda: PeerProtocol(self.config, self.server_state, self.lifespan.state)
-        )
-        if former is not None:
-            former.close()
-
-
 async def serve(
     settings: Settings,
     notifier: Notifier,
@@ -163,7 +124,7 @@ async def _run(
     _log.info("gpuleased %s", described())
     warn_of_unknown_names(settings)
     recovered = await _recover(parts)
-    server = _Server(_uvicorn(parts), leave)
+    server = HttpServer(build_api(parts.desk), leave)
     door = SocketGuard(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
     # Before: whoever started this daemon asks whose it is as soon as something listens.
     user_daemon.note_serving(settings.state, settings.socket, settings.simulate)
@@ -264,22 +225,8 @@ async def _grant_for_ever(parts: DaemonApp, notifier: Notifier) -> None:
         parts.keeper.wake()
 
 
-def _uvicorn(parts: DaemonApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        build_api(parts.desk),
-        http=PeerProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=_LEAVE_CONNECTIONS_AFTER_S,
-    )
-
-
 def _timers(
-    parts: DaemonApp, server: _Server, door: SocketGuard, leave: asyncio.Event
+    parts: DaemonApp, server: HttpServer, door: SocketGuard, leave: asyncio.Event
 ) -> tuple[Timers, Timer]:
     """Return the timers, and the one of them whose pace is a setting."""
     timers, settings = Timers(), parts.settings
@@ -306,7 +253,7 @@ def _leave_when_idle(
     timers: Timers,
     span: timedelta,
     parts: DaemonApp,
-    server: _Server,
+    server: HttpServer,
     door: SocketGuard,
     leave: asyncio.Event,
 ) -> None:

@@ -4,12 +4,24 @@ How text travels, and what people read in place of a name of the wire.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 API_PREFIX = "/v1"
+
+# Limits that both the command and the daemon check.
 LARGEST_REQUEST = 6 * 1024 * 1024
-"""Bytes of a request's body; the kernel accepts less than this for arguments and environment."""
+"""Bytes of a body: LARGEST_EXEC in JSON, where a byte above 127 takes two."""
+LARGEST_EXEC = 2 * 1024 * 1024
+"""Bytes of arguments and environment: a quarter of the usual stack limit, execve(2)."""
+LARGEST_STRING = 128 * 1024
+"""Bytes of one argument or variable with its NUL: MAX_ARG_STRLEN of execve(2)."""
+LONGEST_NAME = 128
+"""Characters of the name of a job."""
+LARGEST_RETRY = 4.0
+"""Factor of memory for the next attempt of a job."""
+_POINTER = 8
 
 
 @dataclass(slots=True)
@@ -164,6 +176,12 @@ class KeepRequest:
     """For how many seconds a job may be idle; an hour if it does not say, at most a day."""
 
     span: float | None = None
+
+
+def exec_size(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return how many bytes execve(2) counts for arguments and environment."""
+    strings = [*argv, *(f"{name}={value}" for name, value in environment.items())]
+    return sum(len(os.fsencode(each)) + 1 + _POINTER for each in strings) + 2 * _POINTER
 
 
 def to_wire(text: str) -> str:
