@@ -166,7 +166,7 @@ def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsO
     Raises:
         AlreadyLeased: it is.
     """
-    process = None if holder is None else holder.process or holder.asker
+    process = None if holder is None else holder.process or holder.waiting_client
     if process is None:
         return
     running = [job for job in live if job.holder is None and job.holds_memory]
@@ -236,7 +236,7 @@ def part_of(
     most = [_limited(job, lease, environment) for lease in visible[: claim.gpus]]
     if request.claim.memory is None and request.claim.share is None:
         return replace(job, leases=tuple(most))
-    wanted = [claim.demand(allocatable.get(lease.gpu, lease.memory)) for lease in most]
+    wanted = [claim.memory_on(allocatable.get(lease.gpu, lease.memory)) for lease in most]
     if any(size > lease.memory for size, lease in zip(wanted, most, strict=True)):
         has = format_size(min(lease.memory for lease in most))
         want = format_size(max(wanted))

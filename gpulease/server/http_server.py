@@ -123,6 +123,11 @@ class HttpServer(uvicorn.Server):
         self._leave = leave
         self._acceptor: Acceptor | None = None
 
+    @property
+    def open_connections(self) -> int:
+        """The number of connections that are set up."""
+        return len(self.server_state.connections)
+
     async def main_loop(self) -> None:
         await self._leave.wait()
 

@@ -8,10 +8,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from gpulease.domain.enforcement import Unheld, as_watched
+from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
-from gpulease.domain.job import Job, Use
+from gpulease.domain.job import Job, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
@@ -59,7 +59,7 @@ class ViewSources:
     enforcement: EnforcementLevels
     overuse: OveruseWatch
     idleness: IdleWatch
-    unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
+    unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
     pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
 
 
@@ -129,10 +129,10 @@ class JobViews:
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
             ],
-            sized=job.account.sized,
-            out_of_memory=job.account.out_of_memory,
-            retry_of=job.account.retry_of,
-            retried_as=job.account.retried_as,
+            sized=job.usage.size_reason,
+            out_of_memory=job.usage.out_of_memory,
+            retry_of=job.usage.retry_of,
+            retried_as=job.usage.retried_as,
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -179,7 +179,9 @@ class JobViews:
         everywhere = self._sources.enforcement.everywhere
         levels = everywhere if lease.enforced_by is None else lease.enforced_by
         is_blind = seen is not None and seen.is_blind
-        return list(as_watched(levels, stops=self._sources.overuse.stops(job) and not is_blind))
+        return list(
+            with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
+        )
 
     def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a job exceeds a lease, and when it is stopped for that."""
@@ -264,7 +266,7 @@ def _pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
         limit=seen.limit,
         peak=seen.peak,
         charged=None if seen.limit is None else max(0, lease.memory - seen.limit),
-        beside=seen.beside,
+        beside=seen.overhead,
     )
 
 
@@ -278,6 +280,6 @@ def overuse_view(policy: OverusePolicy) -> OveruseView:
     )
 
 
-def report_view(uses: Sequence[Use], since: datetime | None) -> ReportView:
+def report_view(uses: Sequence[UserUsage], since: datetime | None) -> ReportView:
     """Return what users asked for and used as a wire object."""
     return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])

@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
-from gpulease.errors import BadValue, WrongState
+from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
     RequestContext,
@@ -26,7 +26,13 @@ from gpulease.server.context import (
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.server.submissions import cancel_grace_of, keep_span_of, submission_of
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.requests import CancelRequest, ExtendRequest, KeepRequest, SubmitRequest
+from gpulease.wire.requests import (
+    CancelRequest,
+    ExtendRequest,
+    KeepRequest,
+    SubmitRequest,
+    to_wire,
+)
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"
@@ -85,8 +91,18 @@ class JobHandlers:
         count = None
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(context.processes.count, job)
-        view = context.view_for(caller_of_request(request), job, with_events=True)
-        return json_response(replace(view, processes=count))
+        caller = caller_of_request(request)
+        view = context.view_for(caller, job, with_events=True)
+        return json_response(replace(view, processes=count, cwd=self._cwd(job, caller)))
+
+    def _cwd(self, job: Job, caller: Caller) -> str | None:
+        """Return the working directory of a live job, for its owner."""
+        is_live_job = job.holder is None and job.state is not State.ENDED
+        if not is_live_job or not self._context.rights.owns(caller, job):
+            return None
+        with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
+            return to_wire(self._context.scheduler.store.invocation(job.id).cwd)
+        return None
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""

@@ -50,10 +50,10 @@ class MachineHandlers:
 
     async def _gpu(self, name: str) -> GpuReading:
         scheduler = self._context.scheduler
-        seen = await scheduler.recent_look()
+        seen = await scheduler.observer.recent()
         present = {reading.uuid for reading in seen.readings}
         # A GPU that is out for repair can be resumed, and drained while jobs have leases on it.
-        absent = [uuid for uuid in scheduler.store.standings() if uuid not in present]
+        absent = [uuid for uuid in scheduler.store.availabilities() if uuid not in present]
         return named(name, (*seen.readings, *map(scheduler.store.gpu, absent)))
 
 
@@ -68,6 +68,6 @@ def _reason(request: DrainRequest) -> str:
 
 
 def _reply(done: Drained) -> Response:
-    closed = done.standing.closed
+    closed = done.standing.reason
     view = GpuAvailabilityView(done.gpu.uuid, done.gpu.label, closed, done.changed, list(done.jobs))
     return json_response(view)

@@ -10,7 +10,7 @@ from datetime import datetime
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
-from gpulease.domain.plan import Plan, Waiting, waiting_in
+from gpulease.domain.plan import Plan, WaitReason, why_waiting
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
 from gpulease.wire.requests import spoken
 from gpulease.wire.views import RefusalView
@@ -59,7 +59,7 @@ def exit_status(job: Job) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitReason:
+class WaitExplanation:
     """Why a queued job waits, as of one plan."""
 
     why: str | None
@@ -73,23 +73,23 @@ class WaitReasonCache:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._by_claim: dict[Claim, WaitReason] = {}
+        self._by_claim: dict[Claim, WaitExplanation] = {}
         """Of the jobs that the plan did not look at: those with one claim wait for the same."""
 
-    def of(self, job: Job, plan: Plan) -> WaitReason:
+    def of(self, job: Job, plan: Plan) -> WaitExplanation:
         """Return why a queued job waits."""
         if plan is not self._plan:
             self._plan, self._by_claim = plan, {}
         if job.id in plan.waiting:
-            return _wait_reason(job.claim, plan.waiting[job.id], len(plan.gpus))
+            return _explanation(job.claim, plan.waiting[job.id], len(plan.gpus))
         if job.claim not in self._by_claim:
-            drawn = _wait_reason(job.claim, waiting_in(plan, job), len(plan.gpus))
+            drawn = _explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
             self._by_claim[job.claim] = drawn
         return self._by_claim[job.claim]
 
 
-def _wait_reason(claim: Claim, waiting: Waiting, gpus: int) -> WaitReason:
-    return WaitReason(
+def _explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
+    return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
         waiting.expected_start_at,
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
@@ -97,12 +97,12 @@ def _wait_reason(claim: Claim, waiting: Waiting, gpus: int) -> WaitReason:
     )
 
 
-def why_it_waits(claim: Claim, waiting: Waiting, gpus: int) -> str | None:
+def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     """Return why a claim has not been granted on a machine with so many GPUs."""
     if gpus < claim.gpus:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     obstacles = _obstacles(waiting)
-    leased = [each for each in obstacles if each.obstacle is ObstacleKind.LEASED]
+    leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
         return f"no room for {claim} before {_one_of(leased)} ends"
     reserved = [each for each in obstacles if each.waits_for]
@@ -112,8 +112,8 @@ def why_it_waits(claim: Claim, waiting: Waiting, gpus: int) -> str | None:
     return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles) or None
 
 
-def _obstacles(waiting: Waiting) -> Sequence[Obstacle]:
-    return waiting.refusal.hindrances
+def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:
+    return waiting.refusal.obstacles
 
 
 def _one_of(obstacles: Sequence[Obstacle]) -> str:

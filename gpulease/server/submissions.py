@@ -86,7 +86,9 @@ def submission_of(request: SubmitRequest, caller: Caller, defaults: Defaults) ->
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
-        account=JobUsage(shape=fingerprint_of(argv, request.cwd), retry=_retry(request.retry_oom)),
+        usage=JobUsage(
+            fingerprint=fingerprint_of(argv, request.cwd), retry_factor=_retry(request.retry_oom)
+        ),
         sizes_itself=_names_no_size(request.claim),
     )
 
