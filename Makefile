@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-check torture chaos bench check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench check wheel clean
 
 help:  ## tell what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,10 +19,10 @@ demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev  ## run the quick tests, in some minutes
-	$(BIN)/python -m pytest tests/unit tests/component tests/smoke $(PYTEST)
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
 test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks and fuzzing
-	$(BIN)/python -m pytest tests/e2e tests/frameworks tests/fuzz $(PYTEST)
+	$(BIN)/python -m pytest -m slow tests/component tests/e2e tests/frameworks tests/fuzz $(PYTEST)
 
 fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours
 	GPULEASE_FUZZ=50 $(BIN)/python -m pytest tests/fuzz --quiet --timeout 36000
@@ -46,6 +46,9 @@ fmt: $(VENV)/.dev  ## format the code
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/ anew
 	$(BIN)/python docs/generate.py
+
+docs-picture: $(VENV)/.dev  ## record the session that the README shows (root: USERS='alice bob')
+	$(BIN)/python docs/record_session.py $(if $(USERS),--users $(USERS))
 
 docs-check: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check

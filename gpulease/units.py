@@ -144,6 +144,21 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
+def round_up_size(size: int) -> int:
+    """Return `size` rounded up to what people type: to 128M below 1G, 512M below 16G, else 1G.
+
+    Every size that gpulease advises is one of these. `format_size` writes them without loss.
+    """
+    step = 128 * MIB if size < GIB else 512 * MIB if size < 16 * GIB else GIB
+    return -(-size // step) * step
+
+
+def format_above(size: int, limit: int) -> str:
+    """Write a size above `limit` so that it does not read as the limit: 1.1G, but 1030M for 1G."""
+    shown = format_size(size)
+    return f"{-(-size // MIB)}M" if size > limit and shown == format_size(limit) else shown
+
+
 def format_span(span: timedelta) -> str:
     """Write a length of time by its two largest units: 3s, 2m 5s, 1h 30m, 2d 4h."""
     seconds = max(0, int(span.total_seconds()))

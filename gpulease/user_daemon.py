@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease.config import PERSONAL_LOG
+from gpulease.daemon_packages import INSTALL_HINT, complaint
 from gpulease.errors import NoDaemon
 from gpulease.path_ownership import shaky
 
@@ -74,7 +75,13 @@ def answering(socket: Path, state: Path, answers: Answers) -> Path | None:
 
 
 def daemon_command() -> list[str]:
-    """Return the command line of a daemon of the caller's own."""
+    """Return the command line of a daemon for the caller alone.
+
+    Raises:
+        NoDaemon: the packages of the daemon are not installed.
+    """
+    if (message := complaint("start a daemon for you")) is not None:
+        raise NoDaemon(message, f"{INSTALL_HINT}, or ask an admin for a daemon for everyone")
     return [sys.executable, "-m", "gpulease.daemon", "--personal"]
 
 

@@ -27,6 +27,17 @@ _ASKED_TO_IGNORE = {
 """What nohup(1) and a shell's `&` have a command ignore, and all that it starts."""
 
 
+_SLOW = ("e2e", "frameworks", "fuzz")
+"""Folders of the second tier; a test elsewhere may belong to it, too."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `make test-slow`."""
+    for item in items:
+        if item.path.parent.name in _SLOW:
+            item.add_marker("slow")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make this machine one on which the tests can tell something."""
     # A command that was started with Ctrl-C ignored is right to ignore it, and hands that on.

@@ -4,7 +4,9 @@ The command is started only where a test is about the command: each start of it 
 a second of CPU, a request of the client a few milliseconds.
 """
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +45,45 @@ def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S
     raise AssertionError(f"never happened: {what}")
 
 
+class Forked:
+    """A daemon that a process which had imported gpulease forked: as `Popen`, without a status."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def send_signal(self, number: int) -> None:
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def poll(self) -> int | None:
+        return 0 if select.select([self._pidfd], [], [], 0)[0] else None
+
+    def wait(self, timeout: float) -> int:
+        assert select.select([self._pidfd], [], [], timeout)[0], "it did not end"
+        return 0
+
+
+class Zygote:
+    """The process that forks daemons: to import what they need takes a second of CPU."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "daemon_zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=Path(__file__).parent, text=True,
+        )  # fmt: skip
+
+    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        order = {"arguments": arguments, "log": str(log), "environment": environment}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return Forked(int(self._process.stdout.readline()))
+
+
+zygote = cache(Zygote)
+
+
 @dataclass
 class Daemon:
     """One gpuleased: started, killed, started again, always on the same state."""
@@ -52,7 +94,10 @@ class Daemon:
     tables: str = ""
     """What stands below the settings in the file, in TOML."""
     environment: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    forked: bool = True
+    """Started by a fork of a process that has imported it; where it has no environment of its own,
+    since the loader of libraries reads that when a program begins."""
+    process: subprocess.Popen[bytes] | Forked | None = None
     opened: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -85,11 +130,15 @@ class Daemon:
 
     def start(self) -> "Daemon":
         """Start it and wait until it can grant."""
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment}, cwd="/",
-            )  # fmt: skip
+        command, log = self.command(), self.folder / "log"
+        if self.forked and not self.environment:
+            self.process = zygote().start(command[3:], log, dict(os.environ))
+        else:
+            with log.open("ab") as said:
+                self.process = subprocess.Popen(
+                    command, stdout=said, stderr=said, stdin=subprocess.DEVNULL,
+                    env={**os.environ, **self.environment}, cwd="/",
+                )  # fmt: skip
         wait_for("the daemon is ready", self._ready)
         return self
 

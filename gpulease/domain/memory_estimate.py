@@ -26,7 +26,7 @@ from posixpath import basename, join, normpath
 from statistics import median_high
 
 from gpulease.domain.job import CommandFingerprint
-from gpulease.units import GIB, MIB
+from gpulease.units import MIB, round_up_size
 
 MARGIN = Fraction(115, 100)
 """What is asked for beyond the highest use seen: data differs, and a look a second misses peaks."""
@@ -34,7 +34,6 @@ MOST_RUNS = 10
 """The latest runs of a script that count."""
 ENOUGH_RUNS = 3
 """Of fewer, the one with the largest need decides: nobody can tell which one is odd."""
-_ROUND_TO = 256 * MIB
 _ENOUGH_MORE = Fraction(125, 100)
 """Of a lease that did not do, where the job does not say how much it lacked."""
 
@@ -68,7 +67,7 @@ def size_for(runs: Sequence[PastRun]) -> int | None:
     its owner was told to ask for.
     """
     found = deciding_run(runs)
-    return None if found is None else rounded_up(_need(found, runs[:MOST_RUNS]))
+    return None if found is None else round_up_size(_need(found, runs[:MOST_RUNS]))
 
 
 def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
@@ -93,26 +92,12 @@ def _need(run: PastRun, runs: Sequence[PastRun]) -> int:
         return _size_after(run)
     enough = [each.leased for each in runs if not each.fell_short and each.leased > run.leased]
     need = min(enough, default=int(run.leased * _ENOUGH_MORE))
-    return need if run.out_of_memory else max(need, _size_after(run))
+    return need if run.used <= run.leased else max(need, _size_after(run))
 
 
 def _size_after(run: PastRun) -> int:
     wanted = int(run.used * MARGIN)
-    if run.fell_short:
-        return max(wanted, lease_size_for(run.used))
     return min(wanted, run.leased) if run.used <= run.leased else wanted
-
-
-def rounded_up(size: int) -> int:
-    """Return `size` rounded up as a person would: to 128M below 1G, 512M below 16G, else 1G."""
-    step = 128 * MIB if size < GIB else 512 * MIB if size < 16 * GIB else GIB
-    return -(-size // step) * step
-
-
-def lease_size_for(held: int) -> int:
-    """Return the size of a lease that would have held so much, with a little to spare."""
-    needed = held + held // 20
-    return -(-needed // _ROUND_TO) * _ROUND_TO
 
 
 def retry_size(leased: int, factor: Fraction) -> int:
@@ -120,15 +105,21 @@ def retry_size(leased: int, factor: Fraction) -> int:
     return max(math.ceil(leased * factor / MIB), leased // MIB + 1) * MIB
 
 
-def size_after_oom(leased: int, lacking: int | None) -> int:
-    """Return what a job should ask for that ran out of memory in a lease of `leased`.
+def advised_size(peak: int) -> int:
+    """Return the size to ask for next time, for a job that held `peak` bytes beyond its lease."""
+    return round_up_size(int(peak * MARGIN))
 
-    `lacking` is what it could not get in one piece, if it said; it will want more after that.
+
+def advised_size_after_oom(leased: int, peak: int | None, lacking: int | None) -> int:
+    """Return the size to ask for next time, for a job that ran out of memory.
+
+    Args:
+        leased: the size of its lease.
+        peak: the most that it held, where known. A job over its lease was advised by this before.
+        lacking: what it could not allocate in one piece, where known; it needs more after that.
     """
-    enough = int(leased * _ENOUGH_MORE)
-    if lacking is not None:
-        enough = max(enough, leased + int(lacking * MARGIN))
-    return rounded_up(enough)
+    enough = max(int(leased * _ENOUGH_MORE), leased + int((lacking or 0) * MARGIN))
+    return max(round_up_size(enough), advised_size(peak or 0))
 
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")

@@ -13,7 +13,7 @@ from datetime import timedelta
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
-from gpulease.domain.memory_estimate import lease_size_for
+from gpulease.domain.memory_estimate import advised_size
 from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan, ledgers
 from gpulease.errors import RecordUnwritable
@@ -32,7 +32,7 @@ from gpulease.service.overuse import (
 from gpulease.service.ports import Clock, InThread
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.submission import most_of
-from gpulease.units import GIB, MIB, format_size, format_span
+from gpulease.units import format_above, format_size, format_span
 
 _NO_MORE = "no GPU here offers more"
 _USE_OWN = "use the GPUs in the CUDA_VISIBLE_DEVICES that gpulease sets, or lease more with --gpus"
@@ -40,14 +40,14 @@ _A_SECOND = timedelta(seconds=1)
 
 
 def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
-    """Return the size of a lease that would have held `peak` bytes, as far as a GPU here has it.
+    """Return the size to ask for next time, as it is written; None: no GPU here has more.
 
-    None: a lease cannot be larger than this one. `most` are the bytes of the largest; 0: unknown.
+    `most` is the largest lease that a GPU here can grant, in bytes; 0: unknown.
     """
-    size = lease_size_for(peak)
+    size = advised_size(peak)
     size = min(size, most) if most else size
-    lease = found.lease.memory
-    return None if size <= lease or _shown(size) == _shown(lease) else _shown(size)
+    shown = format_size(size)
+    return None if size <= found.lease.memory or shown == format_size(found.lease.memory) else shown
 
 
 def overuse_warning(found: Finding, peak: int, most: int) -> str:
@@ -59,7 +59,7 @@ def overuse_warning(found: Finding, peak: int, most: int) -> str:
 
 
 def _without_lease(found: Finding) -> str:
-    what = f"{_shown(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
+    what = f"{format_size(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
     said = f"job {found.job.id} uses {what}, which it did not lease"
     left = found.standing.left(found.policy)
     if left is None:
@@ -102,8 +102,9 @@ def overuse_clear(found: Finding) -> str:
 def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     """Say why a job is stopped: for the record, with a hint, and for its output."""
     after = format_span(found.policy.grace)
-    at_most = f" ({_shown(peak)} at most)" if _shown(peak) != _shown(found.used) else ""
-    held = f"it held {_shown(found.used)} of GPU {found.label}{at_most}"
+    used = _used(found)
+    at_most = f" ({format_size(peak)} at most)" if format_size(peak) != used else ""
+    held = f"it held {used} of GPU {found.label}{at_most}"
     if found.is_leased:
         why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
         ask = size_to_ask_for(found, peak, most)
@@ -115,12 +116,14 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
 
 def shortfall_warning(found: Shortfall) -> str:
     """Say that a job may not get all of its lease, and what its owner can do about it."""
+    lease, unmanaged, promised = map(
+        format_size, (found.lease.memory, found.unmanaged, found.promised)
+    )
     return (
-        f"job {found.job.id} may run out of memory within its lease of "
-        f"{format_size(found.lease.memory)} on GPU {found.label}: {_shown(found.unmanaged)} is "
-        f"used there outside any lease, {_shown(found.promised)} of it promised to leases; save "
-        "the job's work, and have the processes ended that gpulease status lists as in use "
-        "without a lease, or run the job again"
+        f"job {found.job.id} may run out of memory within its lease of {lease} on GPU "
+        f"{found.label}: {unmanaged} is used there outside any lease, {promised} of it promised "
+        "to leases; save the job's work, and have the processes ended that gpulease status lists "
+        "as in use without a lease, or run the job again"
     )
 
 
@@ -154,15 +157,11 @@ def _gpus(found: IdleFinding) -> str:
 
 def _holds(found: Finding) -> str:
     lease = format_size(found.lease.memory)
-    return (
-        f"job {found.job.id} holds {_shown(found.used)} of GPU {found.label}, "
-        f"and its lease is {lease}"
-    )
+    return f"job {found.job.id} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
 
 
-def _shown(size: int) -> str:
-    """Write a size so that one over a lease is not shown as the lease itself."""
-    return f"{size // MIB}M" if size < 4 * GIB and size % GIB else format_size(size)
+def _used(found: Finding) -> str:
+    return format_above(found.used, found.lease.memory)
 
 
 _log = logging.getLogger(__name__)

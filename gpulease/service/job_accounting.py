@@ -11,7 +11,7 @@ from dataclasses import replace
 from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.memory_estimate import retry_size, size_after_oom
+from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
 from gpulease.domain.oom import (
     NO_MEMORY_ERRORS,
     MemoryErrors,
@@ -105,7 +105,7 @@ class JobAccounting:
         """
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
-        size = size_after_oom(leased, found.lacking)
+        size = advised_size_after_oom(leased, peak, found.lacking)
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
             lacking = format_size(found.lacking)

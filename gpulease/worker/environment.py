@@ -33,6 +33,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from gpulease.units import format_size, round_up_size
+
 MIB = 2**20
 
 FRAMEWORKS: Final = ("tensorflow", "torch", "jax", "cupy")
@@ -318,6 +320,7 @@ def _for_the_hooks(
     options: WorkerOptions,
     daemon: str,
 ) -> str:
+    smallest = {name: max(sizes) + SMALLEST_POOL for name, sizes in taken.items()}
     lease = {
         "job": job,
         "daemon": daemon,
@@ -329,7 +332,8 @@ def _for_the_hooks(
             for place, gpu in enumerate(gpus)
         ],
         "outside": {name: max(sizes) for name, sizes in taken.items()},
-        "smallest": {name: max(sizes) + SMALLEST_POOL for name, sizes in taken.items()},
+        "smallest": smallest,
+        "advised": {name: format_size(round_up_size(size)) for name, size in smallest.items()},
         "options": {
             "growth": options.growth,
             "split": options.split,

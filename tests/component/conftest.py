@@ -19,9 +19,9 @@ def daemon(tmp_path: Path) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def shim(tmp_path: Path) -> Iterator[ShimStandIn]:
+def shim(tmp_path: Path, daemon: StandIn) -> Iterator[ShimStandIn]:
     """Yield the shim of a job whose directory is `job` in the folder of the test."""
     directory = tmp_path / "job"
     directory.mkdir()
-    with ShimStandIn(directory) as stand_in:
+    with ShimStandIn(directory, lambda: daemon.hear_the_end(directory)) as stand_in:
         yield stand_in

@@ -147,7 +147,7 @@ def test_a_slow_reader_holds_up_the_job_and_loses_nothing(
     speaker = threading.Thread(target=speak)
     speaker.start()
     taken = 0
-    while said.acquire(timeout=2.0):
+    while said.acquire(timeout=0.5):
         taken += 1
     # Nobody has read yet: what a pipe, two buffers and two sockets hold, and no more.
     assert 0 < taken < pieces / 2
@@ -340,7 +340,7 @@ def test_a_directory_of_any_length_can_be_attached_to(
 ) -> None:
     directory = tmp_path / ("d" * 120) / ("e" * 120)
     directory.mkdir(parents=True)
-    with ShimStandIn(directory) as shim:
+    with ShimStandIn(directory, lambda: daemon.hear_the_end(directory)) as shim:
         daemon.on_submit = replace(active(shim), directory=str(directory))
         process = start("--mem", "4G", "true")
         shim.exit(code=8)

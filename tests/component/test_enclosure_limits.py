@@ -212,7 +212,7 @@ def test_one_gpu_that_refuses_leaves_the_other_its_limit_and_the_job_runs(
     assert end(directory).exit_code == 3
     assert enclosed.limits == {SECOND: G}
     (why,) = enclosed.missing
-    assert FIRST in why
+    assert FIRST[:12] in why
 
 
 def test_a_driver_that_hangs_holds_no_launch_up_for_ever(rig: Rig, directory: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_driver_that_hangs_holds_no_launch_up_for_ever(rig: Rig, directory: Pa
     enclosed = rig.launch(directory, "exit 3", {FIRST: G})
     assert end(directory).exit_code == 3
     assert enclosed.limits == {}
-    assert FIRST in enclosed.missing[0]
+    assert FIRST[:12] in enclosed.missing[0]
     rig.stand_in.change(0, delays={})
 
 
@@ -280,7 +280,7 @@ def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
     for _ in range(20):
         run(lifting.of(JobId(rig.job), [FIRST, SECOND]))
     (line,) = [each.getMessage() for each in caplog.records]
-    assert FIRST in line
+    assert FIRST[:12] in line
 
 
 def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,10 +158,18 @@ def test_a_new_limit_that_is_near_warns_at_once_and_only_once(directory: Path) -
     assert output(directory) == "up\nwarned\n"
 
 
+def says(directory: Path, text: str) -> bool:
+    return output(directory) == text
+
+
 def test_a_longer_limit_warns_anew_when_its_own_end_is_near(directory: Path) -> None:
-    start(warned(directory, 6.0, time_limit=timedelta(seconds=8)))
-    wait_until(lambda: output(directory) == "up\nwarned\n")
-    assert run(set_time_limit(directory, timedelta(seconds=10)))
+    start(warned(directory, 2.0, time_limit=HOUR))
+    begun_at = time.monotonic()
+    wait_until(lambda: output(directory) == "up\n")
+    for seconds, words in ((2.1, "warned\n"), (3.0, "warned\nwarned\n")):
+        so_far = time.monotonic() - begun_at
+        assert run(set_time_limit(directory, timedelta(seconds=so_far + seconds)))
+        wait_until(partial(says, directory, f"up\n{words}"))
 
     assert end(directory).reason == "time_limit"
     assert output(directory) == "up\nwarned\nwarned\n"

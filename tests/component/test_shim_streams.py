@@ -200,6 +200,7 @@ def test_a_job_waits_for_its_awaited_reader_with_more_than_a_little(directory: P
         assert client.collect()[FrameKind.STDOUT] == bytes(5 * MIB)
 
 
+@pytest.mark.slow
 def test_a_job_does_not_wait_for_ever(directory: Path) -> None:
     ended = finish(
         shell(directory, f"cat; head -c {5 * MIB} /dev/zero", awaits_attach=True, stdin=True)

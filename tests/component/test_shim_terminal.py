@@ -99,6 +99,9 @@ def test_a_job_on_a_terminal_holds_its_three_descriptors_and_no_other(directory:
     wait_until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
 
     assert sorted(link.name for link in held.iterdir()) == ["0", "1", "2"]
+    # Nobody has attached, which the end would wait for.
+    with Client(directory, "attach") as client:
+        client.until(FrameKind.STARTED)
 
 
 def test_it_is_the_foreground_group_of_its_shims_session(directory: Path) -> None:

@@ -66,6 +66,13 @@ class StandIn:
         self.jobs[job.id] = job
         self.tell()
 
+    def hear_the_end(self, directory: Path) -> None:
+        """Learn that the job in this directory has ended, as from its shim."""
+        known = {self.on_submit.id: self.on_submit} | self.jobs
+        for job in known.values():
+            if job.directory == str(directory):
+                self.put(replace(job, state="ended"))
+
     def tell(self) -> None:
         with self._changed:
             self._changed.notify_all()

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,8 +15,10 @@ from gpulease.wire.frames import FrameKind, FrameReader, frame
 class ShimStandIn:
     """Accepts one peer, keeps what it says, and says what a test tells it to."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, on_exit: Callable[[], None] | None = None) -> None:
         self.directory = directory
+        self.on_exit = on_exit
+        """Called when the job has ended, as a daemon hears of it."""
         self.stdin = b""
         self.stdin_ended = False
         self.signals: list[int] = []
@@ -60,6 +63,8 @@ class ShimStandIn:
         how = {"exit_code": code} if signal is None else {"signal": signal}
         usual = "exited" if signal is None else "signaled"
         self.tell(FrameKind.EXITED, **how, reason=reason or usual)
+        if self.on_exit is not None:
+            self.on_exit()
 
     def hang_up(self) -> None:
         """Go without a word, as a shim that was killed."""

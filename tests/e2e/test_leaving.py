@@ -2,12 +2,16 @@
 
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from daemon_rig import Daemon
 
 
-def test_streams_that_end_with_the_daemon_are_no_errors(daemon: Daemon, tmp_path: Path) -> None:
+def test_streams_that_end_with_the_daemon_are_no_errors(
+    make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = make_daemon(forked=False).start()
     running = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "600")
     daemon.wait_until(running, "active")
     words = tmp_path / "words"

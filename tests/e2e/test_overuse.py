@@ -77,7 +77,7 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
 
     assert (end["outcome"], end["exit_status"], running.returncode) == ("over_lease", 124, 124)
     assert mentions(end["reason"], "1G", "8s")
-    assert "--mem 2304M" in end["hint"]
+    assert "--mem 2.5G" in end["hint"]
     assert end["leases"][0]["peak"] >> 20 >= 2048
     told, stopped = err.decode().splitlines()  # once of the use, and once of the end
     assert told.startswith(f"gpulease: job {job} ") and mentions(told, "1G", "8s")

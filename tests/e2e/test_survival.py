@@ -12,62 +12,6 @@ import pytest
 from daemon_rig import Daemon, alive, wait_for
 
 
-def test_running_waiting_and_finished_jobs_survive_kill_9_of_the_daemon(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    gate, ran = tmp_path / "gate", tmp_path / "ran"
-    wait, wait_b = (f"while ! test -e {it}; do sleep 0.05; done" for it in (gate, f"{gate}.b"))
-    running = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo a >>{ran}; {wait}; exit 5")
-    finishing = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo b >>{ran}; {wait_b}; exit 6")
-    waiting = daemon.submit("--mem", "6G", "--", "sh", "-c", f"echo c >>{ran}; exit 7")
-    pid = daemon.wait_until(running, "active")["pid"]
-    daemon.wait_until(finishing, "active")
-    daemon.kill()
-    Path(f"{gate}.b").touch()
-    record = daemon.state / f"jobs/{finishing}/record"
-    wait_for("the second has ended", lambda: '"event": "exited"' in record.read_text())
-    assert alive([pid]) == [pid]
-    daemon.start()
-    assert daemon.wait_until(finishing, "ended")["exit_status"] == 6
-    assert daemon.job(running)["state"] == "active"
-    assert daemon.job(running)["pid"] == pid
-    assert daemon.wait_until(waiting, "ended")["exit_status"] == 7
-    gate.touch()
-    assert daemon.wait_until(running, "ended")["exit_status"] == 5
-    assert sorted(ran.read_text().split()) == ["a", "b", "c"], "no job ran twice"
-
-
-def test_an_attached_run_sees_nothing_of_a_daemon_that_is_killed(
-    daemon: Daemon, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    script = f"echo up; while ! test -e {gate}; do sleep 0.05; done; echo down; exit 4"
-    run = daemon.open("run", "--mem", "1G", "--", "sh", "-c", script, stdout=subprocess.PIPE)
-    assert run.stdout is not None
-    assert run.stdout.readline() == b"up\n"
-    daemon.kill()
-    gate.touch()
-    assert run.communicate(timeout=60)[0] == b"down\n"
-    assert run.returncode == 4
-    daemon.start()
-    assert daemon.wait_until(1, "ended")["exit_status"] == 4
-
-
-def test_a_run_that_waits_finds_the_daemon_again(daemon: Daemon) -> None:
-    holder = daemon.submit("--exclusive", "--gpus", "2", "--", "sleep", "600")
-    daemon.wait_until(holder, "active")
-    run = daemon.open(
-        "run", "--mem", "1G", "--", "sh", "-c", "echo ran; exit 3",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    wait_for("it waits", lambda: len(daemon.status()["jobs"]) == 2)
-    daemon.kill()
-    daemon.start()
-    daemon.cancel(holder)
-    out, _ = run.communicate(timeout=60)
-    assert (out, run.returncode) == (b"ran\n", 3)
-
-
 def test_killing_the_run_command_leaves_the_job_running(daemon: Daemon) -> None:
     run = daemon.open("run", "--mem", "1G", "--", "sleep", "600", stdout=subprocess.DEVNULL)
     daemon.wait_until(1, "active") if wait_for(
@@ -213,18 +157,6 @@ def test_a_job_that_ended_while_nobody_was_there_to_tell_is_shown_in_full(
     daemon.start()
     assert run.communicate(timeout=60)[0] == b"precious\n"
     assert run.returncode == 5
-
-
-def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
-    second = subprocess.run(
-        [*daemon.command()[:3], "--simulate", "8G", "--state", str(daemon.state),
-         "--socket", str(daemon.folder / "other")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert second.returncode == 78
-    assert str(daemon.state) in second.stderr
-    assert "hint:" in second.stderr
-    assert daemon.status()
 
 
 def test_a_daemon_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -116,5 +116,5 @@ def test_a_lease_too_small_for_tensorflow_says_what_would_do() -> None:
 
     message, _, hint = outcome["error"].partition("\n\n")
     assert mentions(message, "LeaseTooSmall: ", "TensorFlow", "512M")
-    assert mentions(hint, "hint: ", "1656M", "--mem")
+    assert mentions(hint, "hint: ", "--mem 2G")
     assert outcome["sent"] == []

@@ -284,7 +284,7 @@ def test_a_lease_too_small_for_pytorch_says_what_would_do() -> None:
     child = run(TWO_GPUS + "torch.cuda.init()", leases=(512 * MIB, 512 * MIB))
 
     assert child.returncode == 1
-    assert mentions(child.stderr, "LeaseTooSmall", "PyTorch", "512M", "hint: ", "1556M", "--mem")
+    assert mentions(child.stderr, "LeaseTooSmall", "PyTorch", "512M", "hint: ", "--mem 2G")
 
 
 @needs_torch

@@ -135,7 +135,7 @@ def disk(debian: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) ->
         wheels = machine.root / "wheels"
         wheels.mkdir()
         shutil.copy(wheel, wheels)
-        root.install(machine.root, "gpulease")
+        root.install(machine.root, "gpulease[daemon]")
         shutil.rmtree(wheels)
     finally:
         machine.remove()

@@ -46,10 +46,10 @@ class NoDebian(Exception):
 
 
 def dependencies() -> list[str]:
-    """Return what pyproject.toml says that gpulease needs."""
+    """Return what pyproject.toml says that gpulease and its daemon need."""
     with (REPOSITORY / "pyproject.toml").open("rb") as file:
-        needed: list[str] = tomllib.load(file)["project"]["dependencies"]
-    return needed
+        project = tomllib.load(file)["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["daemon"]]
 
 
 def obstacle() -> str | None:

@@ -279,8 +279,8 @@ def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for
 
     job = submission.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
 
-    assert job.claim.memory == 512 * M
-    because = "512M, since train.py was stopped for holding 300M in a lease of 200M"
+    assert job.claim.memory == 384 * M
+    because = "384M, since train.py was stopped for holding 300M in a lease of 200M"
     assert job.usage.size_reason == because
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory_estimate import PastRun, rounded_up, size_after_oom, size_for
+from gpulease.domain.memory_estimate import PastRun, advised_size, advised_size_after_oom, size_for
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)
@@ -73,23 +73,29 @@ def test_a_size_is_never_one_that_was_too_small_of_late_or_twice(
     assert len(too_small) < 2 or found > too_small[-2]
 
 
-@given(sizes)
-def test_a_rounded_size_is_no_less_and_not_much_more(size: int) -> None:
-    assert size <= rounded_up(size) < size + max(GIB, size // 8)
-    assert rounded_up(rounded_up(size)) == rounded_up(size)
-
-
 @pytest.mark.parametrize(
-    ("leased", "lacking", "wanted"),
+    ("leased", "peak", "lacking", "wanted"),
     [
-        (4 * GIB, None, 5 * GIB),
-        (4 * GIB, 256 * MIB, 5 * GIB),
-        (4 * GIB, 3 * GIB, 7680 * MIB),
-        (512 * MIB, None, 640 * MIB),
-        (40 * GIB, None, 50 * GIB),
+        (4 * GIB, None, None, 5 * GIB),
+        (4 * GIB, 4 * GIB, 256 * MIB, 5 * GIB),
+        (4 * GIB, None, 3 * GIB, 7680 * MIB),
+        (512 * MIB, None, None, 640 * MIB),
+        (40 * GIB, None, None, 50 * GIB),
+        (4 * GIB, 6 * GIB, None, 7 * GIB),
     ],
 )
-def test_the_next_size_is_what_lacked_or_a_quarter_more(
-    leased: int, lacking: int | None, wanted: int
+def test_after_out_of_memory_a_quarter_more_or_what_lacked_is_advised(
+    leased: int, peak: int | None, lacking: int | None, wanted: int
 ) -> None:
-    assert size_after_oom(leased, lacking) == wanted
+    assert advised_size_after_oom(leased, peak, lacking) == wanted
+
+
+@given(sizes, sizes, st.none() | sizes)
+def test_a_job_over_its_lease_gets_the_same_advice_or_more_when_it_runs_out_of_memory(
+    leased: int, more: int, lacking: int | None
+) -> None:
+    peak = leased + more
+    at_the_end = advised_size_after_oom(leased, peak, lacking)
+    assert at_the_end >= advised_size(peak) > peak
+    assert size_for([PastRun(leased, peak, out_of_memory=True)]) >= advised_size(peak)
+    assert size_for([PastRun(leased, peak, over_lease=True)]) >= advised_size(peak)

@@ -12,11 +12,13 @@ from gpulease.units import (
     GIB,
     MIB,
     Share,
+    format_above,
     format_size,
     format_span,
     parse_memory,
     parse_size,
     parse_span,
+    round_up_size,
 )
 
 
@@ -67,6 +69,20 @@ def test_any_text_is_a_size_or_is_refused_and_nothing_else_happens(text: str) ->
 def test_a_size_that_is_shown_can_be_asked_for_and_is_no_more_than_there_is(size: int) -> None:
     shown = format_size(size)
     assert 0 < parse_size(shown) <= size
+
+
+@given(st.integers(min_value=1, max_value=1000 * GIB))
+def test_an_advised_size_is_round_and_written_without_loss(size: int) -> None:
+    advised = round_up_size(size)
+    assert size <= advised < size + max(GIB, size // 8)
+    assert round_up_size(advised) == advised
+    assert parse_size(format_size(advised)) == advised
+
+
+def test_a_size_above_a_limit_does_not_read_as_the_limit() -> None:
+    assert format_above(1030 * MIB, GIB) == "1030M"
+    assert format_above(1200 * MIB, GIB) == "1.1G"
+    assert format_above(GIB, GIB) == "1G"
 
 
 @pytest.mark.parametrize(

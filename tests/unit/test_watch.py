@@ -184,7 +184,7 @@ def test_after_the_grace_it_is_stopped_the_usual_way_with_its_reason() -> None:
         ended = world.store.job(job)
         assert ended is not None
         assert ended.outcome is Outcome.OVER_LEASE
-        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 5.2G")
+        assert mentions(ended.detail, "3G", "GPU 0", "5G", "2G", "40s", "--mem 6G")
 
     play(scenario)
 

@@ -213,7 +213,7 @@ def test_a_lease_that_fits_no_context_is_refused_with_the_smallest_that_does() -
     granted = lease()
     granted.gpus[0]["memory"] = 512 * MIB
 
-    with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*at least 1656M"):
+    with pytest.raises(RuntimeError, match=r"in a lease of 512M(.|\n)*--mem 2G"):
         clamped(config(), granted)
 
 

@@ -24,6 +24,8 @@ class Lease:
         self.options: dict[str, Any] = fields["options"]
         self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
+        self._advised: dict[str, str] = fields.get("advised", {})
+        """Sizes to ask for, no smaller than those; an older daemon sends none."""
         self.job: str = fields["job"]
         self.daemon: str = fields.get("daemon", "")
         """The socket on which the daemon hears what a job says of its memory; "": on none."""
@@ -61,8 +63,11 @@ class Lease:
         raise LeaseTooSmall(
             "cannot run {0} in a lease of {1}: beside its own pool it needs about {2} on each GPU, "
             "for the CUDA context and libraries\n\n"
-            "hint: ask for at least {3} with --mem".format(
-                title, size(memory), size(self._outside[framework]), size(smallest)
+            "hint: ask for --mem {3}".format(
+                title,
+                size(memory),
+                size(self._outside[framework]),
+                self._advised.get(framework) or size(smallest),
             )
         )
 

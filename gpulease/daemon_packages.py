@@ -1,0 +1,34 @@
+"""The packages that only the daemon needs: the extra `daemon` installs them.
+
+The command and `gpulease.lease` work without them, so a training environment stays small.
+"""
+
+from importlib.util import find_spec
+
+NEEDED = (
+    "alembic",
+    "apscheduler",
+    "fastapi",
+    "httptools",
+    "jeepney",
+    "psutil",
+    "pydantic",
+    "pynvml",
+    "sqlalchemy",
+    "uvicorn",
+)
+"""Names to import, of the distributions in the extra."""
+INSTALL_HINT = "pip install 'gpulease[daemon]'"
+
+
+def missing() -> tuple[str, ...]:
+    """Return the packages that are not installed. Imports none of them."""
+    return tuple(name for name in NEEDED if find_spec(name) is None)
+
+
+def complaint(purpose: str) -> str | None:
+    """Return why `purpose`, such as "start gpuleased", cannot be done; None if it can."""
+    names = missing()
+    if not names:
+        return None
+    return f"cannot {purpose}: the packages of the daemon are not installed: {', '.join(names)}"

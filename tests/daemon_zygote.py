@@ -1,0 +1,46 @@
+"""Starts daemons quickly: imports gpulease once, and forks for each.
+
+Reads a line of JSON from stdin for each daemon: its arguments, its environment, its log. Writes
+its pid to stdout.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import alembic.command
+import apscheduler.schedulers.asyncio
+import uvicorn.protocols.http.httptools_impl
+
+from gpulease.daemon.main import main
+from gpulease.shim.linux import die_with_parent
+
+LOADED_LATE = (alembic.command, apscheduler.schedulers.asyncio, uvicorn.protocols)
+
+
+def _be_daemon(wanted: dict[str, object]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Whatever becomes of the tests, no daemon of theirs stays.
+    die_with_parent(signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(wanted["environment"])  # type: ignore[call-overload]
+    log = os.open(str(wanted["log"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for target, fd in ((0, null), (1, log), (2, log)):
+        os.dup2(fd, target)
+    os.close(log)
+    os.close(null)
+    os.chdir("/")
+    sys.exit(main(wanted["arguments"]))  # type: ignore[func-returns-value, arg-type]
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL)
+    # Nobody waits for them: the tests hold a descriptor of each.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            _be_daemon(json.loads(line))
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
