@@ -130,6 +130,7 @@ _STARTERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh", "env
 _SCRIPT = (".py", ".sh")
 _LONGEST_NAME = 128
 _WORD = re.compile(r"[A-Za-z][A-Za-z_-]*")
+_SNAPSHOT = re.compile(r"\A/.*/snapshots/[0-9a-f]{16}(?=/)")
 
 
 def fingerprint_of(argv: Sequence[str], cwd: str) -> CommandFingerprint | None:
@@ -187,7 +188,8 @@ def _of_python(words: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | No
 
 
 def _path(word: str, cwd: str) -> str:
-    return normpath(join(cwd, word))
+    # The copy of a script that `run --snapshot` makes counts as the script.
+    return _SNAPSHOT.sub("", normpath(join(cwd, word)))
 
 
 def _names(words: Sequence[str]) -> Iterator[str]:

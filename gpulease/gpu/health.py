@@ -14,10 +14,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from gpulease.call_thread import Call, CallThread, Monotonic
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, CallThread, Monotonic
 from gpulease.gpu.devices import Device
 from gpulease.gpu.nvml_binding import Handle
 from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure

@@ -14,11 +14,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from gpulease.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.domain.health import HealthReport
 from gpulease.errors import NoGpus
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.gpu.devices import Device, by_index, list_devices, match
 from gpulease.gpu.health import HealthListener
 from gpulease.gpu.mig import read_with_mig_devices, unreadable

@@ -11,7 +11,7 @@ from typing import Any, NewType
 
 import pynvml
 
-from gpulease.gpu.call_thread import note_progress
+from gpulease.call_thread import note_progress
 from gpulease.gpu.nvml_errors import (
     BINDING_ERRORS,
     DriverGone,

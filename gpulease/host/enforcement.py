@@ -55,12 +55,13 @@ class EnforcementLevels:
         driver_limits: bool = True,
         watch: Callable[[], bool] = lambda: False,
         watch_varies: Callable[[], bool] = lambda: False,
+        watch_is_blind: Callable[[], bool] = lambda: False,
     ) -> None:
         """`limiter` is that of the real driver; `driver_limits` whether it is to be used."""
         self.driver_limits = driver_limits
         self.watch = watch
         self.watch_varies = watch_varies
-        self.watch_is_blind: Callable[[], bool] = lambda: False
+        self.watch_is_blind = watch_is_blind
         self._around = around
         self._limiter = limiter
         self._driver = driver

@@ -35,7 +35,7 @@ class GpuHandlers:
         return _reply(await self._desk.drains.resume(await self._gpu(gpu), user_of(caller)))
 
     async def _gpu(self, text: str) -> GpuReading:
-        seen = await self._desk.keeper.recent_look()
+        seen = await self._desk.keeper.observer.recent()
         there = {reading.uuid for reading in seen.readings}
         # One that is out for repair can be resumed, and one that has only jobs left be drained.
         gone = [uuid for uuid in self._desk.keeper.store.availabilities() if uuid not in there]

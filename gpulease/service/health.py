@@ -35,7 +35,7 @@ from gpulease.errors import NoSuchGpu
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
-TellOwner = Callable[[JobId, str], Awaitable[None]]
+NotifyOwner = Callable[[JobId, str], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -84,11 +84,11 @@ class HealthWatch:
         probe: GpuProbe,
         clock: Clock,
         policy: HealthPolicy,
-        tell_owner: TellOwner,
+        notify_owner: NotifyOwner,
         *,
         wake: Callable[[], None],
-        writing: InThread,
-        looking: InThread,
+        in_writer: InThread,
+        in_observer: InThread,
     ) -> None:
         self.policy = policy
         self.figures: dict[GpuUuid, HealthFigures] = {}
@@ -99,10 +99,10 @@ class HealthWatch:
         self._store = store
         self._probe = probe
         self._clock = clock
-        self._tell_owner = tell_owner
+        self._notify_owner = notify_owner
         self._wake = wake
-        self._writing = writing
-        self._looking = looking
+        self._in_writer = in_writer
+        self._in_observer = in_observer
         self._lost: set[GpuUuid] = set()
         self._well_since: dict[GpuUuid, timedelta] = {}
         self._unwritten: dict[GpuUuid, _News] = {}
@@ -116,7 +116,7 @@ class HealthWatch:
             RecordUnwritable: it cannot be put on record now, and is tried again at the next look.
         """
         is_off = self.policy.act is HealthAction.OFF
-        heard, availabilities = await self._looking(partial(self._hear, is_off))
+        heard, availabilities = await self._in_observer(partial(self._hear, is_off))
         there = {reading.uuid: reading for reading in seen.readings}
         for each in () if is_off else self._new_in(there, heard, seen.at):
             before = self._unwritten.get(each.gpu.uuid)
@@ -125,7 +125,7 @@ class HealthWatch:
         if not moves and not self._has_due():
             return
         news = list(self._unwritten.values())
-        await self._writing(partial(self._store_news, news, seen.at))
+        await self._in_writer(partial(self._store_news, news, seen.at))
         self._unwritten.clear()
         self._note_stored(news)
         self._wake()
@@ -275,7 +275,7 @@ class HealthWatch:
             for job in jobs if text is not None else ():
                 if (job, each.kind) not in self._told_at:
                     self._told_at[job, each.kind] = now
-                    await self._tell_owner(job, text or "")
+                    await self._notify_owner(job, text or "")
 
 
 _SHORTEST_PREFIX = 4
@@ -324,11 +324,11 @@ class Drains:
     """Drains and resumes GPUs, and has the loop look at the queue again."""
 
     def __init__(
-        self, store: Store, clock: Clock, writing: InThread, wake: Callable[[], None]
+        self, store: Store, clock: Clock, in_writer: InThread, wake: Callable[[], None]
     ) -> None:
         self._store = store
         self._clock = clock
-        self._writing = writing
+        self._in_writer = in_writer
         self._wake = wake
 
     async def drain(self, gpu: GpuReading, by: str, why: str) -> Drained:
@@ -346,7 +346,7 @@ class Drains:
         change: Callable[[GpuAvailability, Drain], GpuAvailability],
         why: str = "",
     ) -> Drained:
-        done = await self._writing(lambda: self._store_change(gpu, Drain(by, why), change))
+        done = await self._in_writer(lambda: self._store_change(gpu, Drain(by, why), change))
         self._wake()
         return done
 

@@ -62,7 +62,7 @@ class IdleWatch:
             return replace(policy, release=Release.WARN)
         return policy
 
-    def look(
+    def findings(
         self, jobs: Sequence[Job], seen: Observation, wanted: frozenset[GpuUuid], now: timedelta
     ) -> list[IdleFinding]:
         """Take in one look at the GPUs; return what something is to be done about.

@@ -116,7 +116,7 @@ class OveruseWatch:
         """Return how a lease stands since the last look."""
         return self._standings.get((job, gpu), OveruseState())
 
-    def look(
+    def findings(
         self,
         jobs: Sequence[Job],
         seen: Observation,
@@ -282,7 +282,7 @@ class ShortfallWatch:
     def __init__(self) -> None:
         self._occurrences: dict[_Key, _Occurrence] = {}
 
-    def look(
+    def findings(
         self, jobs: Sequence[Job], gpus: Sequence[GpuMemory], now: timedelta
     ) -> list[Shortfall]:
         """Take in the ledgers of one look; return the shortfalls that their owners do not know.

@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -35,6 +35,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.units import MIB
 
 T = TypeVar("T")
 
@@ -86,14 +87,39 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class UserCount:
-    """What one user has at once."""
+    """The current counts of one user, to compare with the quotas."""
 
     waiting: int = 0
-    """Jobs and leases in the queue."""
+    """Queued jobs and leases."""
     waiting_bytes: int = 0
-    """What their invocations take in the record."""
+    """Size of their invocations in the database."""
     holds: int = 0
-    """Leases without a job, waiting or held."""
+    """Leases without a job, queued or held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The limits of each user."""
+
+    waiting: int = 10_000
+    """Queued jobs and leases."""
+    waiting_bytes: int = 256 * MIB
+    """Size of their arguments and environments in the database."""
+    holds: int = 100
+    """Leases without a job, queued or held."""
+    exempt: frozenset[int] = field(default=frozenset({0}))
+    """The uids without limits: root, and the daemon's own user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The admin's settings about leasing; sizes in bytes."""
+
+    margin: int = 0
+    """Memory of each GPU that is never leased."""
+    smallest_lease: int = 0
+    """Less than this cannot hold a CUDA context."""
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 class Transaction(Protocol):

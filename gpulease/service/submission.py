@@ -10,10 +10,9 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_ever_hold, spans
 from gpulease.domain.plan import ledgers, plan, why_waiting
-from gpulease.errors import BadValue, CannotLease, NoRoomNow
-from gpulease.service.observation import Observation, Policy, snapshot
-from gpulease.service.ports import Clock, Store, Submission, Transaction
-from gpulease.service.quotas import refuse_one_more, refuse_too_much
+from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.service.observation import Observation, snapshot
+from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Transaction, UserCount
 from gpulease.units import MIB, Share, format_size
 
 
@@ -87,12 +86,12 @@ def submit(store: Store, order: Submission, seen: Observation, policy: Policy, c
             _refuse_another_kind(order, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.bounds, order, tx.user_count(order.owner.uid))
+        refuse_one_more(policy.quotas, order, tx.user_count(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
         order = sized(order, tx, empty, policy)
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
-        refuse_too_much(policy.bounds, order, tx.user_count(order.owner.uid))
+        refuse_too_much(policy.quotas, order, tx.user_count(order.owner.uid))
         if order.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
@@ -175,4 +174,45 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
         "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
+    )
+
+
+def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> None:
+    """Check that the user may have one more job, before it is added.
+
+    Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
+
+    Raises:
+        TooMany: the user has as many as the quotas allow.
+    """
+    if order.owner.uid in quotas.exempt:
+        return
+    user = order.owner.user
+    if before.waiting >= quotas.waiting:
+        raise TooMany(
+            f"cannot submit: {user} has {before.waiting} queued jobs, and the limit for one user "
+            f"is {quotas.waiting}",
+            "submit again when some jobs have started, or cancel some; "
+            f"gpulease list --user {user} shows them",
+        )
+    if order.holder is not None and before.holds >= quotas.holds:
+        raise TooMany(
+            f"cannot hold another lease: {user} has {before.holds} leases without a job, and the "
+            f"limit for one user is {quotas.holds}",
+            f"release one with gpulease cancel JOB; gpulease list --user {user} shows them",
+        )
+
+
+def refuse_too_much(quotas: Quotas, order: Submission, after: UserCount) -> None:
+    """Check the size of the user's queued invocations, after the new one was added.
+
+    Raises:
+        TooMany: it is over the quota.
+    """
+    if order.owner.uid in quotas.exempt or after.waiting_bytes <= quotas.waiting_bytes:
+        return
+    raise TooMany(
+        f"cannot submit: the arguments and environments of {order.owner.user}'s queued jobs "
+        f"would take more than {format_size(quotas.waiting_bytes)}, the limit for one user",
+        "unset large variables before you submit, or submit again when some jobs have started",
     )

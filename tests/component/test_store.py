@@ -37,8 +37,8 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
-from gpulease.service.clock import follow_clock
 from gpulease.service.ports import Event, Submission
+from gpulease.service.scheduler import follow_clock
 from gpulease.store.gpus import MOST_EVENTS
 from gpulease.store.memory_history import GRADES, MemoryHistory, Sample
 from gpulease.store.rows import pack, unpack

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes import ALICE, BOB, NOON, order
-from gpulease.daemon.housekeeping import _Kept, too_much
+from gpulease.daemon.housekeeping import KeptOutput, over_limit
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_go
 from gpulease.domain.lease import Trigger
@@ -66,7 +66,7 @@ def test_of_each_user_the_newest_ended_jobs_stay(store: SqlStore) -> None:
 
 
 def test_the_oldest_output_goes_first_of_whoever_keeps_the_most() -> None:
-    kept = [_Kept(JobId(n), 1, 10) for n in (2, 3, 4)] + [_Kept(JobId(1), 2, 10)]
-    assert [each.job for each in too_much(kept, 40)] == []
-    assert [each.job for each in too_much(kept, 25)] == [2, 3]
-    assert {each.job for each in too_much(kept, 0)} == {1, 2, 3, 4}
+    kept = [KeptOutput(JobId(n), 1, 10) for n in (2, 3, 4)] + [KeptOutput(JobId(1), 2, 10)]
+    assert [each.job for each in over_limit(kept, 40)] == []
+    assert [each.job for each in over_limit(kept, 25)] == [2, 3]
+    assert {each.job for each in over_limit(kept, 0)} == {1, 2, 3, 4}

@@ -11,7 +11,6 @@ from fakes import (
     FakeClock,
     FakeFinder,
     FakeGpus,
-    FakeLauncher,
     G,
     MemoryStore,
     hold_order,
@@ -36,10 +35,8 @@ from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
-from gpulease.service.observation import Observation, Policy
-from gpulease.service.ports import Event, Submission, WorkerExited
-from gpulease.service.quotas import Quotas
-from gpulease.service.scheduler import Scheduler
+from gpulease.service.observation import GpuObserver, Observation
+from gpulease.service.ports import Event, Policy, Quotas, Submission, WorkerExited
 
 GPU = GpuUuid("GPU-a")
 M = G // 1024
@@ -53,16 +50,22 @@ class World:
 
     def __init__(self, retry: float | None = None, attempt: int = 0, memory: int = 2 * G) -> None:
         self.store = MemoryStore()
-        self.keeper = Scheduler(
-            self.store, FakeGpus({"GPU-a": 8 * G}), FakeFinder(), FakeLauncher(), FakeClock(),
-            Policy(), writing=None, looking=None,  # type: ignore[arg-type]
+        gpus = FakeGpus({"GPU-a": 8 * G})
+        self.policy = Policy()
+        self.observer = GpuObserver(
+            self.store, gpus, FakeFinder(), FakeClock(), None,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.keeper.seen = a_look()
+        self.observer.latest = a_look()
         self.tail = FULL
         self.idle = 0
         self.stops = True
         self.endings = JobAccounting(
-            self.keeper, self.read, lambda job, gpu: self.idle, lambda job: self.stops
+            self.store,
+            self.observer,
+            lambda: self.policy,
+            self.read,
+            lambda job, gpu: self.idle,
+            lambda job: self.stops,
         )
         account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
@@ -81,10 +84,10 @@ class World:
         return job
 
     def used(self, peak: int) -> None:
-        self.keeper.peaks.by_lease[JobId(1), GPU] = peak
+        self.observer.peaks.by_lease[JobId(1), GPU] = peak
 
     def end(self, news: WorkerExited = FAILED) -> Job:
-        settle = asyncio.run(self.endings.examine(JobId(1), news))
+        settle = asyncio.run(self.endings.settle_exit(JobId(1), news))
         return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
@@ -222,7 +225,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
     world = World(retry=1.5)
     (seen,) = a_look().readings
     lost = replace(seen, total=None, used=None, processes=None, fault=Fault.LOST)
-    world.keeper.seen = Observation((lost,), {}, NOON)
+    world.observer.latest = Observation((lost,), {}, NOON)
 
     world.end()
 
@@ -234,7 +237,7 @@ def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
     world = World(retry=2.0)
     world.endings._largest(world.job())
     (seen,) = a_look().readings
-    world.keeper.seen = Observation((replace(seen, total=3 * G),), {}, NOON)
+    world.observer.latest = Observation((replace(seen, total=3 * G),), {}, NOON)
 
     world.end()
 
@@ -317,10 +320,10 @@ def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     world = World(retry=1.5)
-    world.keeper.policy = replace(Policy(), bounds=Quotas(waiting=0))
+    world.policy = replace(Policy(), quotas=Quotas(waiting=0))
 
     ended = world.end()
 
     assert ended.usage.retried_as is None
-    assert mentions(ended.detail, "--mem 3G", "0 jobs")
+    assert mentions(ended.detail, "--mem 3G", "0 queued jobs")
     assert world.store.live() == ()

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpulease.gpu.call_thread import CallThread, Retry
+from gpulease.call_thread import CallThread, Retry
 
 _PATIENCE = 10.0
 

@@ -31,10 +31,10 @@ from gpulease.domain.job import grant
 from gpulease.domain.placement import Placement
 from gpulease.domain.xid import _ROWS, SOURCES, XIDS, Blame
 from gpulease.errors import RecordUnwritable
-from gpulease.service.clock import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.observation import Observation, look
+from gpulease.service.observation import Observation, observe
 from gpulease.service.ports import Event
+from gpulease.service.scheduler import follow_clock
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 WELL = HealthFigures(0, False, False, False)
@@ -157,7 +157,7 @@ class Room:
             self.store.save(granted, Event(NOON, "grant"))
         self.watch = HealthWatch(
             self.store, self.gpus, self.clock, policy or HealthPolicy(), self._tell,
-            wake=self._wake, writing=self._now, looking=self._now,
+            wake=self._wake, in_writer=self._now, in_observer=self._now,
         )  # fmt: skip
 
     async def _tell(self, job: JobId, text: str) -> None:
@@ -174,7 +174,7 @@ class Room:
         """Let some time go by, and look."""
         self.clock.forward(minutes=minutes)
         self.gpus.heard = list(heard)
-        self.seen = look(self.store, self.gpus, FakeFinder(), self.clock, self.seen)
+        self.seen = observe(self.store, self.gpus, FakeFinder(), self.clock, self.seen)
         asyncio.run(self.watch.observe(self.seen))
 
     def closed(self, uuid: GpuUuid = A) -> str | None:

@@ -1,7 +1,8 @@
 """Threads that make calls which may hang, and the pauses between retries.
 
-A call into the driver may hang, and nothing can interrupt it. Each `CallThread` makes one call at a
-time; callers wait with a timeout, and no second call begins behind one that has not returned.
+A call into the driver, a read of /proc or a look-up of a user may hang, and nothing can interrupt
+it. Each `CallThread` makes one call at a time, and callers wait with a timeout. Standard library
+only.
 """
 
 import threading
@@ -60,10 +61,12 @@ class Call(Generic[T]):
 
     def run(self, clock: Monotonic) -> None:
         """Do the work and keep its outcome for those who still wait."""
+        if not self.outcome.set_running_or_notify_cancel():
+            return
         _thread.running = self, clock
         try:
             result = self.work()
-        except Exception as error:  # noqa: BLE001 - raised again where the outcome is read
+        except BaseException as error:  # noqa: BLE001 - raised again where the outcome is read
             self.ended_at = clock()
             self.outcome.set_exception(error)
         else:
@@ -78,8 +81,9 @@ class CallThread(Generic[T]):
         self._clock = clock
         self._queue: SimpleQueue[Call[T] | None] = SimpleQueue()
         self._latest: Call[T] | None = None
-        # A daemon thread: one that hangs in the driver must not keep the process from exiting.
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        # A daemon thread: one that hangs must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def is_busy(self) -> bool:
@@ -89,14 +93,21 @@ class CallThread(Generic[T]):
     def submit(self, work: Callable[[], T]) -> Call[T]:
         """Begin `work`, or return the call that has not returned yet."""
         if self._latest is None or self._latest.outcome.done():
-            now = self._clock()
-            self._latest = Call(work, now, now)
-            self._queue.put(self._latest)
+            self._latest = self.enqueue(work)
         return self._latest
 
-    def close(self) -> None:
-        """Let the thread end once its call has returned."""
+    def enqueue(self, work: Callable[[], T]) -> Call[T]:
+        """Begin `work` when all earlier calls have returned."""
+        now = self._clock()
+        call = Call(work, now, now)
+        self._queue.put(call)
+        return call
+
+    def close(self, *, wait: bool = False) -> None:
+        """Let the thread end once its calls have returned, and wait for that if asked to."""
         self._queue.put(None)
+        if wait:
+            self._thread.join()
 
     def _serve(self) -> None:
         while (call := self._queue.get()) is not None:
