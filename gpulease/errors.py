@@ -23,6 +23,20 @@ EXIT_TRY_AGAIN = EXIT_GAVE_UP
 """Of the daemon: it cannot start at this moment, and a restart may find things mended."""
 
 
+_HINT = "\n\nhint: "
+
+
+def with_hint(text: str, hint: str | None) -> str:
+    """Return one text of a sentence and its hint, as errors are printed and details stored."""
+    return f"{text}{_HINT}{hint}" if hint else text
+
+
+def split_hint(text: str) -> tuple[str, str | None]:
+    """Return the sentence and the hint of a text that `with_hint` joined."""
+    sentence, _, hint = text.partition(_HINT)
+    return sentence, hint or None
+
+
 class GpuleaseError(Exception):
     """A failure with a sentence for the user and, mostly, a hint."""
 
@@ -40,7 +54,7 @@ class GpuleaseError(Exception):
 
     def text(self) -> str:
         """Return the sentence and, after a blank line, the hint."""
-        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+        return with_hint(self.message, self.hint)
 
 
 class BadValue(GpuleaseError):

@@ -9,7 +9,7 @@ from gpulease.errors import BadValue
 from gpulease.server.auth import caller_in
 from gpulease.server.context import RequestContext
 from gpulease.server.validation import user_of
-from gpulease.service.health import Drained, named
+from gpulease.service.health import DrainResult, named
 from gpulease.wire.requests import DrainRequest
 from gpulease.wire.views import GpuAvailabilityView
 
@@ -61,8 +61,8 @@ def reason_of(body: bytes) -> str:
     return why
 
 
-def _reply(done: Drained) -> Response:
+def _reply(done: DrainResult) -> Response:
     view = GpuAvailabilityView(
-        done.gpu.uuid, done.gpu.label, done.standing.closed, done.changed, list(done.jobs)
+        done.gpu.uuid, done.gpu.label, done.availability.closed, done.changed, list(done.jobs)
     )
     return Response(msgspec.json.encode(view), media_type="application/json")

@@ -15,6 +15,7 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Use
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.plan import Plan, Waiting, waiting_in
+from gpulease.errors import split_hint
 from gpulease.server.lease_views import (
     LeaseViews,
     Machine,
@@ -84,7 +85,7 @@ class Views:
         waiting = self.waiting(job)
         told = self._told.of(job.claim, waiting) if waiting else None
         why = (told and told.why) or reason(job, waiting) or ""
-        why, _, hint = why.partition("\n\nhint: ")
+        why, hint = split_hint(why)
         idle_since_at, idle_ends_at = self._of_leases.idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(

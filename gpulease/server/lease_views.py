@@ -21,7 +21,7 @@ from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.placement import Obstacle, ObstacleKind
 from gpulease.domain.plan import Plan, Waiting
-from gpulease.errors import EXIT_TIME_LIMIT
+from gpulease.errors import EXIT_TIME_LIMIT, split_hint, with_hint
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
@@ -133,7 +133,7 @@ class LeaseViews:
 
     def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a lease is over, and when that ends its job."""
-        standing = self._overuse.standing(job.id, gpu)
+        standing = self._overuse.state(job.id, gpu)
         if standing.over_for is None or seen is None or job.state is not State.ACTIVE:
             return {}
         left = standing.left(self._overuse.policy(job))
@@ -186,8 +186,8 @@ def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | 
             return job.detail or _ending(job)
         case State.RELEASING:
             left = "" if job.holder is not None else "; its processes are still there"
-            why, mark, hint = (job.detail or "asked to go").partition("\n\nhint: ")
-            return f"{why}{left}{mark}{hint}"
+            why, hint = split_hint(job.detail or "asked to go")
+            return with_hint(why + left, hint)
         case State.QUEUED:
             return None if waiting is None else why_it_waits(job.claim, waiting, gpus)
         case State.GRANTED | State.ACTIVE:

@@ -18,7 +18,7 @@ from gpulease.server.job_views import report_view
 from gpulease.server.jobs import existing_job, json_response, read_body
 from gpulease.server.request_limits import turn_in
 from gpulease.server.validation import printable, span, user_of
-from gpulease.service.usage import PoolReport, Report
+from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
@@ -28,7 +28,7 @@ _LONGEST_VERSION = 40
 _LONGEST_UUID = 96
 
 
-def report_of(request: UsageRequest) -> Report:
+def report_of(request: UsageRequest) -> FrameworkReport:
     """Return what a hook reports.
 
     Raises:
@@ -37,7 +37,7 @@ def report_of(request: UsageRequest) -> Report:
     if request.framework not in FRAMEWORKS or len(request.gpus) > _MOST_GPUS:
         raise BadValue("cannot read the report: of no framework that is known, or of too many GPUs")
     version = printable(request.version[:_LONGEST_VERSION])
-    return Report(request.framework, version, tuple(_pool(each) for each in request.gpus))
+    return FrameworkReport(request.framework, version, tuple(_pool(each) for each in request.gpus))
 
 
 def _pool(given: PoolUsage) -> PoolReport:
