@@ -64,6 +64,14 @@ class BadValue(GpuleaseError):
     http_status = 400
 
 
+class BadUsage(GpuleaseError):
+    """The command line does not say what to do."""
+
+    code = "bad_usage"
+    http_status = 400
+    exit_code = EXIT_USAGE
+
+
 class TooLarge(GpuleaseError):
     """A request is past one of the bounds that keep the daemon safe."""
 

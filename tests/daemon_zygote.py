@@ -32,7 +32,8 @@ def _be_daemon(wanted: dict[str, object]) -> None:
     os.close(log)
     os.close(null)
     os.chdir("/")
-    sys.exit(main(wanted["arguments"]))  # type: ignore[func-returns-value, arg-type]
+    main(wanted["arguments"])  # type: ignore[arg-type]
+    sys.exit()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """Words and times as every verb writes them: pure functions, with the time as an argument."""
 
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import takewhile
 
 from gpulease.units import format_size, format_span
 from gpulease.wire.requests import spoken
 from gpulease.wire.views import EnforcementLevelView, GpuView, JobView, LeaseView, RefusalView
 
 UNKNOWN = "-"
-_MARKS = frozenset({"Mn", "Me"})
-"""Categories of what is drawn over the character before it."""
 
 
 def clean(text: str) -> str:
@@ -24,55 +20,30 @@ def sentence(reason: str, hint: str | None = None) -> str:
     return clean(f"{reason}; hint: {hint}" if hint else reason)
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Return how many columns `text` takes on a terminal."""
     if text.isascii():
         return len(text)
-    # What is wide, what is joined and what takes no room at all fills tables of its own.
+    # rich has the tables of wide and combining characters.
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def beginning(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """Return as much of the beginning of `text` as takes at most `width` columns."""
-    if text.isascii():
+    if text.isascii() or width <= 0:
         return text[: max(0, width)]
-    end = min(len(text), max(0, width) * 2 + 8)
-    # Not every cut is between two characters as a reader sees them, but none is too wide.
-    while end and cells(text[:end]) > width:
-        end -= 1
-    return text[:end] + _combining(text[end:])
+    from rich.cells import chop_cells
 
-
-def _combining(rest: str) -> str:
-    """Return the marks at the beginning of `rest` that belong to the character before."""
-    return "".join(takewhile(lambda char: unicodedata.category(char) in _MARKS, rest))
+    return chop_cells(text[: 4 * width], width)[0]
 
 
 def shorten(text: str, width: int) -> str:
     """Return `text` in at most `width` columns, with an ellipsis where something was cut."""
-    if cells(text) <= width:
+    if display_width(text) <= width:
         return text
-    return beginning(text, width - 1).rstrip() + "…" if width > 0 else ""
-
-
-def broken(text: str, width: int, later: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where each line of `text` begins and ends, between words where there is a place.
-
-    The first line is `width` columns wide, the others `later`, or as wide.
-    """
-    begin = 0
-    while cells(text[begin:]) > width:
-        end = begin + max(1, len(beginning(text[begin:], width)))
-        space = text.rfind(" ", begin, end + 1)
-        if space > begin and text[begin:space].strip():
-            end = space
-        yield begin, end
-        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
-        width = width if later is None else later
-    if begin < len(text) or not text:
-        yield begin, len(text)
+    return truncate(text, width - 1).rstrip() + "…" if width > 0 else ""
 
 
 def size(amount: int | None) -> str:

@@ -52,6 +52,7 @@ class RunOptions:
     early_signal: str | None = None
     grace: str | None = None
     retry_oom: str | None = None
+    snapshot: bool = False
     shell: bool = False
     pty: bool | None = None
     """None: on a terminal if this command is on one."""

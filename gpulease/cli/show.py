@@ -30,8 +30,11 @@ from gpulease.cli.format import (
     size,
     until,
 )
+from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import screen_of, show_page
 from gpulease.cli.render import show as show_text
+from gpulease.cli.snapshot import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
@@ -59,6 +62,7 @@ def facts(
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
+    yield "script", script_change(job)
     yield "asked for", _asked(job)
     yield "sized", clean(job.sized) if job.sized else None
     yield "used", _used(job)
@@ -211,26 +215,35 @@ _LIMITS = {
 
 def show(
     ctx: typer.Context,
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The id of a job.")],
-    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
+    json: Annotated[
+        bool, typer.Option("--json", help='Print JSON: the job, or {"jobs": [...]} for several.')
+    ] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show all about a job: what it asked for and got, why it waits, what has happened to it.
+    """Show jobs in detail: state, place in the queue, leases, memory used, events.
 
     \b
     Examples:
       gpulease show 17
-      gpulease show --json 17 | jq .exit_status
+      gpulease show last
+      gpulease show --json sweep-7 | jq .exit_status
     """
+    wanted = selection("show", jobs, name, every)
     client = connect(ctx, socket)
-    reply = client.job_json(job)
+    replies = [client.job_json(number) for number in select_jobs(client, wanted)]
     if json:
-        show_text(indent(reply))
+        several = b'{"jobs":[' + b",".join(replies) + b"]}"
+        show_text(indent(replies[0] if len(replies) == 1 else several))
         return
     now = datetime.now(UTC).astimezone()
-    view = decode(JobView, reply)
-    shown = page(view, now, _indexes(client, view))
-    show_page(shown, screen_of(sys.stdout, environment()))
+    screen = screen_of(sys.stdout, environment())
+    for place, reply in enumerate(replies):
+        view = decode(JobView, reply)
+        above: Page = [line("")] if place else []
+        show_page([*above, *page(view, now, _indexes(client, view))], screen)
 
 
 def _indexes(client: Client, job: JobView) -> Mapping[str, str]:

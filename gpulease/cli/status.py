@@ -25,7 +25,7 @@ from gpulease.cli.format import (
     until,
 )
 from gpulease.cli.render import screen_of, show, show_page
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, fit, line
+from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
 from gpulease.wire.views import (
     GpuEventView,
@@ -40,10 +40,10 @@ from gpulease.wire.views import (
 _BAR = 20
 _BAR_TITLE = "MEMORY"
 _LEGEND: Line = (
-    *(Span("#", "lease"), Span(" used under a lease  ", "dim")),
-    *(Span("=", "promise"), Span(" leased, not used yet  ", "dim")),
-    *(Span("!", "stranger"), Span(" unmanaged  ", "dim")),
-    *(Span(".", "room"), Span(" free to lease", "dim")),
+    *(Span("#", "used"), Span(" used under a lease  ", "dim")),
+    *(Span("=", "leased"), Span(" leased, not used yet  ", "dim")),
+    *(Span("!", "unmanaged"), Span(" unmanaged  ", "dim")),
+    *(Span(".", "free"), Span(" free to lease", "dim")),
 )
 _MOST_EVENTS = 3
 """Of one GPU's health; the others are in --json."""
@@ -111,7 +111,7 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
     table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
     yield line("")
     yield table
-    if any(column.title == _BAR_TITLE for column in fit(table, width).columns):
+    if any(columns[number].title == _BAR_TITLE for number in widths(table, width)):
         yield _LEGEND
     for gpu in view.gpus:
         if gpu.detail:
@@ -162,17 +162,17 @@ def bar(memory: MemoryView) -> Line:
     unmanaged = memory.unmanaged or 0
     used = max(0, min(memory.used - unmanaged, memory.committed))
     parts: tuple[tuple[int, str, Style], ...] = (
-        (used, "#", "lease"),
-        (memory.committed - used, "=", "promise"),
-        (unmanaged, "!", "stranger"),
+        (used, "#", "used"),
+        (memory.committed - used, "=", "leased"),
+        (unmanaged, "!", "unmanaged"),
     )
-    spans, room = [Span("[")], _BAR
+    spans, left = [Span("[")], _BAR
     for amount, mark, style in parts:
         # Something that is there is seen, however small it is.
-        marks = min(room, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
-        room -= marks
+        marks = min(left, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
+        left -= marks
         spans.append(Span(mark * marks, style))
-    return (*spans, Span("." * room, "room"), Span("]"))
+    return (*spans, Span("." * left, "free"), Span("]"))
 
 
 def _leases(view: StatusView, now: datetime) -> Iterator[Block]:

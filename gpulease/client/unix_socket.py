@@ -5,9 +5,10 @@ import socket
 import struct
 from pathlib import Path
 
+from gpulease.peer_credentials import peer_credentials
+
 _LONGEST_ADDRESS = 107
 """Bytes of a socket's path that the kernel takes, see unix(7)."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 def dial(path: Path, within: float | None = None) -> socket.socket:
@@ -50,8 +51,7 @@ def _connect(link: socket.socket, path: Path) -> None:
 
 def peer_uid(link: socket.socket) -> int:
     """Return the user that the kernel names at the other end of `link`."""
-    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(packed)[1])
+    return peer_credentials(link).uid
 
 
 def trusted_users() -> frozenset[int]:

@@ -17,7 +17,7 @@ from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcemen
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_sizes
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.user_policy import UserPolicy
-from gpulease.domain.health import Act
+from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job
 from gpulease.errors import BadConfiguration
 from gpulease.host.cgroups import has_first_pids
@@ -361,7 +361,7 @@ def leasing_policy(settings: Settings) -> Policy:
 
 def health_policy(settings: Settings) -> HealthPolicy:
     """Return the reaction to hardware faults."""
-    return HealthPolicy(Act(settings.health), settings.health_quiet)
+    return HealthPolicy(HealthAction(settings.health), settings.health_quiet)
 
 
 def rights(settings: Settings) -> Rights:

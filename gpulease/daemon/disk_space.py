@@ -19,7 +19,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordUnwritable
 from gpulease.host.state_dir import JOBS
 from gpulease.service.log_once import LogOnce
-from gpulease.shim.log_file import LEAST_KEPT, shorten
+from gpulease.shim.output import LEAST_KEPT, shorten_log
 from gpulease.store.store import SqlStore
 from gpulease.units import Share, format_size
 
@@ -196,6 +196,6 @@ def _shorten(jobs: Path, log: Log, keep: int) -> None:
         jobs / str(log.job), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     )
     try:
-        shorten(directory, log.name, keep)
+        shorten_log(directory, log.name, keep)
     finally:
         os.close(directory)

@@ -11,11 +11,11 @@ from pathlib import Path
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import ComputeMode, GpuReading
 from gpulease.domain.health import (
-    Act,
-    Figures,
     GpuAvailability,
     GpuEvent,
-    Modes,
+    GpuModes,
+    HealthAction,
+    HealthFigures,
     lasting,
     needs_an_admin,
 )
@@ -170,7 +170,7 @@ def _gpu_check(reading: GpuReading) -> CheckView:
             "see dmesg for Xid messages, and nvidia-smi -q; a lost GPU needs a reset",
         )  # fmt: skip
     if reading.total is None:
-        state: CheckState = "ok" if reading.divided else "warning"
+        state: CheckState = "ok" if reading.mig_mode else "warning"
         return CheckView(name, state, reading.detail or "its size is unknown", None)
     if reading.compute_mode is ComputeMode.PROHIBITED:
         return CheckView(
@@ -211,8 +211,8 @@ _A_DAY = timedelta(days=1)
 _MOST_EVENTS = 1000
 _MOST_SHOWN = 3
 _EFFECTS_OF_ACTS = {
-    Act.TELL: "faults are reported but do not drain GPUs",
-    Act.OFF: "GPUs are not monitored for faults",
+    HealthAction.TELL: "faults are reported but do not drain GPUs",
+    HealthAction.OFF: "GPUs are not monitored for faults",
 }
 
 
@@ -220,13 +220,13 @@ def health_checks(scheduler: Scheduler, health: HealthWatch, clock: Clock) -> It
     """Yield the checks of MPS, drains, modes and hardware faults of each GPU."""
     yield from mps_check(scheduler)
     act = health.policy.act
-    if act is not Act.DRAIN:
+    if act is not HealthAction.DRAIN:
         yield CheckView(
             "GPU health", "warning", _EFFECTS_OF_ACTS[act],
             f"the setting health is {act}; see docs/admin/gpus-and-health.md",
         )  # fmt: skip
     try:
-        availabilities = scheduler.store.standings()
+        availabilities = scheduler.store.availabilities()
         events = scheduler.store.gpu_events(clock.now() - _A_DAY, _MOST_EVENTS)
     except RecordUnwritable as error:
         yield CheckView("GPU health", "failure", error.message, error.hint)
@@ -238,12 +238,12 @@ def health_checks(scheduler: Scheduler, health: HealthWatch, clock: Clock) -> It
                 f"GPU {reading.label}", "warning", str(availability.drain),
                 f"gpulease resume {reading.label}",
             ))  # fmt: skip
-        if reading.fault is not None and availability.ailment is None:
+        if reading.fault is not None and availability.hardware_fault is None:
             # The check of the GPU itself reports this, and nothing else is known.
             continue
         if reading.uuid in health.modes and reading.fault is None:
             yield _modes_check(reading, health.modes[reading.uuid])
-        if act is not Act.OFF and reading.parent is None:
+        if act is not HealthAction.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
             yield _with_authority(
                 reading.label, _health_check(reading, availability, health, of_it)
@@ -258,11 +258,11 @@ def _with_authority(label: str, check: CheckView) -> CheckView:
     return replace(check, mend=check.mend.replace(resume, f"{resume} (by an admin or root)"))
 
 
-def _modes_check(reading: GpuReading, modes: Modes) -> CheckView:
+def _modes_check(reading: GpuReading, modes: GpuModes) -> CheckView:
     """Show the modes of a GPU, and warn if they prevent sharing."""
     name, label = f"GPU {reading.label} modes", reading.label
     known = {
-        "MIG": reading.divided,
+        "MIG": reading.mig_mode,
         "ECC": modes.ecc,
         "persistence": modes.persistence,
     }
@@ -304,10 +304,10 @@ def _health_check(
     events: Sequence[GpuEvent],
 ) -> CheckView:
     name, label = f"GPU {reading.label} health", reading.label
-    figures = health.figures.get(reading.uuid, Figures())
-    if availability.ailment is not None:
+    figures = health.figures.get(reading.uuid, HealthFigures())
+    if availability.hardware_fault is not None:
         return CheckView(
-            name, "failure", str(availability.ailment),
+            name, "failure", str(availability.hardware_fault),
             "the GPU resumes by itself after a time without faults; if it needs a reset, "
             f"{_RESET.format(label)}; gpulease resume {label} resumes it at once",
         )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpulease.daemon.foundation import Foundation
 from gpulease.daemon.user_policy import UserPolicy
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.gpu.limits import DriverLimits
@@ -80,7 +80,7 @@ def build_enforcement(
         watch_is_blind=lambda: observer.is_blind,
     )
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         await base.writer(
             lambda: note_enclosed(base.store, job, levels.everywhere, enclosed, base.clock)
         )

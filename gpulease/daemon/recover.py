@@ -324,7 +324,7 @@ def _add(store: SqlStore, survivor: SurvivingJob, directory: Path, report: Recov
     if known is None:
         if found is not None:
             with store.write() as tx:
-                tx.know(survivor.gpus, at)
+                tx.add_gpus(survivor.gpus, at)
                 tx.restore(
                     found, Event(at, _EVENT, "from its processes; it was not in the database")
                 )
@@ -340,7 +340,7 @@ def _add(store: SqlStore, survivor: SurvivingJob, directory: Path, report: Recov
     changed = _as_launched(known, survivor, at)
     if changed is not None:
         with store.write() as tx:
-            tx.know(survivor.gpus, at)
+            tx.add_gpus(survivor.gpus, at)
             tx.save(changed, Event(at, _EVENT, "launched, according to its directory"))
         report.say(f"job {known.id} was launched, according to its directory")
 

@@ -7,7 +7,6 @@ import asyncio
 import ctypes
 import grp
 import socket
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -19,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gpulease.domain.job import Job
 from gpulease.errors import GpuleaseError, NotAllowed, TooLarge
+from gpulease.peer_credentials import peer_credentials
 from gpulease.units import format_size
 from gpulease.wire.views import ErrorBody, ErrorReply
 
-_UCRED = struct.Struct("iII")
 _SO_PEERGROUPS = 59
 """Of asm-generic/socket.h; Python does not name it."""
 _GID_BYTES = 4
@@ -43,9 +42,7 @@ class Caller:
 
 def caller_of(connection: socket.socket) -> Caller:
     """Ask the kernel who is at the other end of a connected Unix socket."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, gid = _UCRED.unpack(packed)
-    return Caller(pid, uid, gid, _groups_of(connection))
+    return Caller(*peer_credentials(connection), _groups_of(connection))
 
 
 def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:

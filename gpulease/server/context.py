@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Owner, Use
+from gpulease.domain.job import Invocation, Job, Owner, UserUsage
 from gpulease.server.auth import Rights
 from gpulease.server.job_views import Views
 from gpulease.server.listings import Listings
@@ -41,7 +41,7 @@ class RequestContext:
     """The variables of an invocation as they are under the leases of a job."""
     usage: Usage
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
-    uses: Callable[[str | None, datetime | None], Sequence[Use]]
+    uses: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of a user, or of all, asked for and used from some time on."""
     watch_asker: Callable[[Job], None]
     """Sees to it that a lease without a job leaves the queue with who asked for it."""

@@ -38,7 +38,7 @@ class GpuHandlers:
         seen = await self._desk.keeper.observer.recent()
         there = {reading.uuid for reading in seen.readings}
         # One that is out for repair can be resumed, and one that has only jobs left be drained.
-        gone = [uuid for uuid in self._desk.keeper.store.standings() if uuid not in there]
+        gone = [uuid for uuid in self._desk.keeper.store.availabilities() if uuid not in there]
         return named(text, (*seen.readings, *map(self._desk.keeper.store.gpu, gone)))
 
 
@@ -63,6 +63,6 @@ def reason_of(body: bytes) -> str:
 
 def _reply(done: DrainResult) -> Response:
     view = GpuAvailabilityView(
-        done.gpu.uuid, done.gpu.label, done.availability.closed, done.changed, list(done.jobs)
+        done.gpu.uuid, done.gpu.label, done.availability.reason, done.changed, list(done.jobs)
     )
     return Response(msgspec.json.encode(view), media_type="application/json")

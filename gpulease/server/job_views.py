@@ -12,9 +12,9 @@ from itertools import takewhile
 import msgspec
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Use
+from gpulease.domain.job import Job, UserUsage
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.plan import Plan, Waiting, waiting_in
+from gpulease.domain.plan import Plan, WaitReason, why_waiting
 from gpulease.errors import split_hint
 from gpulease.server.lease_views import (
     LeaseViews,
@@ -55,7 +55,7 @@ class Views:
         self._of_machine = MachineViews(keeper, processes, machine)
         self._of_leases = LeaseViews(keeper, machine, watches)
         self._line: tuple[Plan | None, list[JobId]] = (None, [])
-        self._behind: tuple[Plan | None, dict[Claim, Waiting]] = (None, {})
+        self._behind: tuple[Plan | None, dict[Claim, WaitReason]] = (None, {})
         self._told = Told(None)
 
     def live(self) -> Sequence[Job]:
@@ -124,10 +124,10 @@ class Views:
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._machine.unheld(job.id)
             ],
-            sized=job.account.sized,
-            out_of_memory=job.account.out_of_memory,
-            retry_of=job.account.retry_of,
-            retried_as=job.account.retried_as,
+            sized=job.usage.size_reason,
+            out_of_memory=job.usage.out_of_memory,
+            retry_of=job.usage.retry_of,
+            retried_as=job.usage.retried_as,
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -140,7 +140,7 @@ class Views:
         except OSError:
             return False  # it cannot be seen at this moment
 
-    def waiting(self, job: Job) -> Waiting | None:
+    def waiting(self, job: Job) -> WaitReason | None:
         """Return why a job waits; the same object as long as nothing of it has changed."""
         plan = self._keeper.plan
         if job.state is not State.QUEUED or plan is None:
@@ -150,12 +150,12 @@ class Views:
         found = plan.waiting.get(job.id)
         return self._told.settled(job.claim, found or self._waiting_behind(plan, job))
 
-    def _waiting_behind(self, plan: Plan, job: Job) -> Waiting:
+    def _waiting_behind(self, plan: Plan, job: Job) -> WaitReason:
         if self._behind[0] is not plan:
             self._behind = plan, {}
         behind = self._behind[1]
         if job.claim not in behind:
-            behind[job.claim] = waiting_in(plan, job)
+            behind[job.claim] = why_waiting(plan, job)
         return behind[job.claim]
 
     def position(self, job: Job) -> int | None:
@@ -175,7 +175,7 @@ class Views:
         return [each.id for each in newer if each.state is State.QUEUED][::-1]
 
 
-def report_view(uses: Sequence[Use], since: datetime | None) -> ReportView:
+def report_view(uses: Sequence[UserUsage], since: datetime | None) -> ReportView:
     """Return what users asked for and used as a wire object."""
     return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
@@ -41,6 +42,7 @@ from gpulease.wire.requests import (
     KeepRequest,
     NestedRequest,
     SubmitRequest,
+    to_wire,
 )
 from gpulease.wire.views import JobView, NestedView
 
@@ -149,7 +151,16 @@ class Handlers:
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(self._desk.processes.count, job)
         view = self._view(job, _caller(request), with_events=True)
-        return json_response(replace(view, processes=count))
+        return json_response(replace(view, processes=count, cwd=self._directory_of(job, request)))
+
+    def _directory_of(self, job: Job, request: Request) -> str | None:
+        """Return where a live job runs, for its owner."""
+        owned = self._desk.rights.has(Who.OWNER, _caller(request), job)
+        if not owned or job.holder is not None or job.state is State.ENDED:
+            return None
+        with suppress(NoSuchJob):  # it has ended meanwhile
+            return to_wire(self._desk.keeper.store.invocation(job.id).cwd)
+        return None
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job, a line of JSON at once and one at each change, until it has ended."""

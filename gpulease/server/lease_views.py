@@ -13,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from gpulease.domain.enforcement import Unheld, as_watched
+from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.placement import Obstacle, ObstacleKind
-from gpulease.domain.plan import Plan, Waiting
+from gpulease.domain.plan import Plan, WaitReason
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint, with_hint
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
@@ -55,7 +55,7 @@ def pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
         limit=seen.limit,
         peak=seen.peak,
         charged=charged,
-        beside=seen.beside,
+        beside=seen.overhead,
     )
 
 
@@ -68,7 +68,7 @@ class Machine:
     directory_of: Callable[[JobId], Path]
     """Where a job's record, output and socket are."""
     holds: "Rungs"
-    unheld: Callable[[JobId], Sequence[Unheld]] = lambda _: ()
+    unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
     pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
 
 
@@ -162,7 +162,7 @@ class LeaseViews:
         rungs = self._machine.holds.everywhere if lease.enforced_by is None else lease.enforced_by
         seen = self._keeper.seen
         stops = self._overuse.stops(job) and not (seen is not None and seen.is_blind)
-        return list(as_watched(rungs, stops=stops))
+        return list(with_watch_level(rungs, stops=stops))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""
@@ -176,7 +176,7 @@ _LIMITS = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
 """Ends that gpulease made of a job, whatever it exited with when it was asked to."""
 
 
-def reason(job: Job, waiting: Waiting | None, gpus: int | None = None) -> str | None:
+def reason(job: Job, waiting: WaitReason | None, gpus: int | None = None) -> str | None:
     """Return why a job waits or why it ended, as a sentence without a full stop.
 
     `gpus` is how many there are now, which may be fewer than when the job came.
@@ -207,20 +207,20 @@ def _ending(job: Job) -> str | None:
     return spoken(job.outcome) if job.outcome else None
 
 
-def why_it_waits(claim: Claim, waiting: Waiting, gpus: int | None = None) -> str | None:
+def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int | None = None) -> str | None:
     """Return why a claim has not been granted, as a sentence without a full stop."""
     if gpus is not None and gpus < claim.gpus:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
-    hindrances = waiting.refusal.hindrances
-    leased = [each for each in hindrances if each.obstacle is ObstacleKind.LEASED]
+    obstacles = waiting.refusal.obstacles
+    leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
         holders = sorted({job for each in leased for job in each.waits_for})
         return f"no room for {claim} before {_one_of(holders)} ends"
-    first = sorted({job for each in hindrances for job in each.waits_for})
+    first = sorted({job for each in obstacles for job in each.waits_for})
     if first:
         return f"waits its turn behind {_one_of(first)}"
-    if hindrances:
-        return "; ".join(f"GPU {each.label}: {each.why}" for each in hindrances)
+    if obstacles:
+        return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles)
     # Just submitted: the queue is looked at within moments, and most jobs never wait at all.
     return None
 
@@ -244,7 +244,7 @@ def exit_status(job: Job) -> int | None:
 class Words:
     """What is the same of all who ask for the same and wait for the same."""
 
-    waiting: Waiting
+    waiting: WaitReason
     claim: ClaimView
     why: str | None
     refusals: list[RefusalView]
@@ -257,11 +257,11 @@ class Told:
     def __init__(self, plan: Plan | None, before: "Told | None" = None) -> None:
         self.plan = plan
         self._before = before._latest if before is not None else {}
-        self._latest: dict[Claim, Waiting] = {}
-        self._settled: dict[int, tuple[Waiting, Waiting]] = {}
+        self._latest: dict[Claim, WaitReason] = {}
+        self._settled: dict[int, tuple[WaitReason, WaitReason]] = {}
         self._words: dict[tuple[Claim, int], Words] = {}
 
-    def settled(self, claim: Claim, waiting: Waiting) -> Waiting:
+    def settled(self, claim: Claim, waiting: WaitReason) -> WaitReason:
         """Return `waiting`, or its equal from an earlier plan."""
         known = self._settled.get(id(waiting))
         if known is None:
@@ -271,7 +271,7 @@ class Told:
             self._latest[claim] = known[1]
         return known[1]
 
-    def of(self, claim: Claim, waiting: Waiting) -> Words:
+    def of(self, claim: Claim, waiting: WaitReason) -> Words:
         """Return what is told of a claim that waits like this."""
         key = claim, id(waiting)
         if key not in self._words:
@@ -279,7 +279,7 @@ class Told:
                 waiting,
                 claim_view(claim),
                 why_it_waits(claim, waiting, None if self.plan is None else len(self.plan.gpus)),
-                [refusal_view(each) for each in waiting.refusal.hindrances],
+                [refusal_view(each) for each in waiting.refusal.obstacles],
                 list(waiting.refusal.waits_for),
             )
         return self._words[key]

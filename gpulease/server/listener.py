@@ -19,7 +19,6 @@ import errno
 import logging
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from gpulease.errors import BadConfiguration, TooMany
 from gpulease.path_ownership import make_directories, shaky
+from gpulease.peer_credentials import peer_credentials
 from gpulease.server.auth import PeerProtocol, plain_answer
 from gpulease.service.log_once import LogOnce
 
@@ -39,7 +39,6 @@ _TAKEN_AT_ONCE = 256
 _LET_IN_AT_ONCE = 4
 """Between two looks at what else there is to do."""
 _TRY_AGAIN_AFTER_S = 1.0
-_UCRED = struct.Struct("iII")
 
 
 class ConnectionLimits:
@@ -94,7 +93,7 @@ class ConnectionLimits:
             self._loop.call_soon(self._let_in)
 
     def _line_up(self, link: socket.socket) -> None:
-        uid = _uid_of(link)
+        uid = peer_credentials(link).uid
         coming = len(self._waiting.get(uid, ())) + list(self._coming_in.values()).count(uid)
         if PeerProtocol.has_room_for(uid, coming):
             link.setblocking(False)
@@ -122,11 +121,6 @@ class ConnectionLimits:
             task.add_done_callback(self._coming_in.pop)
         if self._waiting:
             self._loop.call_soon(self._let_in)
-
-
-def _uid_of(link: socket.socket) -> int:
-    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return int(_UCRED.unpack(packed)[1])
 
 
 def _has_left(link: socket.socket) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.plan import Waiting
+from gpulease.domain.plan import WaitReason
 from gpulease.server.job_views import Views
 from gpulease.service.ports import Clock
 
@@ -27,7 +27,7 @@ _NO_JOBS = b'"jobs":[]'
 _MOST_KEPT = 50_000
 """Jobs; a status keeps only those that wait."""
 _NOWHERE = b"null"
-_DRAWN_BEFORE = tuple[Job, Waiting | None, bytes, bytes]
+_DRAWN_BEFORE = tuple[Job, WaitReason | None, bytes, bytes]
 
 
 class Listings:

@@ -132,7 +132,7 @@ def _to_lease(gpu: GpuMemory) -> int | None:
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
-    if gpu.reading.divided:
+    if gpu.reading.mig_mode:
         return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"

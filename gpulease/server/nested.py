@@ -68,7 +68,7 @@ def part_of(
     most = [_bounded(job, lease, environment) for lease in visible[: claim.gpus]]
     if asked.claim.memory is None and asked.claim.share is None:
         return replace(job, leases=tuple(most))
-    wanted = [claim.demand(allocatable.get(lease.gpu, lease.memory)) for lease in most]
+    wanted = [claim.memory_on(allocatable.get(lease.gpu, lease.memory)) for lease in most]
     if any(size > lease.memory for size, lease in zip(wanted, most, strict=True)):
         has = format_size(min(lease.memory for lease in most))
         want = format_size(max(wanted))

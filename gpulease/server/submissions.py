@@ -102,7 +102,9 @@ def order_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Subm
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
-        account=JobUsage(shape=fingerprint_of(argv, request.cwd), retry=_retry(request.retry_oom)),
+        usage=JobUsage(
+            fingerprint=fingerprint_of(argv, request.cwd), retry_factor=_retry(request.retry_oom)
+        ),
         sizes_itself=_names_no_size(request.claim),
     )
 
@@ -285,7 +287,7 @@ def refuse_within_a_job(holder: Holder | None, live: Sequence[Job], jobs_of: Job
     Raises:
         AlreadyLeased: it is.
     """
-    for_whom = None if holder is None else holder.process or holder.asker
+    for_whom = None if holder is None else holder.process or holder.waiting_client
     if for_whom is None:
         return
     running = [job for job in live if job.holder is None and job.holds_memory]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.idle import IdleStep, Release
+from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
-from gpulease.domain.overuse import Consequence, Step
+from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan, ledgers
 from gpulease.errors import RecordUnwritable, with_hint
 from gpulease.service.idleness import IdleFinding, IdleWatch
@@ -250,10 +250,10 @@ class EnforcementLoop:
         peak = max(peak, found.used)
         scheduler = self._scheduler
         most = most_of(scheduler.seen, scheduler.policy, len(job.leases), self._clock.now())
-        if found.step is Step.WARN:
+        if found.step is OveruseAction.WARN:
             await scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
             return
-        if found.step is Step.CLEAR:
+        if found.step is OveruseAction.CLEAR:
             await scheduler.notify_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak, most)
@@ -261,7 +261,7 @@ class EnforcementLoop:
         _log.info("%s (of %s)", notice, job.owner.user)
 
     async def _act_on_idle(self, found: IdleFinding) -> None:
-        if found.step is IdleStep.WARN:
+        if found.step is IdleAction.WARN:
             await self._scheduler.notify_owner(found.job.id, idle_warning(found))
             return
         detail, notice = idle_release(found)

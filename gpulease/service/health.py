@@ -12,20 +12,20 @@ from functools import partial
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.health import (
-    Act,
     Drain,
-    Figures,
     Finding,
     GpuAvailability,
     GpuEvent,
-    Heard,
-    Modes,
+    GpuModes,
+    HealthAction,
+    HealthFigures,
+    HealthReport,
     after,
     findings,
     is_over,
     notice,
     quiet_after,
-    without_excuse,
+    without_stale_acceptance,
 )
 from gpulease.domain.xid import Blame
 from gpulease.errors import NoSuchGpu
@@ -50,7 +50,7 @@ FAULTY, RECOVERED = "faulty", "recovered"
 class HealthPolicy:
     """The admin's settings for hardware faults."""
 
-    act: Act = Act.DRAIN
+    act: HealthAction = HealthAction.DRAIN
     quiet_for: timedelta = timedelta(minutes=10)
     """Time without a fault before a drained GPU resumes."""
 
@@ -92,11 +92,11 @@ class HealthWatch:
         in_observer: InThread,
     ) -> None:
         self.policy = policy
-        self.figures: dict[GpuUuid, Figures] = {}
+        self.figures: dict[GpuUuid, HealthFigures] = {}
         """The latest figures of each GPU."""
         self.listens: dict[GpuUuid, bool] = {}
         """Whether the driver reports XID events of each GPU."""
-        self.modes: dict[GpuUuid, Modes] = {}
+        self.modes: dict[GpuUuid, GpuModes] = {}
         self._store = store
         self._probe = probe
         self._clock = clock
@@ -116,7 +116,7 @@ class HealthWatch:
         Raises:
             RecordUnwritable: it cannot be stored now; the next observation is a new attempt.
         """
-        is_off = self.policy.act is Act.OFF
+        is_off = self.policy.act is HealthAction.OFF
         heard, availabilities = await self._in_observer(partial(self._hear, is_off))
         there = {reading.uuid: reading for reading in seen.readings}
         for each in () if is_off else self._new_in(there, heard, seen.at):
@@ -157,11 +157,13 @@ class HealthWatch:
         for each in news:
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
-    def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, GpuAvailability]]:
-        return () if is_off else self._probe.health(), self._store.standings()
+    def _hear(
+        self, is_off: bool
+    ) -> tuple[Sequence[HealthReport], Mapping[GpuUuid, GpuAvailability]]:
+        return () if is_off else self._probe.health(), self._store.availabilities()
 
     def _new_in(
-        self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[Heard], at: datetime
+        self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[HealthReport], at: datetime
     ) -> list[_NewFindings]:
         found: dict[GpuUuid, tuple[Finding, ...]] = {}
         for each in heard:
@@ -196,15 +198,15 @@ class HealthWatch:
 
     def _store_news(self, news: Sequence[_NewFindings], at: datetime) -> None:
         with self._store.write() as tx:
-            availabilities = dict(tx.standings())
-            tx.know([each.gpu for each in news], at)
+            availabilities = dict(tx.availabilities())
+            tx.add_gpus([each.gpu for each in news], at)
             for each in news:
                 self._store_one(tx, each, availabilities)
             for gpu, availability in availabilities.items():
                 fresh = self._next(gpu, availability, at)
                 if fresh != availability:
-                    tx.set_standing(gpu, fresh)
-                if fresh.ailment is not availability.ailment:
+                    tx.set_availability(gpu, fresh)
+                if fresh.hardware_fault is not availability.hardware_fault:
                     self._note_recovered(tx, gpu, at)
 
     def _store_one(
@@ -217,21 +219,21 @@ class HealthWatch:
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
         before = availabilities.get(gpu, GpuAvailability())
         availability = after(before, news.found, news.at)
-        if self.policy.act is not Act.DRAIN or availability == before:
+        if self.policy.act is not HealthAction.DRAIN or availability == before:
             return
         availabilities[gpu] = availability
-        tx.set_standing(gpu, availability)
-        if before.ailment is None and availability.ailment is not None:
-            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(availability.ailment)))
-            _log.warning("GPU %s is drained: %s", news.gpu.label, availability.ailment.why)
+        tx.set_availability(gpu, availability)
+        if before.hardware_fault is None and availability.hardware_fault is not None:
+            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(availability.hardware_fault)))
+            _log.warning("GPU %s is drained: %s", news.gpu.label, availability.hardware_fault.why)
 
     def _next(self, gpu: GpuUuid, availability: GpuAvailability, at: datetime) -> GpuAvailability:
         """Return the availability after the end of faults, and of exemptions from them."""
         figures = self.figures.get(gpu)
         if figures is not None:
-            availability = without_excuse(availability, figures)
+            availability = without_stale_acceptance(availability, figures)
         return (
-            replace(availability, ailment=None)
+            replace(availability, hardware_fault=None)
             if self._is_over(gpu, availability, at)
             else availability
         )
@@ -239,11 +241,11 @@ class HealthWatch:
     def _is_over(self, gpu: GpuUuid, availability: GpuAvailability, at: datetime) -> bool:
         """Return whether a GPU need not be drained for a fault any more."""
         well_since, figures = self._well_since.get(gpu), self.figures.get(gpu)
-        if availability.ailment is None or self.policy.act is not Act.DRAIN:
+        if availability.hardware_fault is None or self.policy.act is not HealthAction.DRAIN:
             return True
         if well_since is None:
             return False
-        well_for = min(at - availability.ailment.at, self._clock.steady() - well_since)
+        well_for = min(at - availability.hardware_fault.at, self._clock.steady() - well_since)
         # Read the history, which may lengthen the time, only after the shortest time.
         return is_over(availability, figures, well_for, self.policy.quiet_for) and is_over(
             availability, figures, well_for, self._quiet_for(gpu, at)
@@ -255,7 +257,7 @@ class HealthWatch:
         return quiet_after(self.policy.quiet_for, max(0, faults - 1))
 
     def _note_recovered(self, tx: Transaction, gpu: GpuUuid, at: datetime) -> None:
-        drains = self.policy.act is Act.DRAIN
+        drains = self.policy.act is HealthAction.DRAIN
         why = "no new fault for a while" if drains else f"the setting health is {self.policy.act}"
         tx.note_gpu(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
         _log.warning("GPU %s is no longer drained by gpulease: %s", gpu, why)
@@ -362,12 +364,12 @@ class Drains:
     ) -> DrainResult:
         with self._store.write() as tx:
             at = self._clock.now()
-            before = tx.standings().get(gpu.uuid, GpuAvailability())
+            before = tx.availabilities().get(gpu.uuid, GpuAvailability())
             after = change(before, Drain(drain.by, drain.why, at))
-            changed = after.closed != before.closed
+            changed = after.reason != before.reason
             if changed:
-                tx.know([gpu], at)
-                tx.set_standing(gpu.uuid, after)
+                tx.add_gpus([gpu], at)
+                tx.set_availability(gpu.uuid, after)
                 tx.note_gpu(_event(gpu.uuid, after, drain, at))
             jobs = tuple(
                 job.id

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.idle import Activity, IdlePolicy, IdleStep, Release, Rest, judge_rest
+from gpulease.domain.idle import (
+    Activity,
+    IdleAction,
+    IdlePolicy,
+    IdleState,
+    Release,
+    judge_idleness,
+)
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, WrongState
@@ -24,9 +31,9 @@ class IdleFinding:
 
     job: Job
     policy: IdlePolicy
-    step: IdleStep
+    step: IdleAction
     idle_for: timedelta
-    rest: Rest
+    rest: IdleState
     """The state after the action."""
 
 
@@ -35,11 +42,11 @@ class IdleWatch:
 
     def __init__(self, policy_of: Callable[[Owner], IdlePolicy]) -> None:
         self._policy_of = policy_of
-        self._rests: dict[JobId, Rest] = {}
+        self._rests: dict[JobId, IdleState] = {}
 
-    def rest(self, job: JobId) -> Rest:
+    def rest(self, job: JobId) -> IdleState:
         """Return the state of a job since the last observation."""
-        return self._rests.get(job, Rest())
+        return self._rests.get(job, IdleState())
 
     def policy(self, job: Job) -> IdlePolicy:
         """Return the policy for a job.
@@ -68,7 +75,7 @@ class IdleWatch:
         for job in running:
             policy = self.policy(job)
             before = self.rest(job.id)
-            after, step = judge_rest(
+            after, step = judge_idleness(
                 tuple(
                     Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu, sums))
                     for each in job.leases
@@ -79,12 +86,12 @@ class IdleWatch:
                 kept=job.kept_until_at is not None and seen.at < job.kept_until_at,
                 now=now,
             )
-            if step is IdleStep.NOTHING:
+            if step is IdleAction.NOTHING:
                 self._rests[job.id] = after
                 continue
             self._rests[job.id] = replace(
                 after,
-                told_for=after.told_for if before.told_for is not None else None,
+                warned_for=after.warned_for if before.warned_for is not None else None,
                 released=before.released,
             )
             found.append(IdleFinding(job, policy, step, after.idle_for or timedelta(0), after))

@@ -8,11 +8,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from gpulease.domain.enforcement import as_watched
+from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.memory_estimate import advised_size_after_oom, more_by
-from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
+from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
+from gpulease.domain.oom import (
+    NO_MEMORY_ERRORS,
+    MemoryErrors,
+    OutOfMemory,
+    diagnose_oom,
+    find_memory_errors,
+)
 from gpulease.errors import TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
@@ -55,10 +61,10 @@ class JobAccounting:
         """Return the function that settles the account of a job that has ended."""
         job = self._store.job(job_id)
         failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
-        said = NO_COMPLAINT
+        said = NO_MEMORY_ERRORS
         if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
             # Read here, and not in the thread that writes: a transaction is open there.
-            said = await asyncio.to_thread(complaint_in, await self._read_log_tail(job_id))
+            said = await asyncio.to_thread(find_memory_errors, await self._read_log_tail(job_id))
         # Reports arrive on the event loop, so they are read here too.
         idle = (
             {lease.gpu: self._idle_pool_memory(job_id, lease.gpu) for lease in job.leases}
@@ -73,16 +79,16 @@ class JobAccounting:
 
         return settle
 
-    def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
+    def _settle(self, tx: Transaction, before: Job, job: Job, said: MemoryErrors) -> Job:
         # A job that is being stopped may end by itself a moment before.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
         peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
         leased = min(lease.memory for lease in job.leases)
-        found = recognised(job.exit, said, max(peaks, default=None), leased)
+        found = diagnose_oom(job.exit, said, max(peaks, default=None), leased)
         if found is None:
             return job
-        job = replace(job, account=replace(job.account, out_of_memory=True))
+        job = replace(job, usage=replace(job.usage, out_of_memory=True))
         return self._with_retry(tx, job, found, leased, max(peaks, default=None))
 
     def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
@@ -119,13 +125,13 @@ class JobAccounting:
             return _with_detail(
                 job, what, "no GPU here offers more: reduce its use, or use more GPUs"
             )
-        wanted = job.account.retry
-        if wanted is None or job.account.attempt >= MOST_RETRIES:
+        wanted = job.usage.retry_factor
+        if wanted is None or job.usage.attempt >= MOST_RETRIES:
             tried = f"it was retried {MOST_RETRIES} times; " if wanted is not None else ""
             hint = f"{tried}use --mem {format_size(size)}"
             more = "" if wanted is not None else ", or have it retried with --retry-oom 1.5x"
             return _with_detail(job, what, hint + more)
-        again = more_by(leased, wanted)
+        again = retry_size(leased, wanted)
         again = min(again, most) if most else again
         return self._queued_again(tx, job, what, again)
 
@@ -138,21 +144,21 @@ class JobAccounting:
             claim=replace(job.claim, memory=memory),
             invocation=tx.invocation(job.id),
             wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
-            account=replace(
-                job.account,
-                attempt=job.account.attempt + 1,
+            usage=replace(
+                job.usage,
+                attempt=job.usage.attempt + 1,
                 retry_of=job.id,
                 out_of_memory=False,
-                sized=None,
+                size_reason=None,
             ),
         )
         try:
-            refuse_one_more(self._policy().quotas, submission, tx.tally(job.owner.uid))
+            refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
         except TooMany as error:
             hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)
         new = tx.add(submission, at)
-        job = replace(job, account=replace(job.account, retried_as=new.id))
+        job = replace(job, usage=replace(job.usage, retried_as=new.id))
         return _with_detail(
             job, f"{what}; job {new.id} retries it with {format_size(memory)}", None
         )
@@ -174,7 +180,7 @@ class JobAccounting:
 def _as_watched(job: Job, *, stops: bool) -> Job:
     """Return `job` with the enforcement levels of its leases at its end; the watch may change."""
     leases = (
-        replace(lease, enforced_by=as_watched(lease.enforced_by or (), stops=stops))
+        replace(lease, enforced_by=with_watch_level(lease.enforced_by or (), stops=stops))
         for lease in job.leases
     )
     return replace(job, leases=tuple(leases))

@@ -53,7 +53,7 @@ class Observation:
         """
         found: dict[JobId, set[GpuUuid]] = {}
         for reading in self.readings:
-            for process in () if reading.divided else reading.processes or ():
+            for process in () if reading.mig_mode else reading.processes or ():
                 job = self.jobs_by_pid.get(process.pid)
                 if job is not None:
                     found.setdefault(job, set()).add(reading.uuid)
@@ -156,7 +156,7 @@ def _of_foreign_pids(
     On GPUs with jobs the list of processes is dropped: a job's own process would count as
     unmanaged, in addition to its lease. On other GPUs no process can belong to a job.
     """
-    held = {lease.gpu for job in holders for lease in job.leases if job.holding(lease).running}
+    held = {lease.gpu for job in holders for lease in job.leases if job.ledger_entry(lease).running}
     withheld = frozenset(held & {each.uuid for each in readings})
     shown = (replace(each, processes=None) if each.uuid in held else each for each in readings)
     return Observation(tuple(shown), {}, at, foreign=True, withheld=withheld)

@@ -20,9 +20,9 @@ from gpulease.domain.lease import Lease, State
 from gpulease.domain.overuse import (
     BARE_CONTEXT,
     Consequence,
+    OveruseAction,
     OverusePolicy,
     OveruseState,
-    Step,
     judge,
 )
 from gpulease.domain.placement import ObstacleKind
@@ -50,7 +50,7 @@ class Finding:
     """0 if unknown."""
     policy: OverusePolicy
     wanted: bool
-    step: Step
+    step: OveruseAction
     state: OveruseState
     """The state after the action."""
 
@@ -69,8 +69,8 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
     return frozenset(
         each.gpu
         for waiting in reasons.values()
-        for each in waiting.refusal.hindrances
-        if each.obstacle in why
+        for each in waiting.refusal.obstacles
+        if each.kind in why
     )
 
 
@@ -172,9 +172,9 @@ class OveruseWatch:
         key = job.id, lease.gpu
         before = self._states.get(key) or _recorded(lease, policy)
         after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
-        if step is Step.NOTHING and notify:
-            step = Step.WARN
-        if step is Step.NOTHING:
+        if step is OveruseAction.NOTHING and notify:
+            step = OveruseAction.WARN
+        if step is OveruseAction.NOTHING:
             self._states[key] = after
             return None
         # The time passes, but the action has not happened yet.
@@ -313,7 +313,7 @@ def _shortfalls(running: dict[JobId, Job], gpus: Sequence[GpuMemory]) -> Iterato
         promised = _leased_and_in_use(gpu)
         if promised <= _NOTICEABLE:
             continue
-        for holding in gpu.holdings:
+        for holding in gpu.entries:
             # A job that already uses all of its lease cannot lose any.
             has_all = holding.used is not None and holding.used >= holding.memory
             job = running.get(holding.job)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.health import GpuAvailability, GpuEvent, Heard
+from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
-    NO_ACCOUNT,
+    NO_USAGE,
     CommandFingerprint,
     Exit,
     Holder,
@@ -31,7 +31,7 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Submission:
     """The process that a lease without a job is for."""
     key: str | None = None
     """The owner's key for this submission; a second one with the same key adds no job."""
-    account: JobUsage = NO_ACCOUNT
+    usage: JobUsage = NO_USAGE
     sizes_itself: bool = False
     """The request names no size: the use of similar jobs decides, or else the claim."""
 
@@ -78,12 +78,12 @@ class Submission:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
-            account=self.account,
+            usage=self.usage,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class UserCount:
     """The current counts of one user, to compare with the quotas."""
 
     waiting: int = 0
@@ -125,22 +125,24 @@ class Transaction(Protocol):
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id."""
 
-    def tally(self, uid: int) -> Tally:
+    def user_count(self, uid: int) -> UserCount:
         """Return the counts of a user, including the changes of this transaction."""
 
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+    def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store GPUs that are not known yet; a lease can only be on a known GPU."""
 
-    def ordered(self, uid: int, key: str) -> Job | None:
+    def job_by_key(self, uid: int, key: str) -> Job | None:
         """Return the job that a user submitted with this key, in any state."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job; removed when the job ends."""
 
-    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
+    def past_runs(
+        self, uid: int, fingerprint: CommandFingerprint, gpus: int, most: int
+    ) -> Sequence[PastRun]:
         """Return the latest similar runs with known use, the latest first.
 
         Returns those of the same command, or if there are none, those of similar ones.
@@ -161,10 +163,10 @@ class Transaction(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
 
-    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         """Store the availability of a known GPU."""
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -195,7 +197,7 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
@@ -217,7 +219,7 @@ class GpuProbe(Protocol):
     def library(self) -> str | None:
         """Return the version of NVML."""
 
-    def health(self) -> Sequence[Heard]:
+    def health(self) -> Sequence[HealthReport]:
         """Return the health reports since the last call; never blocks."""
 
 
@@ -384,28 +386,28 @@ class NotLimited(Exception):
 class MemoryLimiter(Protocol):
     """The driver's memory limits on version 2 cgroups; each call blocks for a while."""
 
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+    def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
         """Return why the driver cannot limit a cgroup on this GPU; None if it can.
 
         Raises:
             NotLimited: that is unknown now.
         """
 
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+    def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         """Limit the processes of a cgroup to `memory` bytes; return the limit in force.
 
         Raises:
             NotLimited: the limit is not in force.
         """
 
-    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+    def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
         """Return the limit of a cgroup in bytes, or None.
 
         Raises:
             NotLimited: that is unknown now.
         """
 
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+    def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Remove the limits of a cgroup.
 
         Raises:

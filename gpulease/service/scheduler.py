@@ -49,7 +49,7 @@ def reconcile(
     """
     with store.write() as tx:
         at = clock.now()
-        tx.know(seen.readings, at)
+        tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
         decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
@@ -75,7 +75,7 @@ def _give_up(tx: Transaction, job: Job, event: Event) -> None:
 
 
 def _gpus_of(placement: Placement) -> str:
-    return ", ".join(uuid for uuid, _ in placement.shares)
+    return ", ".join(uuid for uuid, _ in placement.allocations)
 
 
 _CLOCK_STEP = timedelta(seconds=1)
@@ -100,8 +100,8 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     with store.write() as tx:
         for job in tx.live():
             tx.save(moved(job, by), event)
-        for gpu, availability in tx.standings().items():
-            tx.set_standing(gpu, availability.moved(by))
+        for gpu, availability in tx.availabilities().items():
+            tx.set_availability(gpu, availability.moved(by))
     clock.follow()
     return by
 

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import MOST_RUNS, Run, deciding, script_name, size_for
+from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_ever_hold, spans
-from gpulease.domain.plan import ledgers, plan, waiting_in
+from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Tally, Transaction
+from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Transaction, UserCount
 from gpulease.units import MIB, Share, format_size
 
 
@@ -23,10 +23,10 @@ def sized(
 
     The size is at most what `gpus` offer when they are empty, and at least the smallest lease.
     """
-    shape = submission.account.shape
-    if not submission.sizes_itself or shape is None:
+    fingerprint = submission.usage.fingerprint
+    if not submission.sizes_itself or fingerprint is None:
         return submission
-    runs = tx.runs(submission.owner.uid, shape, submission.claim.gpus, MOST_RUNS)
+    runs = tx.past_runs(submission.owner.uid, fingerprint, submission.claim.gpus, MOST_RUNS)
     wanted = size_for(runs)
     if wanted is None:
         return submission
@@ -34,7 +34,7 @@ def sized(
     return replace(
         submission,
         claim=replace(submission.claim, memory=memory),
-        account=replace(submission.account, sized=_because(submission, runs, memory)),
+        usage=replace(submission.usage, size_reason=_because(submission, runs, memory)),
     )
 
 
@@ -51,10 +51,10 @@ def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) 
     return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
 
 
-def _because(submission: Submission, runs: Sequence[Run], memory: int) -> str:
+def _because(submission: Submission, runs: Sequence[PastRun], memory: int) -> str:
     size = format_size(memory)
     script = script_name(submission.invocation.argv, submission.invocation.cwd) or submission.name
-    run = deciding(runs)
+    run = deciding_run(runs)
     assert run is not None, "these runs decided the size"
     lease, used = format_size(run.leased), format_size(run.used)
     if run.out_of_memory:
@@ -64,7 +64,7 @@ def _because(submission: Submission, runs: Sequence[Run], memory: int) -> str:
     return f"{size}, since {script} used up to {used} in {_count(runs, run)}"
 
 
-def _count(runs: Sequence[Run], run: Run) -> str:
+def _count(runs: Sequence[PastRun], run: PastRun) -> str:
     """Return how many runs used at most as much as `run`, as text."""
     within = sum(each.used <= run.used for each in runs)
     if within < len(runs):
@@ -84,18 +84,20 @@ def submit(
     """
     with store.write() as tx:
         before = (
-            tx.ordered(submission.owner.uid, submission.key) if submission.key is not None else None
+            tx.job_by_key(submission.owner.uid, submission.key)
+            if submission.key is not None
+            else None
         )
         if before is not None:
             _refuse_another_kind(submission, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.quotas, submission, tx.tally(submission.owner.uid))
+        refuse_one_more(policy.quotas, submission, tx.user_count(submission.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
         submission = sized(submission, tx, empty, policy)
         refuse_what_can_never_run(submission.claim, empty, policy)
         job = tx.add(submission, at)
-        refuse_too_much(policy.quotas, submission, tx.tally(submission.owner.uid))
+        refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
         if submission.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
@@ -131,7 +133,7 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {format_size(claim.memory)}: it cannot hold a CUDA context",
             f"ask for at least {smallest}",
         )
-    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.mig_mode]
     if claim.gpus > max(1, len(whole)):
         raise CannotLease(
             f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} without MIG, and CUDA "
@@ -173,7 +175,7 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
-    reasons = waiting_in(decided, job).refusal.hindrances
+    reasons = why_waiting(decided, job).refusal.obstacles
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
@@ -181,7 +183,7 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     )
 
 
-def refuse_one_more(quotas: Quotas, submission: Submission, before: Tally) -> None:
+def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -> None:
     """Check that the user may have one more job, before it is added.
 
     Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
@@ -207,7 +209,7 @@ def refuse_one_more(quotas: Quotas, submission: Submission, before: Tally) -> No
         )
 
 
-def refuse_too_much(quotas: Quotas, submission: Submission, after: Tally) -> None:
+def refuse_too_much(quotas: Quotas, submission: Submission, after: UserCount) -> None:
     """Check the size of the user's queued invocations, after the new one was added.
 
     Raises:

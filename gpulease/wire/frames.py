@@ -5,7 +5,7 @@ Standard library only: the shim imports this, and the command's every-day path.
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 
 HEADER = struct.Struct("!BI")
@@ -69,17 +69,10 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cut a stream of bytes into frames, however the pieces arrive."""
+    """Cut a stream of bytes into frames, whatever pieces it arrives in."""
 
-    def __init__(self, in_parts: Collection[FrameKind] = ()) -> None:
-        """Frames of the kinds `in_parts` are not put together, but passed on as they come."""
-        self._in_parts = frozenset(in_parts)
-        self._begun = bytearray()
-        """What has come of a frame that is not complete yet."""
-        self.passing = FrameKind.STDOUT
-        """Of what kind `rest` is."""
-        self.rest = 0
-        """Bytes that are still to come of a frame that is passed on in parts."""
+    def __init__(self) -> None:
+        self._incomplete = bytearray()
 
     def feed(self, piece: bytes | memoryview) -> Iterator[tuple[FrameKind, bytes]]:
         """Take in `piece` and yield each frame that is now complete; to be iterated to its end.
@@ -87,42 +80,19 @@ class FrameReader:
         Raises:
             BadFrame: the kind is unknown or the length is over `LARGEST_FRAME`.
         """
-        view = memoryview(piece)
-        while view:
-            if not self.rest:
-                view = self._add(view, HEADER.size)
-                if len(self._begun) < HEADER.size:
-                    return
-                kind, length = _header(self._begun)
-                if kind not in self._in_parts or not length:
-                    whole = HEADER.size + length
-                    view = self._add(view, whole)
-                    if len(self._begun) < whole:
-                        return
-                    payload = bytes(memoryview(self._begun)[HEADER.size :])
-                    self._begun = bytearray()
-                    yield kind, payload
-                    continue
-                self._begun.clear()
-                self.passing, self.rest = kind, length
-            part, view = view[: self.rest], view[self.rest :]
-            self.rest -= len(part)
-            if part:
-                yield self.passing, bytes(part)
-
-    def took(self, size: int) -> None:
-        """Count bytes of `rest` that were taken off the stream by others."""
-        self.rest -= size
-
-    def _add(self, view: memoryview, size: int) -> memoryview:
-        """Let the frame that was begun become so large, and return what is left of `view`."""
-        missing = max(size - len(self._begun), 0)
-        self._begun += view[:missing]
-        return view[missing:]
+        self._incomplete += piece
+        start = 0
+        while (payload_at := start + HEADER.size) <= len(self._incomplete):
+            kind, length = _header(self._incomplete, start)
+            if payload_at + length > len(self._incomplete):
+                break
+            start = payload_at + length
+            yield kind, bytes(memoryview(self._incomplete)[payload_at:start])
+        del self._incomplete[:start]
 
 
-def _header(buffer: bytearray) -> tuple[FrameKind, int]:
-    number, length = HEADER.unpack_from(buffer)
+def _header(buffer: bytearray, start: int) -> tuple[FrameKind, int]:
+    number, length = HEADER.unpack_from(buffer, start)
     if length > LARGEST_FRAME:
         raise BadFrame(f"a frame of {length} bytes")
     return _kind(number), length

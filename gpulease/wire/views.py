@@ -155,6 +155,8 @@ class JobView:
     pid: int | None
     directory: str | None
     """Where the job's own socket is, once it has been launched."""
+    cwd: str | None = None
+    """Where the command runs, for who may see it; null of an ended job and in lists."""
     hint: str | None = None
     """What to do about `reason`, where something can be done."""
     kind: JobKind = "run"

@@ -143,7 +143,7 @@ def test_news_and_order_of_news(directory: Path) -> None:
 _WITH_A_BUG = """
 import sys
 from pathlib import Path
-from gpulease.frames import FrameKind
+from gpulease.wire.frames import FrameKind
 from process_rig import Client, run, shell, start, stop, timedelta
 directory = Path(sys.argv[1])
 start(shell(directory, "while :; do sleep 1; done"))
@@ -159,7 +159,7 @@ run(stop(directory, "over", timedelta(0)))
 def test_an_error_of_the_shims_own_is_in_the_jobs_log_and_the_job_goes_on(tmp_path: Path) -> None:
     repository = Path(__file__).parents[2]
     shutil.copytree(repository / "gpulease", tmp_path / "gpulease")
-    broken = tmp_path / "gpulease" / "process" / "main_process.py"
+    broken = tmp_path / "gpulease" / "shim" / "main_process.py"
     promise = "if number not in signal.valid_signals():"
     text = broken.read_text()
     assert promise in text

@@ -15,7 +15,7 @@ from gpulease.shim.record import forbid
 # All of a shim that there is until its worker runs: its record, and a socket that nobody serves.
 _SHIM = """
 import os, socket, sys
-from gpulease.process.record import claim
+from gpulease.shim.record import claim
 directory = os.open(sys.argv[1], os.O_RDONLY)
 record = claim(directory, os.getpid())
 listener = socket.socket(socket.AF_UNIX)

@@ -13,7 +13,7 @@ _NVIDIA = 195
 _ENCLOSED = """
 import asyncio, os, subprocess, sys
 from datetime import timedelta
-from gpulease.process.scopes import Scope, enclose
+from gpulease.host.scopes import Scope, enclose
 
 job, *gpus = sys.argv[1:]
 command = ["sh", "-c", "read go; exec sleep 600 > /dev/null 2>&1"]

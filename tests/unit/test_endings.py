@@ -17,7 +17,7 @@ from fakes import (
     order,
 )
 from goldens import mentions
-from gpulease.domain.enforcement import stands_on
+from gpulease.domain.enforcement import with_enforcement
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.job import (
     CommandFingerprint,
@@ -31,7 +31,7 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
@@ -67,9 +67,9 @@ class World:
             lambda job, gpu: self.idle,
             lambda job: self.stops,
         )
-        account = JobUsage(retry=None if retry is None else Fraction(retry), attempt=attempt)
+        account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
-            job = tx.add(replace(order(memory), account=account), NOON)
+            job = tx.add(replace(order(memory), usage=account), NOON)
             job = grant(job, Placement(((GPU, memory),)), NOON)
             started = worker_started(job, 7, 8, NOON)
             assert started is not None
@@ -103,7 +103,7 @@ def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() ->
     ended = world.end(WorkerExited(Outcome.EXITED, Exit(0), NOON))
 
     assert [lease.used for lease in ended.leases] == [G]
-    assert not ended.account.out_of_memory
+    assert not ended.usage.out_of_memory
 
 
 @pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])
@@ -112,7 +112,7 @@ def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: objec
     job = world.store.job(JobId(1))
     assert job is not None
     with world.store.write() as tx:
-        tx.save(stands_on(job, WATCHED), Event(NOON, "enclosed"))
+        tx.save(with_enforcement(job, WATCHED), Event(NOON, "enclosed"))
     world.stops = stops
 
     ended = world.end()
@@ -145,7 +145,7 @@ def test_without_a_factor_the_owner_is_told_and_nothing_is_queued() -> None:
 
     ended = world.end()
 
-    assert ended.account.out_of_memory
+    assert ended.usage.out_of_memory
     assert mentions(ended.detail, "1.9G", "2G", "--mem 2.5G")
     assert world.store.live() == ()
 
@@ -156,10 +156,10 @@ def test_with_a_factor_another_job_is_queued_that_points_back() -> None:
     ended = world.end()
 
     (again,) = world.store.live()
-    assert (ended.account.retried_as, again.account.retry_of) == (again.id, ended.id)
+    assert (ended.usage.retried_as, again.usage.retry_of) == (again.id, ended.id)
     assert again.claim.memory == 3 * G
-    assert again.account.attempt == 1
-    assert again.account.retry == Fraction(3, 2)
+    assert again.usage.attempt == 1
+    assert again.usage.retry_factor == Fraction(3, 2)
     assert world.store.invocation(again.id) == world.store.invocation(ended.id)
 
 
@@ -251,42 +251,40 @@ def test_a_failure_of_another_kind_stays_as_it_is() -> None:
 
     ended = world.end()
 
-    assert (ended.detail, ended.account.out_of_memory) == (None, False)
+    assert (ended.detail, ended.usage.out_of_memory) == (None, False)
 
 
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world = World()
-    world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    world.store.known_runs = [PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]
     unsized = an_unsized_order()
 
     job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 3584 << 20
-    assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 runs")
+    assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 runs")
 
-    world.store.known_runs = [Run(8 * G, 7 * G), Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    world.store.known_runs = [PastRun(8 * G, 7 * G), PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]
     job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
-    assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 of 3 runs")
+    assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 of 3 runs")
 
 
 def an_unsized_order() -> Submission:
     """Return one that runs train.py under another name."""
     invocation = Invocation(("python3", "/home/a/train.py"), "/", {})
-    account = JobUsage(shape=CommandFingerprint("a", "b"))
-    return replace(
-        order(4 * G), sizes_itself=True, account=account, name="x", invocation=invocation
-    )
+    account = JobUsage(fingerprint=CommandFingerprint("a", "b"))
+    return replace(order(4 * G), sizes_itself=True, usage=account, name="x", invocation=invocation)
 
 
 def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for() -> None:
     world = World()
-    world.store.known_runs = [Run(200 * M, 300 * M, over_lease=True)]
+    world.store.known_runs = [PastRun(200 * M, 300 * M, over_lease=True)]
 
     job = submission.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 384 * M
     because = "384M, since train.py was stopped for holding 300M in a lease of 200M"
-    assert job.account.sized == because
+    assert job.usage.size_reason == because
 
 
 def test_of_a_job_that_was_stopped_over_its_lease_all_that_it_held_counts() -> None:
@@ -305,7 +303,7 @@ def test_what_no_gpu_has_in_one_piece_is_neither_advised_nor_tried() -> None:
 
     ended = world.end()
 
-    assert ended.account.out_of_memory
+    assert ended.usage.out_of_memory
     hint = "hint: it requested 16G at once, and no GPU here has that much"
     assert (ended.detail or "").endswith(hint)
     assert world.store.live() == ()
@@ -326,6 +324,6 @@ def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
 
     ended = world.end()
 
-    assert ended.account.retried_as is None
+    assert ended.usage.retried_as is None
     assert mentions(ended.detail, "--mem 3G", "0 queued jobs")
     assert world.store.live() == ()

@@ -560,8 +560,8 @@ def test_while_the_machine_shuts_down_a_grant_is_kept_and_nothing_more_is_grante
         await world.settle()
         assert (world.state(first), world.state(second)) == (State.GRANTED, State.QUEUED)
         assert world.keeper.plan is not None
-        (hindrance,) = world.keeper.plan.waiting[second].refusal.hindrances
-        assert hindrance.why == why
+        (find_obstacle,) = world.keeper.plan.waiting[second].refusal.obstacles
+        assert find_obstacle.why == why
 
         # The shutdown was called off.
         world.launcher.refuse.clear()
@@ -685,7 +685,7 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
         await world.settle()
         assert world.state(job) is State.QUEUED
         assert world.keeper.plan is not None
-        (hindrance,) = world.keeper.plan.waiting[job].refusal.hindrances
+        (hindrance,) = world.keeper.plan.waiting[job].refusal.obstacles
         assert hindrance.why == world.keeper.closed == world.why_not
 
         world.why_not = None

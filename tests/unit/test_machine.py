@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
     def reconcile(self) -> None:
         decided = reconcile(self.store, self.seen(), POLICY, self.clock)
         for ledger in decided.gpus:
-            if any(ledger.uuid in dict(placed.shares) for _, placed in decided.grants):
+            if any(ledger.uuid in dict(placed.allocations) for _, placed in decided.grants):
                 assert ledger.allocatable is not None
                 assert ledger.unmanaged is not None
                 assert ledger.committed + ledger.unmanaged <= ledger.allocatable

@@ -553,7 +553,12 @@ def test_a_process_of_a_mig_device_is_not_taken_for_one_on_the_whole_gpu() -> No
         job = await running(world)
         world.finder.jobs[7] = job
         world.gpus.broken["GPU-b"] = GpuReading(
-            GpuUuid("GPU-b"), 1, "Fake", used=G, divided=True, processes=(ProcessReading(7, 3 * G),)
+            GpuUuid("GPU-b"),
+            1,
+            "Fake",
+            used=G,
+            mig_mode=True,
+            processes=(ProcessReading(7, 3 * G),),
         )
         await world.look(50)
         assert world.told(job) == []

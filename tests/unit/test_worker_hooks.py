@@ -17,7 +17,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -132,7 +132,7 @@ def config(**gpu_options: Any) -> Any:
 
 
 def lease(count: int = 2, simulated: bool = False, **options: Any) -> Any:
-    memory = 4096 * MIB + outside_the_pool("tensorflow", count)
+    memory = 4096 * MIB + default_overhead("tensorflow", count)
     gpus = [LeasedGpu(f"GPU-{number}", number, "H", memory, 2 * memory) for number in range(count)]
     environment = worker_environment(
         {},
