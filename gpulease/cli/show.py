@@ -29,8 +29,7 @@ from gpulease.cli.format import (
 )
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
-from gpulease.cli.render import screen_of, show_page
-from gpulease.cli.render import show as show_text
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.snapshot import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
@@ -226,7 +225,7 @@ def show(
     replies = [client.job_json(number) for number in select_jobs(client, wanted)]
     if json:
         several = b'{"jobs":[' + b",".join(replies) + b"]}"
-        show_text(indent(replies[0] if len(replies) == 1 else several))
+        print_stdout(indent(replies[0] if len(replies) == 1 else several))
         return
     now = datetime.now(UTC).astimezone()
     screen = screen_of(sys.stdout, environment())
