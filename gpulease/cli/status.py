@@ -61,7 +61,7 @@ def status(
     \b
     Examples:
       gpulease status
-      watch -n 5 gpulease status
+      FORCE_COLOR=1 watch --color gpulease status
       gpulease status --json | jq '.gpus[].memory.headroom'
     """
     reply = connect(ctx, socket).status_json()
