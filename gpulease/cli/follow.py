@@ -18,7 +18,7 @@ from gpulease.cli.attachment import AttachMode, Detached, Hooks, Left, TurnedAwa
 from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.messages import waiting_text
-from gpulease.cli.render import Talk, pass_on
+from gpulease.cli.render import StderrStatus, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
@@ -36,34 +36,34 @@ _NAMED = 2
 _HAS_A_WORKER = ("active", "releasing", "ended")
 
 
-def wait_for_start(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+def wait_for_start(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> JobView:
     """Return the job once it has a worker, or never will; say meanwhile how it stands.
 
     Raises:
         Interrupted: a signal that ends a wait came.
     """
-    views = watch(client, job.id, signals, talk)
+    views = watch(client, job.id, signals, stderr)
     while job.state not in _HAS_A_WORKER:
-        if job.state == "queued" or talk.line.rewrites:
+        if job.state == "queued" or stderr.line.rewrites:
             blockers = signals.interruptible(partial(_blockers, client, job))
-            talk.line.show(waiting_text(job, blockers, talk.now()), talk.now())
+            stderr.line.show(waiting_text(job, blockers, stderr.now()), stderr.now())
         else:
             # It is granted: a line about its place in the queue that is still due is out of date.
-            talk.line.clear()
+            stderr.line.clear()
         job = signals.interruptible(partial(next, views, job))
-    talk.line.clear()
+    stderr.line.clear()
     for signum in signals.take():
-        talk.say(f"gpulease: {signum.name} came before the job did, and was dropped")
+        stderr.print(f"gpulease: {signum.name} came before the job did, and was dropped")
     return job
 
 
-def wait_for_end(client: Client, job: JobView, signals: Signals, talk: Talk) -> JobView:
+def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> JobView:
     """Return the job once it has ended.
 
     Raises:
         Interrupted: a signal that ends a wait came.
     """
-    views = watch(client, job.id, signals, talk)
+    views = watch(client, job.id, signals, stderr)
     while job.state != "ended":
         job = signals.interruptible(partial(next, views, job))
     return job
@@ -76,29 +76,31 @@ def current(client: Client, job: JobView) -> JobView:
     return job
 
 
-def watch(client: Client, number: int, signals: Signals, talk: Talk) -> Iterator[JobView]:
+def watch(client: Client, number: int, signals: Signals, stderr: StderrStatus) -> Iterator[JobView]:
     """Yield the job as it changes, through any absence of the daemon."""
     told = turned_away = False
     while True:
         try:
             for job in client.watch(number):
                 if told:
-                    talk.line.clear()
-                    talk.say(f"gpulease: the daemon is back; job {number} is {job.state}")
+                    stderr.line.clear()
+                    stderr.print(f"gpulease: the daemon is back; job {number} is {job.state}")
                 told = False
                 yield job
             return
         except TooMany as error:
             if not turned_away:
-                talk.line.clear()
-                talk.say(messages.not_followed(number, error))
+                stderr.line.clear()
+                stderr.print(messages.not_followed(number, error))
             turned_away = True
             yield from _looked_at(client, number)
             time.sleep(_LOOKED_AT_EVERY)
         except NoDaemon:
             if not told:
-                talk.line.clear()
-                talk.say(f"gpulease: the daemon has gone; job {number} is kept, and so is its turn")
+                stderr.line.clear()
+                stderr.print(
+                    f"gpulease: the daemon has gone; job {number} is kept, and so is its turn"
+                )
             told = True
             time.sleep(SOUGHT_EVERY)
 
@@ -152,7 +154,7 @@ class JobFollower:
 
 
 def follow(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
+    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, errand: FollowOptions
 ) -> int:
     """Return the exit code once the job has ended, or goes on without us.
 
@@ -163,29 +165,29 @@ def follow(
         NotAllowed: the job is someone else's.
     """
     while True:
-        status, job = _follow(client, job, signals, talk, errand)
+        status, job = _follow(client, job, signals, stderr, errand)
         if job.retried_as is None or not errand.follows_retries:
             return status
         job = client.job(job.retried_as)
 
 
 def _follow(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
+    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, errand: FollowOptions
 ) -> tuple[int, JobView]:
     """Return the exit code of one job, and the job as it was last seen."""
     try:
-        job = wait_for_start(client, job, signals, talk)
+        job = wait_for_start(client, job, signals, stderr)
         if errand.is_shell and job.state == "active":
-            talk.say(messages.shell_on(job, _gpus(client, job)))
-        stay = _stay(client, job, signals, talk, errand)
+            stderr.print(messages.shell_on(job, _gpus(client, job)))
+        stay = _stay(client, job, signals, stderr, errand)
         if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
             status = status_of_ending(stay.ending)
-            return status, _judged(client, job, talk, errand, status)
-        return _after_the_fact(client, job, signals, talk, errand, seen=stay.attached)
+            return status, _judged(client, job, stderr, errand, status)
+        return _after_the_fact(client, job, signals, stderr, errand, seen=stay.attached)
     except Interrupted as interrupted:
-        _give_up(client, job, interrupted.signum, talk, errand)
+        _give_up(client, job, interrupted.signum, stderr, errand)
         raise Killed(interrupted.signum) from None
     except Left as left:
         if left.signum in ENDING - {Signum.SIGHUP}:
@@ -194,11 +196,11 @@ def _follow(
     except Detached:
         return 0, job
     finally:
-        talk.line.clear()
+        stderr.line.clear()
 
 
 def _judged(
-    client: Client, job: JobView, talk: Talk, errand: FollowOptions, status: int
+    client: Client, job: JobView, stderr: StderrStatus, errand: FollowOptions, status: int
 ) -> JobView:
     """Return a job whose shim told us its end as the daemon knows it; say if memory did not do."""
     if status == 0 or not errand.started:
@@ -208,7 +210,7 @@ def _judged(
         time.sleep(_LOOKED_AT_AGAIN)
         job = current(client.within(deadline - time.monotonic()), job)
     if job.out_of_memory and (words := last_words(job)):
-        talk.say(words)
+        stderr.print(words)
     return job
 
 
@@ -225,11 +227,11 @@ def _gpus(client: Client, job: JobView) -> str:
 
 
 def _stay(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions
+    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, errand: FollowOptions
 ) -> JobFollower:
     if job.state == "ended":
         return JobFollower(attached=False)
-    hooks = Hooks(cancel=partial(_cancel, client, job.id), say=talk.say)
+    hooks = Hooks(cancel=partial(_cancel, client, job.id), say=stderr.print)
     deadline = time.monotonic() + _ATTACHES_WITHIN
     while job.directory is not None and time.monotonic() < deadline:
         try:
@@ -238,7 +240,7 @@ def _stay(
         except TurnedAway as refusal:
             if not errand.started:
                 raise _not_let_in(job.id, str(refusal)) from None
-            talk.say(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
+            stderr.print(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
             return JobFollower(attached=True)
         except OSError:
             # Not listening yet, or not any more: the daemon knows which.
@@ -248,7 +250,7 @@ def _stay(
             signals.interruptible(lambda: time.sleep(0.05))
     if not errand.started:
         raise _not_let_in(job.id, "its socket cannot be reached")
-    talk.say(f"gpulease: cannot attach to job {job.id}; see gpulease logs -f {job.id}")
+    stderr.print(f"gpulease: cannot attach to job {job.id}; see gpulease logs -f {job.id}")
     return JobFollower(attached=False)
 
 
@@ -277,20 +279,26 @@ def _cancel(client: Client, number: int) -> str | None:
 
 
 def _after_the_fact(
-    client: Client, job: JobView, signals: Signals, talk: Talk, errand: FollowOptions, *, seen: bool
+    client: Client,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    errand: FollowOptions,
+    *,
+    seen: bool,
 ) -> tuple[int, JobView]:
     """Return the exit code, and the end, of a job whose shim did not tell us its end.
 
     Who started it gets all that it wrote.
     """
-    job = wait_for_end(client, job, signals, talk)
+    job = wait_for_end(client, job, signals, stderr)
     if not errand.started and not seen:
-        talk.say(messages.ended(job))
+        stderr.print(messages.ended(job))
         return status_of_job(job), job
     if not seen and job.started_at is not None:
         _print_kept(client, job.id, signals)
     if words := last_words(job):
-        talk.say(words)
+        stderr.print(words)
     return status_of_job(job), job
 
 
@@ -300,7 +308,7 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
     while True:
         try:
             for kind, piece in client.logs(number, begin=shown):
-                pass_on(kind, piece)
+                write_output(kind, piece)
                 shown[kind] += len(piece)
         except NoDaemon:
             signals.interruptible(partial(time.sleep, SOUGHT_EVERY))
@@ -309,20 +317,20 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
 
 
 def _give_up(
-    client: Client, job: JobView, signum: Signum, talk: Talk, errand: FollowOptions
+    client: Client, job: JobView, signum: Signum, stderr: StderrStatus, errand: FollowOptions
 ) -> None:
     """Cancel a job that this command submitted, unless only the terminal was lost."""
-    talk.line.clear()
+    stderr.line.clear()
     if signum == Signum.SIGHUP:
         return
     if not errand.started:
-        talk.say(f"gpulease: job {job.id} is left as it is: gpulease attach {job.id}")
+        stderr.print(f"gpulease: job {job.id} is left as it is: gpulease attach {job.id}")
         return
     try:
         client.within(CANCELLED_WITHIN).cancel(job.id)
-        talk.say(f"gpulease: job {job.id} was cancelled")
+        stderr.print(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
-        talk.say(
+        stderr.print(
             f"gpulease: job {job.id} may not be cancelled: {clean(error.message)}\n\n"
             f"hint: gpulease cancel {job.id}"
         )

@@ -24,7 +24,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start
 from gpulease.cli.exit_codes import last_words, status_of_job
 from gpulease.cli.follow import CANCELLED_WITHIN, SOUGHT_EVERY, current, wait_for_start
 from gpulease.cli.format import clean, clock, size
-from gpulease.cli.render import pass_on, say, talk
+from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals
 from gpulease.client import Client, encode, indent
@@ -195,7 +195,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request = _request(options, reader, pid)
     client, started = connect_or_start(ctx, socket)
     if started:
-        say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
+        print_stderr(f"gpulease: no daemon was running; started one for you (socket {client.path})")
     _refuse_inside_another(client)
     written_for = shell or dialect_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
@@ -231,27 +231,27 @@ def _refuse_inside_another(client: Client) -> None:
 def _hold(
     client: Client, request: HoldRequest, written: Callable[[JobView, EnvironmentView], bytes]
 ) -> int:
-    voice = talk()
+    stderr = stderr_status()
     with Signals() as signals:
         job = client.hold(request)
         try:
-            job = wait_for_start(client, job, signals, voice)
+            job = wait_for_start(client, job, signals, stderr)
             if job.state != "active":
                 return _not_granted(job)
             view = _environment(client, job, signals)
             # Byte for byte: a variable need not be text.
-            pass_on(FrameKind.STDOUT, written(current(client, job), view))
+            write_output(FrameKind.STDOUT, written(current(client, job), view))
         except Interrupted as interrupted:
-            voice.line.clear()
+            stderr.line.clear()
             _give_back(client, job)
             raise Killed(interrupted.signum) from None
         except BaseException:
             # Nobody was told of it, so nobody would give it back.
             _give_back(client, job)
             raise
-    say(_held(job, voice.now()))
+    print_stderr(_held(job, stderr.now()))
     if sys.stdout.isatty():
-        say(_not_in_force(job))
+        print_stderr(_not_in_force(job))
     return 0
 
 
@@ -267,13 +267,13 @@ def _give_back(client: Client, job: JobView) -> None:
     try:
         with suppress(WrongState):  # it has ended by itself
             client.within(CANCELLED_WITHIN).cancel(job.id)
-            say(f"gpulease: job {job.id} was cancelled")
+            print_stderr(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
-        say(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
+        print_stderr(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
 
 
 def _not_granted(job: JobView) -> int:
-    say(last_words(job) or f"gpulease: job {job.id} was over before it was held")
+    print_stderr(last_words(job) or f"gpulease: job {job.id} was over before it was held")
     return status_of_job(job) or EXIT_OWN_FAILURE
 
 
