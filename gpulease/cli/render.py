@@ -115,7 +115,7 @@ def show_page(page: Page, screen: Screen) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class StderrStatus:
     """The command's own voice."""
 
     say: Callable[[str], None]
@@ -123,11 +123,11 @@ class Talk:
     now: Callable[[], datetime]
 
 
-def talk() -> Talk:
+def stderr_status() -> StderrStatus:
     """Return the voice of this process: on stderr, in local time."""
     screen = screen_of(sys.stderr, environment())
     rewrites = screen.width is not None and environment().get("TERM", "dumb") != "dumb"
-    return Talk(
+    return StderrStatus(
         say=say,
         line=WaitingLine(draw, terminal_width if rewrites else None),
         now=lambda: datetime.now(UTC).astimezone(),

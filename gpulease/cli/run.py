@@ -20,7 +20,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import asks, clean, size
 from gpulease.cli.program import find, resolve, shell_of
-from gpulease.cli.render import say, show, talk
+from gpulease.cli.render import say, show, stderr_status
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Signals
 from gpulease.cli.snapshot import take_snapshot
@@ -176,7 +176,7 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
         follow_options = FollowOptions(
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
-        return follow(client, job, signals, talk(), follow_options)
+        return follow(client, job, signals, stderr_status(), follow_options)
 
 
 def _say_default(job: JobView, options: RunOptions) -> None:
