@@ -115,7 +115,7 @@ def show_page(page: Page, screen: Screen) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StderrStatus:
-    """Messages about a job that a command follows, and the line about its place in the queue."""
+    """What the command prints about a job on standard error, and the time there."""
 
     print: Callable[[str], None]
     line: WaitingLine
