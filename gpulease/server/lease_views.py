@@ -77,10 +77,10 @@ class Rungs(Protocol):
 
     @property
     def everywhere(self) -> tuple[str, ...]:
-        """The rungs on which all leases stand that are granted now."""
+        """The enforcement levels of all leases that are granted now."""
 
-    def rungs(self) -> list[EnforcementLevelView]:
-        """Return each rung, and what there is to say of it."""
+    def views(self) -> list[EnforcementLevelView]:
+        """Return each enforcement level, whether it is available, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class LeaseViews:
                 memory=lease.memory,
                 used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
                 peak=peaks.get((job.id, lease.gpu), lease.peak),
-                enforced_by=self._rungs(job, lease),
+                enforced_by=self._levels(job, lease),
                 driver_limit=lease.driver_limit,
                 needed=lease.used,
                 pools=[pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
@@ -155,14 +155,14 @@ class LeaseViews:
         ends_at = None if left is None else seen.at + left
         return instant(seen.at - rest.idle_for), instant(ends_at)
 
-    def _rungs(self, job: Job, lease: Lease) -> list[str]:
+    def _levels(self, job: Job, lease: Lease) -> list[str]:
         """Return what holds the lease, or held it at its end."""
         if not job.holds_memory:
             return list(lease.enforced_by or ())
-        rungs = self._machine.holds.everywhere if lease.enforced_by is None else lease.enforced_by
+        levels = self._machine.holds.everywhere if lease.enforced_by is None else lease.enforced_by
         seen = self._keeper.seen
         stops = self._overuse.stops(job) and not (seen is not None and seen.is_blind)
-        return list(with_watch_level(rungs, stops=stops))
+        return list(with_watch_level(levels, stops=stops))
 
     def _used_by_job(self) -> Mapping[tuple[JobId, GpuUuid], int]:
         """Return what each job uses on each GPU, summed once for each look."""

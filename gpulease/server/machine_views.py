@@ -40,7 +40,7 @@ class MachineViews:
             at=instant(now) or "",
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
-            enforcement=self._machine.holds.rungs(),
+            enforcement=self._machine.holds.views(),
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:

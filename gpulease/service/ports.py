@@ -289,7 +289,7 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
-    rungs: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     """What holds it to its leases, if nothing was noted at its launch; see enforcement.Rung."""
 
 
