@@ -286,7 +286,7 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
-    rungs: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     """Its enforcement levels, unless they were stored at its launch."""
 
 
