@@ -128,17 +128,11 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler)
+    machine = _machine(base, enforcement, coverage, records)
     context = _request_context(
-        base,
-        scheduler,
-        processes,
-        _machine(base, enforcement, coverage, records),
-        watches,
-        records,
-        health,
-        environment=runner.environment,
-        watch_client=waiting_clients.watch,
-    )
+        base, scheduler, processes, machine, watches, records, health,
+        environment=runner.environment, watch_client=waiting_clients.watch,
+    )  # fmt: skip
     return DaemonApp(
         base=base,
         launcher=launcher,
@@ -258,7 +252,7 @@ def _sampler(
     enforcement: EnforcementSetup,
     coverage: HookCoverage,
 ) -> Sampler:
-    loop = EnforcementLoop(scheduler, watches.overuse, watches.rests, base.clock, base.writer)
+    loop = EnforcementLoop(scheduler, watches.overuse, watches.idle, base.clock, base.writer)
     pools = PoolWatch(records.usage, records.pools, base.store, base.writer)
     return Sampler(
         scheduler,

@@ -128,7 +128,7 @@ class JobRunner:
         while True:
             async for news in self._news_of(job):
                 if isinstance(news, WorkerStarted):
-                    yield replace(news, rungs=self._around.rungs())
+                    yield replace(news, levels=self._around.rungs())
                     continue
                 if not isinstance(news, WorkerExited):
                     yield news

@@ -88,7 +88,7 @@ class Watches:
     """What is known of leases that hold too much, and of jobs that do nothing."""
 
     overuse: OveruseWatch
-    rests: IdleWatch
+    idle: IdleWatch
 
 
 def overuse_view(policy: OverusePolicy) -> OveruseView:
@@ -108,7 +108,7 @@ class LeaseViews:
         self._keeper = keeper
         self._machine = machine
         self._overuse = watches.overuse
-        self._rests = watches.rests
+        self._idle = watches.idle
         self._used: tuple[Observation | None, dict[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def of(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
@@ -144,8 +144,8 @@ class LeaseViews:
 
     def idle(self, job: Job) -> tuple[str | None, str | None]:
         """Return since when a job does nothing, and when that ends it, where that matters."""
-        seen, rest = self._keeper.seen, self._rests.rest(job.id)
-        policy = self._rests.policy(job)
+        seen, rest = self._keeper.seen, self._idle.state(job.id)
+        policy = self._idle.policy(job)
         if seen is None or rest.idle_for is None or policy.release is Release.OFF:
             return None, None
         if job.kept_until_at is not None and seen.at < job.kept_until_at:
