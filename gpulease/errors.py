@@ -26,15 +26,15 @@ EXIT_TRY_AGAIN = EXIT_GAVE_UP
 _HINT = "\n\nhint: "
 
 
-def with_hint(text: str, hint: str | None) -> str:
-    """Return one text of a sentence and its hint, as errors are printed and details stored."""
-    return f"{text}{_HINT}{hint}" if hint else text
+def with_hint(message: str, hint: str | None) -> str:
+    """Return a message and, after a blank line, its hint: as people read it, and the database."""
+    return f"{message}{_HINT}{hint}" if hint else message
 
 
 def split_hint(text: str) -> tuple[str, str | None]:
-    """Return the sentence and the hint of a text that `with_hint` joined."""
-    sentence, _, hint = text.partition(_HINT)
-    return sentence, hint or None
+    """Return the message and the hint that `with_hint` joined."""
+    message, _, hint = text.partition(_HINT)
+    return message, hint or None
 
 
 class GpuleaseError(Exception):

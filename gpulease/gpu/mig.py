@@ -47,7 +47,7 @@ def _detail(count: int) -> str:
     if not count:
         return "MIG is enabled, but there is no MIG device to lease"
     devices = "MIG device is" if count == 1 else f"{count} MIG devices are"
-    return f"MIG is enabled: its {devices} leased, not the GPU itself"
+    return f"divided by MIG: its {devices} leased, not the GPU itself"
 
 
 def _mig_devices(device: Device, handle: Handle, gpu: GpuReading) -> Iterator[GpuReading]:
