@@ -328,7 +328,7 @@ def _unheld(job: JobView) -> Iterator[Block]:
     """Name the processes on a GPU that the framework hook does not reach."""
     for each in job.unheld:
         who = f"process {each.pid} ({clean(each.command)})"
-        said = f"{who} is not held by the framework hook: {clean(each.why)}"
+        said = f"{who} is not covered by the framework hook: {clean(each.why)}"
         yield Hanging(line(said, "warn"), 2)
 
 

@@ -1,4 +1,4 @@
-"""Notices processes of jobs that use a GPU and are not held by the framework hook.
+"""Notices processes of jobs that use a GPU and are not covered by the framework hook.
 
 How a process was started, as /proc tells: its command, a few variables, and if it is Python.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpulease.domain.enforcement import (
     HOOK,
     PATH,
-    SAID,
+    UNCOVERED,
     EnforcementLevel,
     ProcessStart,
     UncoveredProcess,
@@ -83,7 +83,7 @@ _LONGEST_COMMAND = 200
 def on_record(store: Store, job: JobId) -> bool:
     """Tell whether the owner of a job has been told, by this daemon or one before it."""
     return any(
-        event.kind == "notice" and SAID in (event.detail or "") for event in store.events(job)
+        event.kind == "notice" and UNCOVERED in (event.detail or "") for event in store.events(job)
     )
 
 

@@ -23,7 +23,7 @@ from gpulease.domain.health import (
     HealthAction,
     HealthFigures,
     HealthReport,
-    after,
+    after_findings,
     findings,
     is_over,
     notice,
@@ -213,7 +213,7 @@ class HealthWatch:
             times = f", {each.count} times" if each.count > 1 else ""
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
         before = availabilities.get(gpu, GpuAvailability())
-        standing = after(before, news.found, news.at)
+        standing = after_findings(before, news.found, news.at)
         if self.policy.act is not HealthAction.DRAIN or standing == before:
             return
         availabilities[gpu] = standing
