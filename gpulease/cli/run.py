@@ -18,7 +18,7 @@ from gpulease.cli.attach import detach_sequence
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.follow import FollowOptions, follow
-from gpulease.cli.format import asks, clean, size
+from gpulease.cli.format import clean, requested, size
 from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.render import say, show, talk
 from gpulease.cli.request import RunOptions, build
@@ -183,7 +183,7 @@ def _say_default(job: JobView, options: RunOptions) -> None:
     if options.mem is None and job.sized:
         say(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     elif options.mem is None:
-        say(f"gpulease: job {job.id} leases the default of {asks(job)}; to change it, use --mem")
+        say(f"gpulease: job {job.id} leases the default, {requested(job)}; to change it, use --mem")
 
 
 # Within the lease of a job.

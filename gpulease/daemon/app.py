@@ -32,9 +32,9 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
-from gpulease.server.job_views import Views
-from gpulease.server.lease_views import Machine, Watches, overuse_view
+from gpulease.server.job_views import JobViews, ViewSources, overuse_view
 from gpulease.server.listings import Listings
+from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.health import Drains, HealthPolicy, HealthWatch
@@ -88,7 +88,7 @@ class DaemonApp:
         await self.scheduler.supervisor.stop()
         await self.sampler.write()
         await self.launcher.close()
-        self.context.board.close()
+        self.context.listings.close()
         self.base.writer.close()
         self.base.observation_thread.close()
         self.base.store.close()
@@ -117,14 +117,14 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
     user_policy = UserPolicy(settings)
-    watches = Watches(OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness))
+    overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
     launcher = Launcher(confined=confined, enclose=enforcement.sandbox)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.rungs)
-    scheduler = _scheduler(base, observer, enforcement, runner, holds, watches, records.usage)
+    scheduler = _scheduler(base, observer, enforcement, runner, holds, overuse, records.usage)
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler)
@@ -132,8 +132,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         base,
         scheduler,
         processes,
-        _machine(base, enforcement, coverage, records),
-        watches,
+        _view_sources(base, enforcement, coverage, records, overuse, idleness),
         records,
         health,
         environment=runner.environment,
@@ -145,7 +144,9 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         runner=runner,
         scheduler=scheduler,
         waiting_clients=waiting_clients,
-        sampler=_sampler(base, scheduler, watches, records, health, enforcement, coverage),
+        sampler=_sampler(
+            base, scheduler, overuse, idleness, records, health, enforcement, coverage
+        ),
         health=health,
         user_policy=user_policy,
         enforcement=enforcement,
@@ -195,7 +196,7 @@ def _scheduler(
     enforcement: EnforcementSetup,
     runner: JobRunner,
     holds: HoldLauncher,
-    watches: Watches,
+    overuse: OveruseWatch,
     usage: Usage,
 ) -> Scheduler:
     def policy() -> Policy:
@@ -210,7 +211,7 @@ def _scheduler(
         policy,
         LogTail(base.state.job).of,
         usage.idle,
-        watches.overuse.stops,
+        overuse.stops,
     )
     return Scheduler(
         base.store,
@@ -252,13 +253,14 @@ def _hook_coverage(
 def _sampler(
     base: Foundation,
     scheduler: Scheduler,
-    watches: Watches,
+    overuse: OveruseWatch,
+    idleness: IdleWatch,
     records: _UsageRecords,
     health: HealthWatch,
     enforcement: EnforcementSetup,
     coverage: HookCoverage,
 ) -> Sampler:
-    loop = EnforcementLoop(scheduler, watches.overuse, watches.rests, base.clock, base.writer)
+    loop = EnforcementLoop(scheduler, overuse, idleness, base.clock, base.writer)
     pools = PoolWatch(records.usage, records.pools, base.store, base.writer)
     return Sampler(
         scheduler,
@@ -277,19 +279,23 @@ def _sampler(
     )
 
 
-def _machine(
+def _view_sources(
     base: Foundation,
     enforcement: EnforcementSetup,
     coverage: HookCoverage,
     records: _UsageRecords,
-) -> Machine:
-    return Machine(
-        base.probe.driver,
-        base.is_simulated,
-        base.state.job,
-        enforcement.levels,
-        coverage.of,
-        lambda job: records.usage.of(job.id),
+    overuse: OveruseWatch,
+    idleness: IdleWatch,
+) -> ViewSources:
+    return ViewSources(
+        driver=base.probe.driver,
+        simulated=base.is_simulated,
+        directory_of=base.state.job,
+        enforcement=enforcement.levels,
+        overuse=overuse,
+        idleness=idleness,
+        unheld=coverage.of,
+        pools_of=lambda job: records.usage.of(job.id),
     )
 
 
@@ -297,8 +303,7 @@ def _request_context(
     base: Foundation,
     scheduler: Scheduler,
     processes: Finder,
-    machine: Machine,
-    watches: Watches,
+    sources: ViewSources,
     records: _UsageRecords,
     health: HealthWatch,
     *,
@@ -306,31 +311,34 @@ def _request_context(
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
+    machine_views = MachineViews(scheduler, processes, sources)
+    # Listings are drawn in a thread, with job views of their own.
+    listed_jobs = JobViews(scheduler, processes, sources)
     return RequestContext(
-        keeper=scheduler,
-        views=Views(scheduler, processes, machine, watches),
-        # These views are separate, since listings are drawn in a thread.
-        board=Listings(Views(scheduler, processes, machine, watches), base.clock),
+        scheduler=scheduler,
+        job_views=JobViews(scheduler, processes, sources),
+        machine_views=machine_views,
+        listings=Listings(listed_jobs, machine_views, base.clock),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),
         directory_of=base.state.job,
         log_limit=settings.log_limit,
         most_streams=settings.most_streams,
-        doctor=_doctor(base, scheduler, health, machine).results,
-        overuse_of=lambda owner: overuse_view(watches.overuse.policy_of(owner)),
+        doctor=_doctor(base, scheduler, health, sources).results,
+        overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
         environment=environment,
-        watch_asker=watch_client,
+        watch_holder=watch_client,
         usage=records.usage,
         stored_pools=records.pools.of,
-        uses=records.accounts.by_user,
+        usage_by_user=records.accounts.by_user,
     )
 
 
 def _doctor(
-    base: Foundation, scheduler: Scheduler, health: HealthWatch, machine: Machine
+    base: Foundation, scheduler: Scheduler, health: HealthWatch, sources: ViewSources
 ) -> Doctor:
     return Doctor(
         seen=lambda: scheduler.seen,
@@ -338,7 +346,7 @@ def _doctor(
         simulated=base.settings().simulate,
         state=base.state.path,
         hooks=HOOKS,
-        levels=machine.holds.rungs,
+        levels=sources.enforcement.rungs,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
         closed=lambda: scheduler.closed,

@@ -30,7 +30,8 @@ from gpulease.daemon.systemd import Notifier
 from gpulease.daemon.user_policy import unknown_names
 from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.path_ownership import refuse_if_changeable
-from gpulease.server.auth import MOST_CONNECTIONS, PeerProtocol
+from gpulease.server.http_server import HttpProtocol
+from gpulease.server.listener import MOST_CONNECTIONS
 from gpulease.service.log_once import LogOnce
 
 _PLAIN = "%(levelname)s %(name)s: %(message)s"
@@ -177,7 +178,7 @@ def _allow_many_descriptors() -> None:
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    PeerProtocol.most_connections = min(MOST_CONNECTIONS, max(hard // 4, 1))
+    HttpProtocol.counts.most = min(MOST_CONNECTIONS, max(hard // 4, 1))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:

@@ -4,14 +4,10 @@ SIGHUP reloads the settings.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-
-import uvicorn
 
 from gpulease import user_daemon
 from gpulease.build import described
@@ -24,8 +20,8 @@ from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_watch import run_of_system
 from gpulease.server.app import build_api
-from gpulease.server.auth import PeerProtocol
-from gpulease.server.listener import ConnectionLimits, SocketGuard
+from gpulease.server.http_server import HttpServer
+from gpulease.server.listener import SocketGuard
 from gpulease.service.jobs import take_back_grants
 from gpulease.service.log_once import LogOnce
 from gpulease.timers import Timer, Timers
@@ -35,7 +31,6 @@ _log = logging.getLogger(__name__)
 _WRITE_SAMPLES_EVERY = timedelta(seconds=15)
 _THIN_SAMPLES_EVERY = timedelta(minutes=5)
 _CHECK_IDLENESS_EVERY = timedelta(seconds=15)
-_CLOSE_CONNECTIONS_AFTER_S = 2
 _TRY_AGAIN_AFTER_S = 1
 _CHECK_BACKUPS_EVERY = timedelta(hours=1)
 _REMOVE_OLD_EVERY = timedelta(minutes=10)
@@ -46,46 +41,6 @@ _FREE_SPACE_EVERY = timedelta(seconds=5)
 _CHECK_SOCKET_EVERY = timedelta(seconds=2)
 _LATE_CONNECTIONS_S = 0.2
 """Time to accept connections that were made just before the socket was closed."""
-
-
-class _Server(uvicorn.Server):
-    """uvicorn on sockets of ours, until `leave` is set; without its signal handlers and timer."""
-
-    def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
-        super().__init__(config)
-        self._leave = leave
-        self._limits: ConnectionLimits | None = None
-
-    @property
-    def open_connections(self) -> int:
-        """The number of connected callers."""
-        return len(self.server_state.connections)
-
-    async def main_loop(self) -> None:
-        await self._leave.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        for listening in sockets or ():
-            await self.move(listening)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._limits is not None:
-            self._limits.close()
-        await super().shutdown(sockets)
-
-    async def move(self, listening: socket.socket) -> None:
-        """Accept connections on `listening` from now on; present connections stay."""
-        former = self._limits
-        self._limits = ConnectionLimits(
-            listening, lambda: PeerProtocol(self.config, self.server_state, self.lifespan.state)
-        )
-        if former is not None:
-            former.close()
 
 
 class Reload:
@@ -167,7 +122,7 @@ async def _run(
     _log.info("gpuleased %s", described())
     warn_of_unknown_names(settings)
     recovered = await _recover(app)
-    server = _Server(_uvicorn_config(app), leave)
+    server = HttpServer(build_api(app.context), leave)
     guard = SocketGuard(
         settings.socket, to_all=app.context.rights.daemon_uid == 0, move=server.move
     )
@@ -274,22 +229,8 @@ async def _keep_granting(app: DaemonApp, notifier: Notifier) -> None:
         app.scheduler.wake()
 
 
-def _uvicorn_config(app: DaemonApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        build_api(app.context),
-        http=PeerProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_AFTER_S,
-    )
-
-
 def _timers(
-    app: DaemonApp, server: _Server, guard: SocketGuard, leave: asyncio.Event
+    app: DaemonApp, server: HttpServer, guard: SocketGuard, leave: asyncio.Event
 ) -> tuple[Timers, Timer]:
     """Return all timers, and the sampling timer, whose period is a setting."""
     timers, base = Timers(), app.base
@@ -314,7 +255,7 @@ def _leave_when_idle(
     timers: Timers,
     span: timedelta,
     app: DaemonApp,
-    server: _Server,
+    server: HttpServer,
     guard: SocketGuard,
     leave: asyncio.Event,
 ) -> None:

@@ -8,11 +8,13 @@ import grp
 import logging
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
-from threading import Thread
 from typing import Any
 
+from gpulease.call_thread import CallThread
 from gpulease.config import PER_USER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Owner
@@ -133,7 +135,9 @@ def _is_known(name: str, find: Callable[[str], object]) -> bool:
 def warn_of_unknown_names(settings: Settings) -> None:
     """Log the unknown names; in a thread, since a directory may answer slowly."""
     if settings.users or settings.groups:
-        Thread(target=_warn, args=(settings,), daemon=True, name="names").start()
+        thread: CallThread[None] = CallThread("names", time.monotonic)
+        thread.enqueue(partial(_warn, settings))
+        thread.close()
 
 
 def _warn(settings: Settings) -> None:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gpulease.call_thread import CallThread
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.service.log_once import LogOnce
 
@@ -22,15 +22,15 @@ class WorkerThread:
     """One thread, which runs calls in order and away from the event loop."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._thread: CallThread[Any] = CallThread(name, time.monotonic)
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call)
+        return asyncio.wrap_future(self._thread.enqueue(call).outcome)
 
     def close(self) -> None:
         """Finish the pending calls."""
-        self._pool.shutdown(wait=True)
+        self._thread.close(wait=True)
 
 
 class WriterThread(WorkerThread):
@@ -68,4 +68,4 @@ class ObservationThread(WorkerThread):
 
     def close(self) -> None:
         """Do not wait for a call that hangs."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()

@@ -1,7 +1,7 @@
-"""The frames that are spoken on a job's own socket, between its shim and whoever attaches.
+"""The protocol on the socket of a job, between its shim and the clients that attach.
 
-A frame is one byte of kind, four bytes of length (unsigned, network order), and so many bytes.
-Standard library only: the shim imports this, and the command's every-day path.
+A frame is one byte of kind, four bytes of length (unsigned, network order), and the payload.
+Standard library only: the shim imports this.
 """
 
 import struct
@@ -10,11 +10,11 @@ from enum import IntEnum
 
 HEADER = struct.Struct("!BI")
 LARGEST_FRAME = 1 << 20
-"""Bytes of payload; a peer that announces more is cut off."""
+"""Bytes of payload; a peer that announces more is disconnected."""
 
 
 class FrameKind(IntEnum):
-    """What a frame carries; JSON is UTF-8."""
+    """What a payload is; JSON is in UTF-8."""
 
     # From the shim.
     STDOUT = 1
@@ -22,45 +22,44 @@ class FrameKind(IntEnum):
     STARTED = 3
     """JSON: {"pid": int, "started_at": str}."""
     STOPPING = 4
-    """JSON: {"reason": "cancelled" | "time_limit" | "over_lease" | "idle"}: the worker was asked
-    to go."""
+    """JSON: {"reason": "cancelled" | "time_limit" | "over_lease" | "idle"}: SIGTERM was sent."""
     EXITED = 5
-    """JSON: the exit record. The last frame."""
+    """JSON: the exit record. It is the last frame."""
     REFUSED = 6
-    """JSON: {"message": str}: this peer may not do that; the connection closes."""
+    """JSON: {"message": str}: this client may not do that; the connection closes."""
     MAIN_EXITED = 7
-    """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree live on."""
+    """JSON: {"exit_code": int} or {"signal": int}, and "at"; other processes of the job run on."""
     SKIPPED = 8
-    """JSON: {"bytes": int}: output that a watcher was too slow for; what follows is live again."""
+    """JSON: {"bytes": int}: output that is left out, since the client read too slowly."""
     SUSPENDED = 9
-    """JSON: {"signal": int}: the main process was stopped, as by Ctrl-Z; SIGCONT goes on."""
+    """JSON: {"signal": int}: the main process is stopped, as by Ctrl-Z, until SIGCONT."""
     WATCHING = 10
-    """JSON: {}: from now on this peer only watches, since another one writes."""
-    # From who attaches.
+    """JSON: {}: this client may only watch from now on, since another one writes."""
+    # From clients.
     HELLO = 16
-    """JSON: {"role": "attach" | "watch" | "control"}. The first frame.
+    """JSON: {"role": "attach" | "watch" | "control"}. It is the first frame.
 
-    With "window": {"rows": int, "columns": int}, the size of the terminal that attaches.
+    May have "window": {"rows": int, "columns": int}, the size of the client's terminal.
     """
     STDIN = 17
     STDIN_END = 18
     SIGNAL = 19
-    """JSON: {"signal": int}: to the worker, or to its group where a terminal would do so."""
+    """JSON: {"signal": int}: for the worker, or its group where a terminal would signal that."""
     STOP = 20
-    """JSON: {"reason": str, "grace_s": float}: SIGTERM, then SIGKILL for the whole tree."""
+    """JSON: {"reason": str, "grace_s": float}: send SIGTERM, then SIGKILL to the whole tree."""
     TIME_LIMIT = 21
-    """JSON: {"time_limit_s": float | null}, counted from the start, instead of what it was."""
+    """JSON: {"time_limit_s": float | null}: the new time limit, counted from the start."""
     WINDOW = 22
-    """JSON: {"rows": int, "columns": int}: the attached terminal has another size."""
+    """JSON: {"rows": int, "columns": int}: the new size of the client's terminal."""
     NOTICE = 23
-    """JSON: {"text": str}: a line for the job's output, from the daemon.
+    """JSON: {"text": str}: a line that the daemon adds to the output of the job.
 
-    A shim from before there was this kind cuts the connection off, and does nothing else.
+    An older shim, which does not know this kind, closes the connection and does nothing else.
     """
 
 
 class BadFrame(Exception):
-    """The other side does not speak this protocol."""
+    """The peer does not follow the protocol."""
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:

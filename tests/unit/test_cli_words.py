@@ -12,7 +12,7 @@ from goldens import mentions, sentence
 from gpulease.cli import cancel, keep
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import wait_for_start
-from gpulease.cli.format import asks, clean, clock, display_width, ordinal, shorten
+from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
 from gpulease.cli.render import Talk
 from gpulease.cli.signals import Signals
@@ -37,7 +37,7 @@ class Paper:
 
 def impatient(width: int | None = None) -> tuple[Paper, WaitingLine]:
     paper = Paper()
-    line = WaitingLine(paper.write, None if width is None else lambda: width, patience=0.0)
+    line = WaitingLine(paper.write, None if width is None else lambda: width, delay=0.0)
     line.show("first", NOW)
     assert paper.written.wait(10)
     return paper, line
@@ -178,9 +178,9 @@ def test_clocks_name_the_day_when_it_is_another() -> None:
 
 
 def test_claims_are_shown_as_they_were_asked() -> None:
-    assert asks(views.job()) == "4G"
-    assert asks(views.second_waiting()) == "40% alone"
-    assert asks(views.waiting()) == "2 x 20G"
+    assert requested(views.job()) == "4G"
+    assert requested(views.second_waiting()) == "40% exclusive"
+    assert requested(views.waiting()) == "2 x 20G"
 
 
 @pytest.mark.parametrize("width", range(8))
