@@ -302,7 +302,7 @@ def _add_running(
     seen = list(surviving_jobs(state.jobs))
     store = SqlStore(path)
     try:
-        store.use_no_id_up_to(state.last_job())
+        store.skip_ids_up_to(state.last_job())
         store.installation(next((it.installation for it in seen if it.installation), None))
         for job in seen:
             _add(store, job, state.job(job.job), report)

@@ -93,7 +93,7 @@ def with_driver_limits(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
 
 HOOK: Final = "GPULEASE_HOOK"
 PATH: Final = "PYTHONPATH"
-UNCOVERED: Final = "is not covered by the framework hook"
+UNCOVERED: Final = "is not limited by the framework hook"
 """A part of every sentence about an uncovered process."""
 _WITHOUT_HOOK: Final = {
     "I": "it runs with -I, which ignores PYTHONPATH",

@@ -36,8 +36,8 @@ def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
 
 def forgotten(store: SqlStore, border_days: int, most: int) -> None:
     pruning = Retention(store)
-    while over := pruning.over(NOON - timedelta(days=border_days), most):
-        pruning.forget(over)
+    while over := pruning.expired(NOON - timedelta(days=border_days), most):
+        pruning.delete(over)
 
 
 def left(store: SqlStore) -> list[JobId]:
