@@ -23,6 +23,20 @@ EXIT_TRY_AGAIN = EXIT_GAVE_UP
 """Of the daemon: it cannot start at this moment, and a restart may find things mended."""
 
 
+_HINT = "\n\nhint: "
+
+
+def with_hint(message: str, hint: str | None) -> str:
+    """Return a message and, after a blank line, its hint: as people read it, and the database."""
+    return f"{message}{_HINT}{hint}" if hint else message
+
+
+def split_hint(text: str) -> tuple[str, str | None]:
+    """Return the message and the hint that `with_hint` joined."""
+    message, _, hint = text.partition(_HINT)
+    return message, hint or None
+
+
 class GpuleaseError(Exception):
     """A failure with a sentence for the user and, mostly, a hint."""
 
@@ -40,7 +54,7 @@ class GpuleaseError(Exception):
 
     def text(self) -> str:
         """Return the sentence and, after a blank line, the hint."""
-        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+        return with_hint(self.message, self.hint)
 
 
 class BadValue(GpuleaseError):
@@ -48,6 +62,14 @@ class BadValue(GpuleaseError):
 
     code = "bad_value"
     http_status = 400
+
+
+class BadUsage(GpuleaseError):
+    """The command line does not say what to do."""
+
+    code = "bad_usage"
+    http_status = 400
+    exit_code = EXIT_USAGE
 
 
 class TooLarge(GpuleaseError):

@@ -1,85 +1,89 @@
-"""A small event loop: descriptors that are ready, and named timers. No threads, no asyncio."""
+"""A small event loop of ready descriptors and named timers, without threads and asyncio.
+
+Standard library only: the shim imports this, and so does `gpulease run`.
+"""
 
 import selectors
 import time
 from collections.abc import Callable
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 _LONGEST_SLEEP = 3600.0
 
 
-class Loop:
-    """Call back when a descriptor is ready or a moment has come.
+class EventLoop:
+    """Call back when a descriptor is ready or a timer is due.
 
-    Moments are of the monotonic clock, in seconds: setting the wall clock changes nothing.
+    Timers use the monotonic clock, in seconds: setting the system's clock does not affect them.
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._watched: dict[int, tuple[Callback | None, Callback | None]] = {}
+        # poll(2) and not epoll(7): standard input may be a regular file.
+        self._selector = selectors.PollSelector()
+        self._callbacks: dict[int, tuple[Callback | None, Callback | None]] = {}
         self._timers: dict[str, tuple[float, Callback]] = {}
 
     def now(self) -> float:
-        """Return the loop's clock."""
+        """Return the time on the loop's clock."""
         return time.monotonic()
 
     def on_readable(self, fd: int, callback: Callback | None) -> None:
-        """Call `callback` whenever `fd` can be read; None: no more."""
-        self._watch(fd, callback, self._watched.get(fd, (None, None))[1])
+        """Call `callback` whenever `fd` is readable; None stops that."""
+        self._watch(fd, callback, self._callbacks.get(fd, (None, None))[1])
 
     def on_writable(self, fd: int, callback: Callback | None) -> None:
-        """Call `callback` whenever `fd` can be written; None: no more."""
-        self._watch(fd, self._watched.get(fd, (None, None))[0], callback)
+        """Call `callback` whenever `fd` is writable; None stops that."""
+        self._watch(fd, self._callbacks.get(fd, (None, None))[0], callback)
 
     def forget(self, fd: int) -> None:
-        """Watch `fd` no longer; to be called before it is closed."""
+        """Stop watching `fd`. Call this before `fd` is closed."""
         self._watch(fd, None, None)
 
     def set_timer(self, name: str, at: float, callback: Callback) -> None:
-        """Call `callback` once at that moment, instead of what this name had before."""
+        """Call `callback` once at the time `at`. This replaces the timer of the same name."""
         self._timers[name] = (at, callback)
 
+    def set_timer_after(self, name: str, seconds: float, callback: Callback) -> None:
+        """Call `callback` once, `seconds` from now. This replaces the timer of the same name."""
+        self.set_timer(name, self.now() + seconds, callback)
+
     def cancel_timer(self, name: str) -> None:
-        """Drop the timer of this name, if there is one."""
+        """Cancel the timer of this name, if there is one."""
         self._timers.pop(name, None)
 
-    def has_timer(self, name: str) -> bool:
-        """Tell whether the timer of this name is still to come."""
-        return name in self._timers
-
     def step(self) -> None:
-        """Wait until something is due and call whom it concerns."""
-        soonest = min((at for at, _ in self._timers.values()), default=self.now() + _LONGEST_SLEEP)
-        wait = min(max(0.0, soonest - self.now()), _LONGEST_SLEEP)
-        for key, events in self._selector.select(wait):
+        """Wait until something is due, and call back."""
+        now = self.now()
+        soonest = min((at for at, _ in self._timers.values()), default=now + _LONGEST_SLEEP)
+        for key, events in self._selector.select(min(max(0.0, soonest - now), _LONGEST_SLEEP)):
             self._dispatch(key.fd, events)
-        self._ring()
+        self._run_due_timers()
 
     def _watch(self, fd: int, readable: Callback | None, writable: Callback | None) -> None:
-        before = self._watched.get(fd, (None, None))
+        before = self._callbacks.get(fd, (None, None))
         if before == (readable, writable):
             return
         events = (selectors.EVENT_READ if readable else 0) | (
             selectors.EVENT_WRITE if writable else 0
         )
         if not events:
-            del self._watched[fd]
+            del self._callbacks[fd]
             self._selector.unregister(fd)
             return
-        self._watched[fd] = (readable, writable)
+        self._callbacks[fd] = (readable, writable)
         if before == (None, None):
             self._selector.register(fd, events)
         else:
             self._selector.modify(fd, events)
 
     def _dispatch(self, fd: int, events: int) -> None:
-        # Looked up again for each: the first callback may have dropped the second.
+        # Looked up again for each event: the first callback may have removed the second.
         for place, event in enumerate((selectors.EVENT_READ, selectors.EVENT_WRITE)):
-            callback = self._watched.get(fd, (None, None))[place]
+            callback = self._callbacks.get(fd, (None, None))[place]
             if events & event and callback is not None:
                 callback()
 
-    def _ring(self) -> None:
+    def _run_due_timers(self) -> None:
         now = self.now()
         for name, (at, callback) in list(self._timers.items()):
             if at <= now and self._timers.get(name) == (at, callback):

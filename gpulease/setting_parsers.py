@@ -1,123 +1,137 @@
-"""How the values of the settings file are written: each reader takes the text of one.
+"""Parsers of the values in the settings file, and the report of its mistakes.
 
-All raise `BadValue` for what they cannot read, and `BadConfiguration` for what can be no path.
+Each parser takes the text of one value, and raises `BadValue` if it cannot be used.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from gpulease.errors import BadConfiguration, BadValue, GpuleaseError
-from gpulease.units import parse_size, parse_span
+from gpulease.units import format_size, parse_size, parse_span
+
+T = TypeVar("T")
 
 LONGEST_GRACE = timedelta(days=1)
 _LARGEST_COUNT = 1_000_000
+_LARGEST_FILE = 4 << 20
+_SHOWN_LENGTH = 40
 
 
-def read_switch(text: str) -> bool:
-    """Read `true` or `false`."""
-    try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise BadValue(f"{text[:40]!r} is neither true nor false", "true, or false") from None
+def parse_switch(text: str) -> bool:
+    """Parse `true` or `false`."""
+    return _one_of({"true": True, "false": False}, text.lower())
 
 
-def read_count(text: str) -> int:
-    """Read a number from 1 on."""
+def parse_auto(text: str) -> bool:
+    """Parse `auto` (where possible) or `off`."""
+    return _one_of({"auto": True, "off": False}, text.lower())
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser of one of these words."""
+    return lambda text: _one_of({word: word for word in words}, text)
+
+
+def _one_of(meanings: Mapping[str, T], text: str) -> T:
+    if text not in meanings:
+        quoted = [f'"{word}"' for word in meanings]
+        raise BadValue(
+            f"{text[:_SHOWN_LENGTH]!r} is not a valid value", f"use {' or '.join(quoted)}"
+        )
+    return meanings[text]
+
+
+def parse_count(text: str) -> int:
+    """Parse a number from 1 on."""
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text) <= _LARGEST_COUNT:
         raise BadValue(
-            f"cannot read {text[:40]!r}: it is not a number from 1 to {_LARGEST_COUNT}",
+            f"{text[:_SHOWN_LENGTH]!r} is not a number from 1 to {_LARGEST_COUNT}",
             "write it in digits, without a unit",
         )
     return int(text)
 
 
-def read_grace(text: str) -> timedelta:
-    """Read a span of at most a day."""
+def parse_grace(text: str) -> timedelta:
+    """Parse a span of at most a day."""
     span = parse_span(text)
     if span > LONGEST_GRACE:
-        raise BadValue(f"cannot use the grace {text}: it is over a day", "5m, 1h, 1d")
+        raise BadValue(f"cannot use the grace {text}: it is over a day", "for example 5m, 1h or 1d")
     return span
 
 
-def read_size(text: str) -> int:
-    """Read a size; bytes. Those of the settings are small ones as often as large ones."""
+def parse_unit_size(text: str) -> int:
+    """Parse a size in bytes, with a unit. Without one it could mean M as well as G."""
     if text.isascii() and text.isdecimal() and text.strip("0"):
+        number = text[:_SHOWN_LENGTH]
         raise BadValue(
-            f"cannot read the size {text[:40]!r}: it has no unit",
-            f"did you mean {text[:40]}M, or {text[:40]}G?",
+            f"cannot read the size {number!r}: it has no unit",
+            f"did you mean {number}M, or {number}G?",
         )
     return parse_size(text)
 
 
-def read_amount(text: str) -> int:
-    """Read a size, or 0 for nothing at all; bytes."""
-    return 0 if text == "0" else read_size(text)
+def parse_amount(text: str) -> int:
+    """Parse a size in bytes, or 0."""
+    return 0 if text == "0" else parse_unit_size(text)
 
 
-def read_path(text: str) -> Path:
-    """Read a path."""
+def parse_path(text: str) -> Path:
+    """Parse a path."""
     if not text or "\0" in text:
-        raise BadConfiguration(f"cannot use the path {text[:40]!r}: no file can be called that")
+        raise BadValue(f"cannot use the path {text[:_SHOWN_LENGTH]!r}: no file can have this name")
     return Path(text)
 
 
-def one_of(*words: str) -> Callable[[str], str]:
-    """Return a reader of one of these words."""
-
-    def read(text: str) -> str:
-        if text not in words:
-            raise BadValue(f"{text[:40]!r} is none of {', '.join(words)}", f'"{words[-1]}"')
-        return text
-
-    return read
-
-
-def read_auto(text: str) -> bool:
-    """Read whether something is done where it can be."""
-    try:
-        return {"auto": True, "off": False}[text.lower()]
-    except KeyError:
-        raise BadValue(f"{text[:40]!r} is neither auto nor off", "auto, off") from None
-
-
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a settings file says.
+    """Return the content of a settings file.
 
     Raises:
         BadConfiguration: it cannot be read.
     """
-    # Only the daemon reads a file; the command, which starts often, does without.
+    # Only the daemon reads a file; commands start faster without this import.
     import tomllib
 
     text = ""
     try:
+        _refuse_large(path)
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text)
     except FileNotFoundError:
         raise BadConfiguration(
-            f"cannot read the configuration {path}: there is no such file",
+            f"cannot read the configuration {path}: no such file",
             "leave out --config to run with the defaults",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        # Numbers of thousands of digits, and tables in tables in tables, fail in ways of their own.
+        # Numbers of thousands of digits and deeply nested tables raise errors of other kinds.
         twice = _given_twice(text) if any(word in str(error) for word in _TWICE) else None
         why = str(error) if twice is None else f"{twice[0]} is given twice"
-        hint = None if twice is None else f"leave one of them out: lines {twice[1]} and {twice[2]}"
+        hint = None if twice is None else f"remove one of them: lines {twice[1]} and {twice[2]}"
         raise BadConfiguration(f"cannot read the configuration {path}: {why}", hint) from error
 
 
+def _refuse_large(path: Path) -> None:
+    size = path.stat().st_size
+    if size > _LARGEST_FILE:
+        raise BadConfiguration(
+            f"cannot read the configuration {path}: it has {format_size(size)}, and the limit is "
+            f"{format_size(_LARGEST_FILE)}",
+            "use [groups.NAME] tables instead of one table for each user",
+        )
+
+
 _TWICE = ("overwrite", "twice")
-"""What the reader says where something is given again."""
+"""Words in the errors of tomllib about something that is given twice."""
 _SET, _TABLE = re.compile(r"\s*([\w-]+|\"[^\"]*\")\s*="), re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#|$)")
 
 
 def _given_twice(text: str) -> tuple[str, int, int] | None:
-    """Return the first key, or table, that is given twice, and in which lines.
+    """Return the first key or table that is given twice, and its two lines.
 
-    The reader of TOML says neither.
+    tomllib reports neither.
     """
     seen: dict[str, int] = {}
     table = ""
@@ -134,62 +148,70 @@ def _given_twice(text: str) -> tuple[str, int, int] | None:
     return None
 
 
-def read_value(path: Path | None, where: str, value: object, reader: Callable[[str], Any]) -> Any:
-    """Return one value of a settings file; `where` is its key, for people.
+class Mistakes:
+    """Collects the mistakes in a settings file, and reports them together.
 
-    Raises:
-        BadConfiguration: it cannot be read.
+    Only the first ones are worked out and shown: a file may have hundreds of thousands.
     """
-    if not isinstance(value, str | int):
-        raise BadConfiguration(f'cannot use the configuration {path}: write {where} = "..."')
-    try:
-        return reader(str(value))
-    except GpuleaseError as error:
-        raise BadConfiguration(
-            f"cannot use the configuration {path}: {where}: {error.message}", error.hint
-        ) from error
 
+    MOST_SHOWN = 20
 
-def every(path: Path | None, reading: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return what each reading returns, by key; those that fail are told of together.
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._shown: list[tuple[str, str | None]] = []
+        self._count = 0
 
-    Each mistake has its hint below it.
+    def parse(self, where: str, value: object, parser: Callable[[str], Any]) -> Any:
+        """Return the parsed value of the key `where`; after a mistake, None."""
+        if not isinstance(value, str | int):
+            return self._add(f'write {where} = "..."', None)
+        with self._noting(where):
+            return parser(str(value))
 
-    Raises:
-        BadConfiguration: some of them failed.
-    """
-    read: dict[str, Any] = {}
-    failed: list[BadConfiguration] = []
-    for key, value in reading.items():
-        try:
-            read[key] = value()
-        except BadConfiguration as error:
-            failed.append(error)
-    if len(failed) == 1:
-        raise failed[0]
-    if failed:
-        prefix = f"cannot use the configuration {path}: "
-        told = "".join(
-            f"\n  {each.message.removeprefix(prefix)}"
-            + (f"\n    hint: {each.hint}" if each.hint else "")
-            for each in failed
-        )
-        raise BadConfiguration(f"{prefix}{len(failed)} mistakes{told}")
-    return read
-
-
-def refuse_unknown(path: Path | None, what: str, key: str, known: Collection[str]) -> None:
-    """Check that a key is a known one.
-
-    Raises:
-        BadConfiguration: it is not.
-    """
-    if key not in known:
-        # Only here: a command starts often.
+    def unknown(self, what: str, key: str, known: Collection[str]) -> None:
+        """Add an unknown key, with a suggestion."""
+        if self._count >= self.MOST_SHOWN:
+            self._count += 1
+            return
+        # Commands start faster without this import.
         from difflib import get_close_matches
 
         near = get_close_matches(key, known, n=1)
-        raise BadConfiguration(
-            f"cannot use the configuration {path}: {what} an unknown key {key!r}",
-            f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}",
-        )
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        self._add(f"{what} an unknown key {key!r}", hint)
+
+    def not_a_table(self, table: str) -> None:
+        """Add something else in the place of a table of names."""
+        self._add(f"{table} is a table of names", f'[{table}.NAME], and below it overuse = "warn"')
+
+    def raise_if_any(self) -> None:
+        """Report all mistakes, each with its hint.
+
+        Raises:
+            BadConfiguration: there are some.
+        """
+        if self._count:
+            self._raise(self._shown)
+
+    @contextmanager
+    def _noting(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except GpuleaseError as error:
+            self._add(f"{where}: {error.message}", error.hint)
+
+    def _add(self, what: str, hint: str | None) -> None:
+        self._count += 1
+        if len(self._shown) < self.MOST_SHOWN:
+            self._shown.append((what, hint))
+
+    def _raise(self, shown: Sequence[tuple[str, str | None]]) -> NoReturn:
+        prefix = f"cannot use the configuration {self._path}: "
+        if self._count == 1:
+            raise BadConfiguration(prefix + shown[0][0], shown[0][1])
+        lines = [f"{self._count} mistakes"]
+        for what, hint in shown:
+            lines += [f"  {what}", *([f"    hint: {hint}"] if hint else [])]
+        if self._count > len(shown):
+            lines.append(f"  and {self._count - len(shown)} more")
+        raise BadConfiguration(prefix + "\n".join(lines))

@@ -1,8 +1,4 @@
-"""Every timer of the daemon. The only importer of apscheduler.
-
-Its word for a timer's entry is *job*, which means something else everywhere else here, and so stays
-inside this file.
-"""
+"""The daemon's timers. Only this module imports APScheduler, which calls a timer's entry a job."""
 
 import asyncio
 import contextlib
@@ -20,8 +16,8 @@ from gpulease.service.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
-_WATCH_EVERY_S = 5.0
-_CLOCK_WAS_SET_S = 1.0
+_CHECK_CLOCK_EVERY_S = 5.0
+_CLOCK_STEP_S = 1.0
 
 
 def _trigger(span: timedelta) -> IntervalTrigger:
@@ -29,78 +25,78 @@ def _trigger(span: timedelta) -> IntervalTrigger:
 
 
 class Timer:
-    """One of the calls that come again and again."""
+    """A periodic call."""
 
     def __init__(self, entry: Any) -> None:
-        """`entry` is APScheduler's."""
+        """`entry` is a job of APScheduler."""
         self._entry = entry
 
     def change(self, span: timedelta) -> None:
-        """Call every `span` from now on."""
+        """Set the period to `span`."""
         self._entry.reschedule(_trigger(span))
 
 
 class Timers:
-    """Calls coroutines again and again, never twice at once, never more often after a delay."""
+    """Calls coroutines periodically: never twice at once, and without catching up after a delay."""
 
     def __init__(
         self,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wall` and `steady` tell seconds: by a clock that can be set, and by one that cannot."""
+        """`wall` and `steady` return seconds, of a clock that can be set and of one that cannot."""
         self._wall = wall
         self._steady = steady
-        self._complaints = LogOnce(_log)
-        # It tells of every single run at INFO, and warns when one is left out because the one
-        # before is not over, which is what is meant to happen when a driver hangs.
+        self._failures = LogOnce(_log)
+        # It logs every run at INFO, and warns of a run that is skipped during the previous one,
+        # which is intended while a driver hangs.
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
-        self._scheduler = AsyncIOScheduler(
+        self._apscheduler = AsyncIOScheduler(
             timezone="UTC",
             executors={"default": AsyncIOExecutor()},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
 
     def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> "Timer":
-        """Call `call` every `span`, the first time after one."""
+        """Call `call` every `span`, for the first time after one `span`."""
 
         async def run() -> None:
-            # APScheduler cancels what is under way at its end, and logs that with a traceback.
+            # At its end, APScheduler cancels running calls and logs that with a traceback.
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watched(call)
+                await self._call(call)
 
-        return Timer(self._scheduler.add_job(run, _trigger(span)))
+        return Timer(self._apscheduler.add_job(run, _trigger(span)))
 
-    async def _watched(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Log a failure of `call` once, until it passes or is another."""
+    async def _call(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Log a failure of `call` once, until it succeeds or fails in another way."""
         try:
             await call()
-        except Exception as error:  # noqa: BLE001  it is called again, whatever it was
-            self._complaints.say(
+        except Exception as error:  # noqa: BLE001  the next call is a new attempt
+            self._failures.say(
                 call, "a periodic call failed; trying again",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
         else:
-            self._complaints.passed(call)
+            self._failures.passed(call)
 
     def start(self) -> None:
-        """Start counting, in the running event loop."""
-        self._scheduler.start()
+        """Start, in the running event loop."""
+        self._apscheduler.start()
         self._offset_s = self._wall() - self._steady()
-        self._watch()
+        self._check_clock()
 
     def stop(self) -> None:
-        """Stop; a call that is under way is cancelled."""
-        self._watching.cancel()
-        self._scheduler.shutdown(wait=False)
+        """Stop, and cancel running calls."""
+        self._next_check.cancel()
+        self._apscheduler.shutdown(wait=False)
 
-    def _watch(self) -> None:
-        """Set the timers anew if the clock has been set: they are kept by the time of day."""
+    def _check_clock(self) -> None:
+        """Restart all periods if the clock was set, since APScheduler uses the time of day."""
         offset_s = self._wall() - self._steady()
-        if abs(offset_s - self._offset_s) > _CLOCK_WAS_SET_S:
+        if abs(offset_s - self._offset_s) > _CLOCK_STEP_S:
             now = datetime.now(UTC)
-            for entry in self._scheduler.get_jobs():
+            for entry in self._apscheduler.get_jobs():
                 entry.modify(next_run_time=now + entry.trigger.interval)
         self._offset_s = offset_s
         loop = asyncio.get_running_loop()
-        self._watching = loop.call_later(_WATCH_EVERY_S, self._watch)
+        self._next_check = loop.call_later(_CHECK_CLOCK_EVERY_S, self._check_clock)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.domain.health import GpuAvailability, GpuEvent, Heard
+from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
     CommandFingerprint,
     Exit,
@@ -20,13 +20,13 @@ from gpulease.domain.job import (
     with_over_for,
 )
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
     LivingProcess,
     Submission,
-    Tally,
+    UserCount,
     WorkerExited,
     WorkerNews,
     WorkerStarted,
@@ -74,7 +74,7 @@ class FakeGpus:
     unmanaged: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
     broken: dict[str, GpuReading] = field(default_factory=dict)
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[HealthReport] = field(default_factory=list)
     utilization: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> tuple[GpuReading, ...]:
@@ -102,7 +102,7 @@ class FakeGpus:
     def library(self) -> str | None:
         return None
 
-    def health(self) -> Sequence[Heard]:
+    def health(self) -> Sequence[HealthReport]:
         heard, self.heard = self.heard, []
         return heard
 
@@ -156,7 +156,7 @@ class MemoryStore:
         self.standing: dict[GpuUuid, GpuAvailability] = {}
         self.noted: list[GpuEvent] = []
         self._ordered: dict[tuple[int, str], JobId] = {}
-        self.known_runs: list[Run] = []
+        self.known_runs: list[PastRun] = []
         self.writes = 0
 
     @contextmanager
@@ -172,10 +172,10 @@ class MemoryStore:
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
-    def tally(self, uid: int) -> Tally:
+    def user_count(self, uid: int) -> UserCount:
         mine = [job for job in self.live() if job.owner.uid == uid]
         waiting = [job.id for job in mine if job.state is State.QUEUED]
-        return Tally(
+        return UserCount(
             len(waiting),
             sum(len(str(self._invocations[job].environment)) for job in waiting),
             sum(job.holder is not None for job in mine),
@@ -194,12 +194,12 @@ class MemoryStore:
         return [event for of, event in self._events if of == job]
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        return {gpu: each.closed for gpu, each in self.standing.items() if each.closed}
+        return {gpu: each.reason for gpu, each in self.standing.items() if each.reason}
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         return self.standing
 
-    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         self.standing[gpu] = standing
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -211,14 +211,16 @@ class MemoryStore:
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         return GpuReading(uuid, 0, "Fake")
 
-    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+    def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         pass
 
-    def ordered(self, uid: int, key: str) -> Job | None:
+    def job_by_key(self, uid: int, key: str) -> Job | None:
         number = self._ordered.get((uid, key))
         return None if number is None else self._jobs[number]
 
-    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
+    def past_runs(
+        self, uid: int, shape: CommandFingerprint, gpus: int, most: int
+    ) -> Sequence[PastRun]:
         return self.known_runs[:most]
 
     def add(self, order: Submission, at: datetime) -> Job:

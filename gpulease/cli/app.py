@@ -110,7 +110,8 @@ def _misused(error: "typer.TyperException") -> int:
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "gpulease"
     message = error.format_message().rstrip(".")
-    say(f"cannot understand the command: {message}\n\nhint: {path} --help")
+    sentence = message[:1].lower() + message[1:]
+    say(f"cannot understand the command: {sentence}\n\nhint: {path} --help")
     return error.exit_code
 
 

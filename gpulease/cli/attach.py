@@ -1,4 +1,4 @@
-"""`gpulease attach`: come back to a job, from this terminal or another, and be its terminal."""
+"""`gpulease attach`: connect this terminal to a job."""
 
 from typing import Annotated
 
@@ -10,7 +10,8 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
-from gpulease.cli.options import DetachKeysOption
+from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.options import DetachKeysOption, NamePatternOption
 from gpulease.cli.render import talk
 from gpulease.cli.signals import Signals
 from gpulease.errors import WrongState
@@ -18,43 +19,55 @@ from gpulease.errors import WrongState
 
 def attach(
     ctx: typer.Context,
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The id of a job.")],
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="The number or name of a job; 'last' is your newest job.",
+            show_default=False,
+        ),
+    ] = None,
+    name: NamePatternOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "--read-only", help="Only look; type nothing into it.")
+        bool, typer.Option("--watch", "--read-only", help="Only show output; send no input.")
     ] = False,
     detach_keys: DetachKeysOption = None,
     socket: SocketOption = None,
 ) -> int:
-    """Show what a job wrote last, go on live, and exit as it exits.
+    """Connect this terminal to a job: show its last output, continue live, exit as it does.
 
-    A job on a terminal gets this one: keys, colours, size. A job on pipes gets
-    Ctrl-C. Ctrl-\\ and then d leave it running; closing the terminal does too.
+    A job with a terminal takes over your keys and the size of your terminal. A job
+    on pipes gets Ctrl-C only. Ctrl-\\ and then d detach; so does closing the terminal.
 
     \b
     Examples:
-      gpulease attach 17
-      gpulease attach --watch 17
-      gpulease attach --detach-keys ctrl-p,ctrl-q 17
+      gpulease attach last
+      gpulease attach --watch sweep-7
+
+    \b
+    Exit code: that of the job, see gpulease run --help; 0 after detaching
     """
     keys = detach_sequence(detach_keys)
+    wanted = selection("attach", [job] if job else None, name)
     client = connect(ctx, socket)
-    view = client.job(job)
+    (number,) = select_jobs(client, wanted)
+    view = client.job(number)
     if view.kind == "hold":
         raise WrongState(
-            f"cannot attach to job {job}: it is a hold, a lease without a command",
-            f"gpulease show {job} tells of it, gpulease cancel {job} releases it",
+            f"cannot attach to job {number}: it is a hold, a lease without a command",
+            f"gpulease show {number} describes it, gpulease cancel {number} releases it",
         )
-    voice = talk()
+    status_line = talk()
     if view.state == "ended":
-        voice.say(messages.ended(view))
+        status_line.say(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
-        errand = FollowOptions(started=False, watches=watch, keys=keys)
-        return follow(client, view, signals, voice, errand)
+        options = FollowOptions(started=False, watches=watch, keys=keys)
+        return follow(client, view, signals, status_line, options)
 
 
 def detach_sequence(option: str | None) -> bytes:
-    """Return the keys that detach, by the option, the environment, or as they are anyway.
+    """Return the keys that detach: by the option, the environment, or the default.
 
     Raises:
         BadValue: they cannot be read.

@@ -1,7 +1,4 @@
-"""The process that the command is: what a job takes after, and what its terminal is like.
-
-What a terminal is like, and whose it is just now.
-"""
+"""The process that calls gpulease, which its job resembles: directory, environment, terminal."""
 
 import os
 import pwd
@@ -17,7 +14,7 @@ from gpulease.path_ownership import shaky
 
 
 def is_ours(handle: int) -> bool:
-    """Return whether we may read: a terminal belongs to the job in its foreground."""
+    """Tell whether this process is in the foreground of a terminal, and so may read it."""
     try:
         return os.tcgetpgrp(handle) == os.getpgrp()
     except OSError:
@@ -28,19 +25,19 @@ def attributes_of(handle: int) -> tuple[int, ...]:
     """Return the attributes of a terminal as the wire has them.
 
     Raises:
-        termios.error: it is none.
+        termios.error: it is no terminal.
     """
     *flags, characters = termios.tcgetattr(handle)
     return (*flags, *(_number(character) for character in characters))
 
 
 def _number(character: bytes | int) -> int:
-    # Two of them are numbers, where the terminal does not gather lines.
+    # Python returns VMIN and VTIME as numbers if the terminal is not in canonical mode.
     return character if isinstance(character, int) else ord(character)
 
 
 def size_of(handle: int) -> tuple[int, int] | None:
-    """Return rows and columns; None where it is no terminal, or does not know."""
+    """Return rows and columns; None if it is no terminal, or its size is unknown."""
     try:
         size = os.get_terminal_size(handle)
     except OSError:
@@ -50,7 +47,7 @@ def size_of(handle: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which of the three streams are terminals, and what such a terminal is like."""
+    """Which of the three streams are terminals, and the settings of that terminal."""
 
     stdin: bool = False
     stdout: bool = False
@@ -63,7 +60,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The process that a job takes after."""
+    """What a job inherits from the process that submits it."""
 
     cwd: str
     environment: Mapping[str, str]
@@ -75,7 +72,7 @@ class Caller:
 
 
 def this_process() -> Caller:
-    """Describe the process that calls.
+    """Describe this process.
 
     Raises:
         GpuleaseError: its working directory is gone.
@@ -91,16 +88,17 @@ def this_process() -> Caller:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment: cargo for a job; of its settings only those of terminals are ours."""
+    """Return the environment, which is passed on to jobs; the command itself reads little of it."""
     return config.environment()
 
 
 def trusted_environment() -> Mapping[str, str]:
-    """Return the environment for programs that gpulease runs by itself.
+    """Return the environment for programs that gpulease itself runs.
 
-    Root's own may have come from another user, through su(1) or sudo -E, and have Python import
-    from that user's directories (PYTHONPATH, HOME). So root's programs get none of it, except the
-    directories of libraries that nobody else can change: images with CUDA name them.
+    The environment of root may have come from another user, through su(1) or sudo -E, and make
+    Python import from directories of that user (PYTHONPATH, HOME). So root's programs get only a
+    few fixed variables, and the library directories that no other user can change: container
+    images with CUDA name them.
     """
     if os.geteuid() != 0:
         return environment()
@@ -114,21 +112,21 @@ def working_directory() -> str:
     """Return the working directory.
 
     Raises:
-        GpuleaseError: it is gone, or may not be looked up.
+        GpuleaseError: it was removed, or cannot be looked up.
     """
     try:
         return str(Path.cwd())
     except FileNotFoundError:
         raise GpuleaseError(
-            "cannot run here: the working directory has been removed",
-            "change to a directory that exists, and try again",
+            "cannot use the working directory: it was removed",
+            "change to a directory that exists",
         ) from None
     except OSError as error:
-        raise GpuleaseError(f"cannot run here: the working directory: {error.strerror}") from error
+        raise GpuleaseError(f"cannot use the working directory: {error.strerror}") from error
 
 
 def _umask() -> int:
-    # The kernel has no call that only reads it.
+    # No system call reads the mask without setting it.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -155,7 +153,7 @@ def _streams() -> Streams:
 
 
 def is_user(name: str) -> bool:
-    """Tell whether this machine has a user of that name."""
+    """Tell whether this machine has a user with this name."""
     try:
         pwd.getpwnam(name)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""`gpulease cancel`: ask jobs to end, whether they wait or run, and give leases back."""
+"""`gpulease cancel`: end jobs that wait or run, and release leases."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -6,58 +6,68 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.for_each import for_each
+from gpulease.cli.job_selection import for_each, select_jobs, selection
+from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.units import format_span, parse_span
 from gpulease.wire.views import JobView
 
 
 def cancel(
     ctx: typer.Context,
-    jobs: Annotated[list[int], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
     grace: Annotated[
         str | None,
         typer.Option(
-            "--grace", metavar="SPAN", help="Kill what is left after so long, if that is sooner."
+            "--grace",
+            metavar="SPAN",
+            help="Time between SIGTERM and SIGKILL, if that is shorter than the job's.",
         ),
     ] = None,
     socket: SocketOption = None,
 ) -> int:
-    """End jobs: one that waits leaves the queue, one that runs is asked to go, then made to.
+    """End jobs, and release the leases of holds.
 
-    The lease of a hold is given back.
+    A waiting job leaves the queue. A running job gets SIGTERM and, if it is still
+    there after its grace, SIGKILL, with all its processes.
 
     \b
     Examples:
-      gpulease cancel 17
-      gpulease cancel 17 18 19
-      gpulease cancel --grace 5s 17
+      gpulease cancel 17 18
+      gpulease cancel last
+      gpulease cancel --name 'sweep*'
+      gpulease cancel --all --grace 5s
     """
-    within_s = None if grace is None else parse_span(grace).total_seconds()
+    seconds = None if grace is None else parse_span(grace).total_seconds()
+    wanted = selection("cancel", jobs, name, every)
     client = connect(ctx, socket)
-    return for_each(jobs, lambda number: said(client.cancel(number, grace=within_s), within_s))
+    numbers = select_jobs(client, wanted)
+    return for_each(numbers, lambda number: result(client.cancel(number, grace=seconds), seconds))
 
 
-def said(job: JobView, within_s: float | None = None) -> str:
-    """Say what became of a job that was cancelled, with a grace of `within_s` at most."""
-    given_back = f"the lease of job {job.id} is given back"
+def result(job: JobView, grace: float | None = None) -> str:
+    """Describe a job that was cancelled with a grace of at most so many seconds."""
+    released = f"the lease of job {job.id} is released"
     match job.state:
         case "releasing" if job.kind == "hold":
-            return given_back
+            return released
         case "ended" if job.outcome == "released":
-            return given_back
+            return released
         case "releasing":
-            then = _afterwards(job, within_s)
-            return f"job {job.id} is asked to end; what is left of it {then} is killed"
+            return f"job {job.id} is ending; {_afterwards(job, grace)}"
         case "ended" if job.outcome == "cancelled":
             return f"job {job.id} is cancelled"
         case "ended":
-            return f"job {job.id} had ended before"
+            return f"job {job.id} had already ended"
         case _:
             return f"job {job.id} will end"
 
 
-def _afterwards(job: JobView, within_s: float | None) -> str:
-    if job.grace is None:
-        return "after its grace"  # a daemon of before, which does not tell
-    seconds = job.grace if within_s is None else min(job.grace, within_s)
-    return f"after {format_span(timedelta(seconds=seconds))}" if seconds >= 1 else "at once"
+def _afterwards(job: JobView, grace: float | None) -> str:
+    if job.grace is None:  # a daemon of an earlier version
+        return "processes that remain after its grace are killed"
+    seconds = job.grace if grace is None else min(job.grace, grace)
+    if seconds < 1:
+        return "its processes are killed at once"
+    return f"processes that remain after {format_span(timedelta(seconds=seconds))} are killed"

@@ -1,7 +1,7 @@
 """The verbs of `gpulease`, and the options before them.
 
-A verb's module is imported when the verb is used, so that `gpulease status` does not wait for what
-`gpulease doctor` needs.
+The module of a verb is imported when the verb is used, so that `gpulease status` does not load what
+only `gpulease doctor` needs.
 """
 
 from collections.abc import Sequence
@@ -12,97 +12,86 @@ from typing import Annotated, Any
 import typer
 
 from gpulease.build import described
-from gpulease.cli.command_spec import Verb, verb_of
 from gpulease.cli.connect import SocketOption
 from gpulease.cli.render import say, show
-from gpulease.cli.signals import EndedByInterrupt
-from gpulease.cli.typer_parsers import QuickCommand, QuickGroup
-from gpulease.errors import EXIT_USAGE
+from gpulease.cli.typer_extensions import Command, VerbGroup
+from gpulease.errors import EXIT_USAGE, BadUsage
 
 VERBS = {
     "run": "Run a command on leased GPU memory.",
-    "hold": "Hold GPU memory for this shell.",
-    "status": "Show GPUs, leases, and who waits.",
+    "hold": "Lease GPU memory for this shell.",
+    "status": "Show GPUs, leases and the queue.",
     "list": "List jobs.",
-    "show": "Show all about a job.",
-    "logs": "Print the output of a job.",
-    "attach": "Come back to a running job.",
-    "cancel": "End jobs.",
-    "extend": "Give jobs more time, or less.",
-    "drain": "Grant nothing more on a GPU.",
-    "resume": "Grant on a GPU again.",
-    "keep": "Keep a lease that is idle on purpose.",
-    "report": "Tell what jobs asked for and used.",
-    "doctor": "Find what is wrong, and its mend.",
-    "completion": "Make your shell complete all this.",
+    "show": "Show jobs in detail.",
+    "logs": "Print the output of jobs.",
+    "attach": "Connect this terminal to a job.",
+    "cancel": "End jobs, and release leases.",
+    "extend": "Change the time limits of jobs.",
+    "keep": "Protect idle leases from being released.",
+    "drain": "Stop granting leases on GPUs.",
+    "resume": "Grant leases on GPUs again.",
+    "report": "Compare what jobs asked for and used.",
+    "doctor": "Diagnose problems and suggest fixes.",
+    "completion": "Print completion for your shell.",
 }
-"""Each is the function of its own name in the module of its own name, in the order of the help."""
+"""Each is the function of that name in the module of that name; the help keeps their order."""
 
-_JOBS = "'list' lists jobs, and 'status' shows GPUs and who waits"
-_GPUS = "'status' shows GPUs, leases and who waits"
-_END = "'cancel' ends jobs and gives leases back"
-_RUN = "'run' runs a command, and with -d in the background"
-_ABOUT = "'show' tells all about a job, and 'doctor' about this machine"
-_LEASE = "'hold' leases memory for this shell, and 'run' for a command"
-_USE = "'report' tells what was asked for and used, and 'list --all' shows past jobs"
-_POINTERS = {
-    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _USE),
-    **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _JOBS),
-    **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _GPUS),
-    **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _END),
+_LIST = "gpulease list lists jobs, gpulease status shows GPUs and the queue"
+_STATUS = "gpulease status shows GPUs, leases and the queue"
+_CANCEL = "gpulease cancel ends jobs and releases leases"
+_RUN = "gpulease run runs a command, with -d in the background"
+_SHOW = "gpulease show describes a job, gpulease doctor this machine"
+_HOLD = "gpulease hold leases memory for this shell, gpulease run for a command"
+_REPORT = "gpulease report compares what was asked for and used, gpulease list --all has past jobs"
+_SUGGESTIONS = {
+    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _REPORT),
+    **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _LIST),
+    **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
+    **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),
     **dict.fromkeys(("start", "submit", "exec", "srun", "sbatch", "launch"), _RUN),
-    **dict.fromkeys(("info", "inspect", "describe", "check"), _ABOUT),
-    **dict.fromkeys(("lease", "alloc", "salloc", "reserve"), _LEASE),
-    **dict.fromkeys(("log", "tail", "output", "cat"), "'logs' prints what a job has written"),
-    **dict.fromkeys(("cordon", "disable"), "'drain' grants nothing more on a GPU"),
-    **dict.fromkeys(("uncordon", "undrain", "enable"), "'resume' grants on a GPU again"),
-    **dict.fromkeys(("wait", "fg", "reattach"), "'attach' comes back to a job that runs"),
+    **dict.fromkeys(("info", "inspect", "describe", "check"), _SHOW),
+    **dict.fromkeys(("lease", "alloc", "salloc", "reserve"), _HOLD),
+    **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
+    **dict.fromkeys(("cordon", "disable"), "gpulease drain stops granting leases on a GPU"),
+    **dict.fromkeys(("uncordon", "undrain", "enable"), "gpulease resume grants leases again"),
+    **dict.fromkeys(("wait", "fg", "reattach"), "gpulease attach connects to a running job"),
 }
-"""What people who come from other tools type first."""
-
-_RUN_SETTINGS = {"allow_interspersed_args": False}
-"""`gpulease run --mem 4G train.py --epochs 3` passes the epochs on."""
+"""The words of other tools, each with what to use here."""
 
 
-class _Verbs(QuickGroup):
-    """The verbs, each built when it is asked for."""
+class _Verbs(VerbGroup):
+    verbs = tuple(VERBS)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+    def build(self, verb: str) -> Any:
+        return _command(verb)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _verb(cmd_name) if cmd_name in VERBS else None
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            # Typer would make an exit code of it, which no shell takes for a Ctrl-C.
-            raise EndedByInterrupt(ctrl_c_typed=False) from None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in VERBS:
-            if meant := _POINTERS.get(args[0].lower()):
-                ctx.fail(f"there is no {args[0]!r} here; {meant}")
-            if args[0].endswith(".py") or "/" in args[0]:
-                ctx.fail(f"there is no verb {args[0]!r}; to run it: gpulease run {args[0]}")
-            if near := get_close_matches(args[0], VERBS, n=1):
-                ctx.fail(f"there is no {args[0]!r}; did you mean {near[0]!r}?")
-        return super().resolve_command(ctx, args)
+    def refuse(self, word: str) -> None:
+        if (hint := _hint_for(word)) is not None:
+            raise BadUsage(f"cannot understand the command: no verb named {word!r}", hint)
 
 
-def _verb(name: str) -> Any:
-    module = import_module(f"gpulease.cli.{name}")
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    settings = _RUN_SETTINGS if name == "run" else None
-    register = alone.command(
-        name,
-        cls=getattr(module, "Command", QuickCommand),
-        short_help=VERBS[name],
+def _hint_for(word: str) -> str | None:
+    if hint := _SUGGESTIONS.get(word.lower()):
+        return hint
+    if word.endswith(".py") or "/" in word:
+        return f"to run it: gpulease run {word}"
+    near = get_close_matches(word, VERBS, n=1)
+    return f"did you mean gpulease {near[0]}?" if near else None
+
+
+def _command(verb: str) -> Any:
+    module = import_module(f"gpulease.cli.{verb}")
+    typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    # `gpulease run --mem 4G train.py --epochs 3` passes the epochs on.
+    settings = {"allow_interspersed_args": False} if verb == "run" else None
+    register = typer_app.command(
+        verb,
+        cls=getattr(module, "Command", Command),
+        short_help=VERBS[verb],
         context_settings=settings,
     )
-    register(getattr(module, name))
-    return typer.main.get_command(alone)
+    register(getattr(module, verb))
+    return typer.main.get_command(typer_app)
 
 
 app = typer.Typer(
@@ -120,7 +109,7 @@ def gpulease(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Lease GPU memory: say how much a script gets, and it runs where so much is free.
+    """Share GPUs by memory: run jobs under leases, and queue those that do not fit.
 
     \b
     Examples:
@@ -136,18 +125,21 @@ def gpulease(
         raise typer.Exit(EXIT_USAGE)
 
 
-def grammar() -> tuple[Verb, ...]:
-    """Return what may be written on a line: first what stands before the verb, then each verb."""
-    before = verb_of("", "", typer.main.get_command(app))
-    return (before, *(verb_of(name, said, _verb(name)) for name, said in VERBS.items()))
+def parameters(verb: str) -> list[Any]:
+    """Return the options and arguments of a verb, for completion; "" is what precedes the verb."""
+    if verb and verb not in VERBS:
+        return []
+    command = _command(verb) if verb else typer.main.get_command(app)
+    context = typer.Context(command, info_name=verb, help_option_names=["-h", "--help"])
+    return [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command line; what it returns is the exit code.
+    """Run one command line and return the exit code.
 
     Raises:
-        GpuleaseError: what went wrong.
-        typer.TyperException: the line could not be understood.
+        GpuleaseError: the command failed.
+        typer.TyperException: the line cannot be understood.
         Killed: a signal ends this process.
     """
     command = typer.main.get_command(app)

@@ -1,41 +1,56 @@
-"""`gpulease completion`: the script that makes a shell complete the lines of gpulease.
+"""`gpulease completion`: the script that makes a shell complete command lines of gpulease.
 
-What a shell may complete that only the daemon knows: jobs and GPUs, one on a line.
-
-`gpulease __complete jobs cancel` is called by the completion scripts at every press of Tab. So it
-imports next to nothing, gives the daemon little time, never starts one, and where anything at all
-goes wrong it says nothing.
+At each Tab the script calls `gpulease __complete WORD...` with the words up to the cursor. The
+first line of the answer says what to do: "words" is followed by candidates, each with a tab and a
+description; "files", "folders" and "program" are left to the shell; "command 4" means that the
+line from word 4 on is a command with a completion of its own.
 """
 
-import json
 import os
 import pwd
-import shlex
-import socket
-import struct
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from gpulease import __version__, config
+from gpulease import config
 from gpulease.cli import commands
-from gpulease.cli.command_spec import Option, Verb, Word
-from gpulease.cli.render import show
+from gpulease.cli.format import clean, index_of, label
+from gpulease.cli.render import NobodyReads, show
+from gpulease.cli.typer_extensions import choices_of
+from gpulease.client import Client, trusted_users
+from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.wire.views import JobView
+
+T = TypeVar("T")
 
 _SHELLS = Path(__file__).parent / "shells"
-_MARK = "# GRAMMAR\n"
-_HELP = "What is printed is a script for this shell."
+_WITHIN_S = 1.0
+"""Seconds that a daemon has to answer a Tab."""
+_MOST_WORDS = 100
+_LIVE = frozenset({"queued", "granted", "active", "releasing"})
+_STATES = {
+    "attach": frozenset({"granted", "active", "releasing"}),
+    "show": _LIVE | {"ended"},
+    "keep": frozenset({"granted", "active"}),
+    "logs": frozenset({"active", "releasing", "ended"}),
+}
+"""The states of the jobs that a verb applies to; of the other verbs: jobs that have not ended."""
+_OF_ALL_USERS = frozenset({"show"})
+_SHELL_ACTIONS = {"COMMAND": "program", "PATH": "files", "FILE": "files", "DIR": "folders"}
+"""What the shell completes, by the word that stands for it in the help."""
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help=_HELP)],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="The shell.")
+    ],
 ) -> None:
-    """Print what makes a shell complete verbs, options, ids of jobs, GPUs and commands.
+    """Print a script that completes verbs, options, job numbers, GPUs, users and commands.
 
-    SHELL is bash, zsh or fish. These lines load it when it is first needed:
+    SHELL is bash, zsh or fish. These lines load the script when it is first needed:
 
     \b
     Examples:
@@ -44,269 +59,172 @@ def completion(
         > ~/.local/share/bash-completion/completions/gpulease
       gpulease completion fish > ~/.config/fish/completions/gpulease.fish
     """
-    show(script(shell, commands.grammar()).rstrip("\n"))
+    show(script(shell).rstrip("\n"))
 
 
-def script(shell: str, grammar: tuple[Verb, ...]) -> str:
-    """Return the script for `shell`: the part that is the same for all, and what verbs there are.
-
-    The first of `grammar` is what may stand before a verb.
-    """
-    written: dict[str, Callable[[tuple[Verb, ...]], Iterator[str]]] = {
-        "bash": _bash,
-        "zsh": _zsh,
-        "fish": _fish,
-    }
-    template = (_SHELLS / f"gpulease.{shell}").read_text(encoding="utf-8")
-    lines = "".join(f"{line}\n" for line in written[shell](grammar))
-    return template.replace("VERSION", __version__, 1).replace(_MARK, lines)
-
-
-def _bash(grammar: tuple[Verb, ...]) -> Iterator[str]:
-    yield f"_gpulease_verbs={shlex.quote(_several(verb.name for verb in grammar[1:]))}"
-    yield ""
-    yield "# What verb $1 takes; without one, what stands before it."
-    yield "_gpulease_grammar() {"
-    yield "    options= arguments=()"
-    yield "    case $1 in"
-    for verb in grammar:
-        names = " ".join(name for option in verb.options for name in option.names)
-        arguments = " ".join(shlex.quote(_bash_word(word)) for word in verb.arguments)
-        yield f"    {shlex.quote(verb.name)})"
-        yield f"        options={shlex.quote(names)} arguments=({arguments}) ;;"
-    yield "    esac"
-    yield "}"
-    yield ""
-    yield "# Of what kind the value of option $2 of verb $1 is; a flag has none."
-    yield "_gpulease_value() {"
-    yield "    kind="
-    yield '    case "$1 $2" in'
-    for verb in grammar:
-        for option in verb.options:
-            if option.value.kind != "flag":
-                names = " | ".join(shlex.quote(f"{verb.name} {name}") for name in option.names)
-                yield f"    {names}) kind={shlex.quote(_bash_word(option.value))} ;;"
-    yield "    esac"
-    yield "}"
-
-
-def _bash_word(word: Word) -> str:
-    kind = _several(word.choices) if word.kind == "choice" else word.kind
-    return f"{kind}..." if word.many else kind
-
-
-def _several(words: Iterable[str]) -> str:
-    return "choice:" + " ".join(words)
-
-
-def _zsh(grammar: tuple[Verb, ...]) -> Iterator[str]:
-    yield "# What verb $1 takes; without one, what stands before it, and the verbs."
-    yield "_gpulease_grammar() {"
-    yield "    case $1 in"
-    for verb in grammar:
-        yield f"    {shlex.quote(verb.name)})"
-        yield "        specs=("
-        specs = (*_zsh_options(verb), *_zsh_arguments(verb))
-        yield from (f"            {shlex.quote(spec)}" for spec in specs)
-        yield "        ) ;;"
-    yield "    esac"
-    yield "    verbs=("
-    yield from (f"        {shlex.quote(f'{verb.name}:{verb.help}')}" for verb in grammar[1:])
-    yield "    )"
-    yield "}"
-
-
-def _zsh_options(verb: Verb) -> Iterator[str]:
-    for option in verb.options:
-        others = "" if len(option.names) == 1 else f"({' '.join(option.names)})"
-        for name in option.names:
-            value = "" if option.value.kind == "flag" else f":{_zsh_value(verb, option.value)}"
-            takes = "=" if value and name.startswith("--") else ""
-            yield f"{others}{name}{takes}[{_zsh_text(option.help)}]{value}"
-
-
-def _zsh_arguments(verb: Verb) -> Iterator[str]:
-    for number, word in enumerate(verb.arguments, 1):
-        if word.kind == "command":
-            yield f"(-){number}:command:_gpulease_command"
-            yield "*::arguments:_normal"
-        else:
-            place = "*" if word.many else str(number)
-            yield f"{place}:{_zsh_value(verb, word)}"
-
-
-def _zsh_value(verb: Verb, word: Word) -> str:
-    actions = {
-        "jobs": f" _gpulease_jobs {verb.name}",  # The blank keeps zsh from adding words.
-        "gpus": " _gpulease_gpus",
-        "command": "_gpulease_command",
-        "file": "_files",
-        "folder": "_files -/",
-        "user": "_users",
-        "choice": f"({' '.join(word.choices)})",
-        "text": " ",
-    }
-    return f"{_zsh_text(word.shown) or ' '}:{actions[word.kind]}"
-
-
-def _zsh_text(text: str) -> str:
-    return "".join(f"\\{char}" if char in "[]:\\" else char for char in text)
-
-
-def _fish(grammar: tuple[Verb, ...]) -> Iterator[str]:
-    rest = grammar[1:]
-    with_value = [
-        shlex.quote(f"{verb.name} {name}")
-        for verb in grammar
-        for option in verb.options
-        if option.value.kind != "flag"
-        for name in option.names
-    ]
-    yield f"set -g __gpulease_with_value {' '.join(with_value)}"
-    commands = [v.name for v in rest if any(word.kind == "command" for word in v.arguments)]
-    yield f"set -g __gpulease_with_command {' '.join(commands)}"
-    for verb in rest:
-        yield (
-            f"complete -c gpulease -f -n '__gpulease_at \"\"' "
-            f"-a {verb.name} -d {_fish_text(verb.help)}"
-        )
-    for verb in grammar:
-        where = f"-n '__gpulease_at \"{verb.name}\"'"
-        for option in verb.options:
-            yield f"complete -c gpulease {where} {_fish_option(verb, option)}"
-        for number, word in enumerate(verb.arguments, 1):
-            place = f"-n '__gpulease_at \"{verb.name}\" {number}{'+' if word.many else ''}'"
-            if word.kind != "command":
-                yield f"complete -c gpulease {place} {_fish_candidates(verb, word)}"
-
-
-def _fish_option(verb: Verb, option: Option) -> str:
-    named = [
-        f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names
-    ]
-    value = "" if option.value.kind == "flag" else f" -r {_fish_candidates(verb, option.value)}"
-    return f"{' '.join(named)} -d {_fish_text(option.help)}{value}".rstrip()
-
-
-def _fish_candidates(verb: Verb, word: Word) -> str:
-    candidates = {
-        "jobs": f"'(__gpulease_ask jobs {verb.name})'",
-        "gpus": "'(__gpulease_ask gpus)'",
-        "user": "'(__fish_complete_users)'",
-        "folder": "'(__fish_complete_directories)'",
-        "choice": _fish_text(" ".join(word.choices)),
-    }
-    if word.kind == "file":
-        return "-F"
-    return f"-f -a {candidates[word.kind]}" if word.kind in candidates else "-f"
-
-
-def _fish_text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-_WITHIN_S = 1.0
-_MOST = 100
-"""Jobs that are offered, the newest of those that fit what was typed."""
-_CREDENTIALS = struct.Struct("3i")
-_LIVE = frozenset({"queued", "granted", "active", "releasing"})
-_STATES = {
-    "attach": frozenset({"granted", "active", "releasing"}),
-    "show": _LIVE | {"ended"},
-    "keep": frozenset({"granted", "active"}),
-    "logs": frozenset({"active", "releasing", "ended"}),
-}
-"""The states of the jobs that a verb can do something with; of the other verbs, those that live."""
-_OF_ANYBODY = frozenset({"show"})
+def script(shell: str) -> str:
+    """Return the script for `shell`."""
+    return (_SHELLS / f"gpulease.{shell}").read_text(encoding="utf-8")
 
 
 def answer(words: Sequence[str]) -> None:
-    """Print what may stand for `words`: "jobs VERB TYPED [SOCKET]" or "gpus TYPED [SOCKET]"."""
-    try:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(list(words))))
-        sys.stdout.flush()
-    except (OSError, ValueError, LookupError, TypeError):
-        return
+    """Print how to complete the last of `words`, those of a command line after `gpulease`.
+
+    Nothing is printed where anything fails: a Tab must not print an error into a command line.
+    """
+    with suppress(GpuleaseError, NobodyReads, OSError, LookupError):
+        if lines := list(_answer(words or [""])):
+            show("\n".join(lines))
 
 
-def _lines(words: list[str]) -> Iterator[str]:
-    match words:
-        case ["jobs", verb, typed, *named]:
-            yield from _jobs(verb, typed, named)
-        case ["gpus", typed, *named]:
-            yield from _gpus(typed, named)
-        case _:
+def _answer(words: Sequence[str]) -> Iterator[str]:
+    *before, (_, typed) = _rejoined(words)
+    line = _CommandLine()
+    for number, word in before:
+        if line.read(word):
+            yield f"command {number}"
             return
+    # A shell that splits --mem=4G completes what comes after the =.
+    yield from line.complete(typed, is_split=typed != words[-1])
 
 
-def _jobs(verb: str, typed: str, named: list[str]) -> Iterator[str]:
-    states = _STATES.get(verb, _LIVE)
-    everything = "?all=true" if "ended" in states else ""
-    fitting = [
-        job
-        for job in _ask(f"/jobs{everything}", named)["jobs"]
-        if job["state"] in states and _concerns(job, verb) and str(job["id"]).startswith(typed)
-    ]
-    for job in fitting[-_MOST:]:
-        how = job["state"] if job["state"] != "ended" else job["outcome"] or "ended"
-        yield f"{job['id']}\t{_clean(job['name'])}, {_spoken(how)}, {_clean(job['user'])}"
+def _rejoined(words: Sequence[str]) -> list[tuple[int, str]]:
+    """Return each word with its number; `--mem = 4G`, as bash splits it, is one word."""
+    joined: list[tuple[int, str]] = []
+    for number, word in enumerate(words, 1):
+        number_before, before = joined[-1] if joined else (0, "")
+        if before.startswith("--") and (word == "=" or before.endswith("=")):
+            joined[-1] = (number_before, before + word)
+        else:
+            joined.append((number, word))
+    return joined
 
 
-def _concerns(job: dict[str, Any], verb: str) -> bool:
-    """Tell whether the caller may do that to the job; admins type the number."""
-    uid = os.geteuid()
-    return uid == 0 or verb in _OF_ANYBODY or job["user"] == pwd.getpwuid(uid).pw_name
+class _CommandLine:
+    """What the words before the cursor say."""
+
+    def __init__(self) -> None:
+        self._socket: Path | None = None
+        self._option: Any = None
+        """The option that takes the next word."""
+        self._only_arguments = False
+        self._enter("")
+
+    def _enter(self, verb: str) -> None:
+        params = commands.parameters(verb)
+        options = [param for param in params if param.param_type_name == "option"]
+        self._verb = verb
+        self._options = {
+            name: option
+            for option in options
+            for name in sorted((*option.opts, *option.secondary_opts), key=len)
+        }
+        self._arguments = [param for param in params if param.param_type_name == "argument"]
+
+    def read(self, word: str) -> bool:
+        """Take in a word; return whether it begins a command with a completion of its own."""
+        if self._option is not None:
+            self._take_value(word)
+        elif word.startswith("-") and not self._only_arguments:
+            self._read_option(word)
+        elif not self._verb:
+            self._enter(word)
+        elif self._arguments and _placeholder(self._arguments[0]) == "COMMAND":
+            return True
+        elif self._arguments and self._arguments[0].nargs != -1:
+            del self._arguments[0]
+        return False
+
+    def _read_option(self, word: str) -> None:
+        name, joined, value = word.partition("=")
+        option = self._options.get(name)
+        self._only_arguments = word == "--"
+        if option is not None and not option.is_flag:
+            self._option = option
+            if joined:
+                self._take_value(value)
+
+    def _take_value(self, value: str) -> None:
+        if "--socket" in self._option.opts:
+            self._socket = Path(value).expanduser()
+        self._option = None
+
+    def complete(self, typed: str, *, is_split: bool) -> Iterator[str]:
+        """Yield the answer for the word `typed`."""
+        if self._option is not None:
+            yield from self._values(self._option, typed)
+        elif typed.startswith("-") and not self._only_arguments:
+            name, joined, value = typed.partition("=")
+            if not joined:
+                texts = {name: option.help or "" for name, option in self._options.items()}
+                yield from _words(typed, texts)
+            elif (option := self._options.get(name)) is not None:
+                yield from self._values(option, value, "" if is_split else f"{name}=")
+        elif not self._verb:
+            yield from _words(typed, commands.VERBS)
+        elif self._arguments:
+            yield from self._values(self._arguments[0], typed)
+
+    def _values(self, param: Any, typed: str, prefix: str = "") -> Iterator[str]:
+        """Yield the answer for a value of an option or for an argument."""
+        placeholder = _placeholder(param)
+        if placeholder in _SHELL_ACTIONS:
+            yield _SHELL_ACTIONS[placeholder]
+            return
+        known: dict[str, Callable[[], dict[str, str]]] = {
+            "JOB": self._jobs,
+            "GPU": self._gpus,
+            "USER": _users,
+        }
+        find = known.get(placeholder, lambda: dict.fromkeys(choices_of(param), ""))
+        yield from _words(typed, find(), prefix)
+
+    def _jobs(self) -> dict[str, str]:
+        """Return the jobs of the caller that the verb applies to; root and admins type others."""
+        states = _STATES.get(self._verb, _LIVE)
+        everything = "ended" in states
+        uid = os.geteuid()
+        every_user = uid == 0 or self._verb in _OF_ALL_USERS
+        user = None if every_user else pwd.getpwuid(uid).pw_name
+        jobs = _ask(self._socket, lambda daemon: daemon.jobs(everything=everything, user=user)).jobs
+        return {str(job.id): _described(job) for job in jobs if job.state in states}
+
+    def _gpus(self) -> dict[str, str]:
+        gpus = _ask(self._socket, Client.status).gpus
+        return {index_of(gpu): f"{clean(gpu.name)}, {gpu.state}" for gpu in gpus}
 
 
-def _gpus(typed: str, named: list[str]) -> Iterator[str]:
-    for gpu in _ask("/status", named)["gpus"]:
-        index = gpu.get("label") or str(gpu["index"])
-        if index.startswith(typed):
-            yield f"{_clean(index)}\t{_clean(gpu['name'])}, {gpu['state']}"
+def _words(typed: str, candidates: Mapping[str, str], prefix: str = "") -> Iterator[str]:
+    yield "words"
+    fitting = [word for word in candidates if word.startswith(typed)]
+    for word in fitting[-_MOST_WORDS:]:
+        yield f"{prefix}{word}\t{candidates[word].rstrip('.')}".rstrip("\t")
 
 
-def _spoken(name: str) -> str:
-    # As gpulease.wire does it, without what that imports.
-    return name.replace("_", "-")
+def _placeholder(param: Any) -> str:
+    """Return the word that stands for a value in the help: JOB for `[JOB]...`."""
+    return (param.metavar or "").strip("[]").partition(" ")[0].rstrip(".")
 
 
-def _clean(text: str) -> str:
-    # As cli.text does it, without what that imports.
-    return "".join(char if char.isprintable() else "?" for char in text)
+def _described(job: JobView) -> str:
+    return f"{clean(job.name)}, {label(job)}, {clean(job.user)}"
 
 
-def _ask(target: str, named: list[str]) -> Any:
-    """Return the answer of the first daemon that gives one.
+def _users() -> dict[str, str]:
+    return {user.pw_name: "" for user in pwd.getpwall()}
+
+
+def _ask(socket: Path | None, request: Callable[[Client], T]) -> T:
+    """Return the answer of the first daemon that gives one; none is started.
 
     Raises:
-        OSError: none does, in time.
+        NoDaemon: none does, in time.
     """
-    given = Path(named[0]).expanduser() if named and named[0] else None
-    candidates = config.candidate_sockets(given)
-    # As cli.connect has it: only --socket may lead to the daemon of another user.
-    trusted = None if given is not None else {0, os.geteuid()}
-    for path in candidates:
+    # As for the verbs: only --socket may lead to the daemon of another user.
+    trusted = None if socket is not None else trusted_users()
+    for path in config.candidate_sockets(socket):
         try:
-            return json.loads(_get(path, target, trusted))
-        except OSError:
+            return request(Client(path, trusted=trusted, answer_within=_WITHIN_S))
+        except GpuleaseError:
             continue
-    raise ConnectionError("no daemon answers")
-
-
-def _get(path: Path, target: str, trusted: set[int] | None) -> bytes:
-    # http.client would take longer to import than all of this takes.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(_WITHIN_S)
-        link.connect(str(path))
-        peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if trusted is not None and _CREDENTIALS.unpack(peer)[1] not in trusted:
-            raise PermissionError("the socket belongs to someone else")
-        link.sendall(f"GET /v1{target} HTTP/1.0\r\nHost: gpulease\r\n\r\n".encode())
-        whole = bytearray()
-        while piece := link.recv(1 << 16):
-            whole += piece
-    head, _, body = bytes(whole).partition(b"\r\n\r\n")
-    if head.split(b" ", 2)[1:2] != [b"200"]:
-        raise ConnectionError("it refuses")
-    return body
+    raise NoDaemon("no daemon answers")

@@ -1,4 +1,4 @@
-"""Which daemon a verb talks to: the one that was named, the machine's, or the user's own."""
+"""Which daemon a verb talks to: the one of --socket, the machine's, or the user's own."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +17,14 @@ from gpulease.client import (
 
 SocketOption = Annotated[
     Path | None,
-    typer.Option("--socket", metavar="PATH", help="The daemon's socket.", show_default=False),
+    typer.Option(
+        "--socket", metavar="PATH", help="Use the daemon on this socket.", show_default=False
+    ),
 ]
 
 
 def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
-    """Return what --socket says, after the verb or before it."""
+    """Return the value of --socket, which may stand before the verb or after it."""
     before: Path | None = ctx.find_root().params.get("socket")
     return socket or before
 
@@ -31,7 +33,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     """Return a client of the first daemon that answers.
 
     Raises:
-        NoDaemon: none does.
+        NoDaemon: no daemon answers.
     """
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
@@ -39,7 +41,7 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
     state = config.personal_settings().state
     found = _first_answering(candidates[-1], state)
     if found is None and state.joinpath("gpulease.db").exists():
-        # The user's own has left since it was idle, and has things to tell.
+        # The user's own daemon has exited, as idle ones do, and its record holds ended jobs.
         found, _ = connect_or_start(ctx, socket)
     if found is None:
         raise no_daemon_on(candidates)
@@ -49,20 +51,19 @@ def connect(ctx: typer.Context, socket: Path | None) -> Client:
 def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it.
 
-    One is started for the user where none was named, the machine has none and none of theirs
-    answers. Where one of theirs answers that simulates other GPUs than GPULEASE_SIMULATE asks for,
-    they are told.
+    A daemon is started for the user if none was named, the machine has none, and the user has none
+    that answers. A message says if the user's daemon simulates other GPUs than GPULEASE_SIMULATE.
 
     Raises:
-        NoDaemon: the machine's does not come back, or none could be started.
+        NoDaemon: the machine's daemon does not return, or the user's cannot be started.
     """
     candidates = config.candidate_sockets(named_socket(ctx, socket))
     if len(candidates) == 1:
         return _named(ctx, socket, candidates[0]), False
     settings = config.personal_settings()
     if found := _first_answering(settings.socket, settings.state):
-        if found.path != config.SYSTEM_SOCKET and (other := _other_gpus(settings.state)):
-            say(other)
+        if found.path != config.SYSTEM_SOCKET and (warning := _other_gpus(settings.state)):
+            say(warning)
         return found, False
     path, started = user_daemon.ensure(
         settings.socket, settings.state, answers, user_daemon.daemon_command()
@@ -70,30 +71,35 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     return _trusting(path), started
 
 
+def started_message(client: Client) -> str:
+    """Say that a daemon was started for the user."""
+    return f"gpulease: no daemon was running; started one for you (socket {client.path})"
+
+
 def _other_gpus(state: Path) -> str | None:
     wanted = config.environment().get("GPULEASE_SIMULATE")
-    told = user_daemon.serving(state)
-    if not wanted or told is None or told.simulate == wanted:
+    running = user_daemon.serving(state)
+    if not wanted or running is None or running.simulate == wanted:
         return None
-    has = f"simulates {told.simulate}" if told.simulate else "serves the real GPUs"
+    gpus = f"simulates {running.simulate}" if running.simulate else "uses the real GPUs"
     return (
-        f"gpulease: your daemon {has}, whatever GPULEASE_SIMULATE={wanted} says now; "
-        f"end it first: kill {told.pid}"
+        f"gpulease: GPULEASE_SIMULATE={wanted} has no effect: your daemon already {gpus}; "
+        f"to change that, end it: kill {running.pid}"
     )
 
 
 def _first_answering(own: Path, state: Path) -> Client | None:
-    """Return a client of the machine's daemon, or of the user's own, wherever it listens.
+    """Return a client of the machine's daemon, or else of the user's own, on any socket.
 
     Raises:
-        NoDaemon: the machine has one, and it does not come back.
+        NoDaemon: the machine has a daemon that is down and does not return.
     """
     found = machine_daemon(say) or user_daemon.answering(own, state, answers)
     return None if found is None else _trusting(found)
 
 
 def _named(ctx: typer.Context, socket: Path | None, path: Path) -> Client:
-    # An environment may come from another user, through su(1) or sudo -E, or from advice.
+    # GPULEASE_SOCKET may have been set by another user (su, sudo -E); --socket was typed.
     by_option = named_socket(ctx, socket) is not None
     return Client(path, trusted=None) if by_option else _trusting(path)
 

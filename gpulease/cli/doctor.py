@@ -1,24 +1,27 @@
-"""`gpulease doctor`: what the daemon finds wrong, and what the user's own side finds wrong."""
+"""`gpulease doctor`: what the daemon finds on this machine, and what is found in this account."""
 
+import json as json_module
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
 import gpulease
-from gpulease.cli.caller import environment
+from gpulease.cli.caller import environment, trusted_environment, working_directory
 from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean
-from gpulease.cli.prove import prove as prove_rungs
-from gpulease.cli.python_environment import Python
+from gpulease.cli.program import python_of
+from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import say, screen_of, show, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import NotTrusted, encode, has_daemon, indent
 from gpulease.config import candidate_sockets
-from gpulease.errors import GpuleaseError, NoDaemon
+from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon
 from gpulease.wire.views import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
@@ -33,16 +36,16 @@ _INDENT = 8
 
 def doctor(
     ctx: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     prove: Annotated[
-        bool,
-        typer.Option("--prove", help="Try to leave a lease too, and tell what stopped it."),
+        bool, typer.Option("--prove", help="Run jobs that try to exceed their leases.")
     ] = False,
     socket: SocketOption = None,
 ) -> int:
-    """Look at this machine and this account, and say how to mend what is wrong; 1 on a failure.
+    """Diagnose problems of this machine and this account, and suggest fixes.
 
-    With --prove jobs of yours try to take more than they leased: minutes at most, and 2G of a GPU.
+    Exits with 1 if a check fails. With --prove, short jobs of yours try to use more than
+    they leased, to test what enforces leases: for some minutes, and with 2G of a GPU.
 
     \b
     Examples:
@@ -50,11 +53,11 @@ def doctor(
       gpulease doctor --prove
       gpulease doctor --json | jq '.checks[] | select(.state != "ok")'
     """
-    own = Python.of_the_caller()
-    view = _of_the_daemon(ctx, socket)
-    view.checks += [_hooks(), *own.checks]
+    python = Python.of_the_caller()
+    view = _checks_of_the_daemon(ctx, socket)
+    view.checks += [_access_check(), *python.checks]
     if prove:
-        view.checks += _proofs(ctx, socket, own, view.overuse)
+        view.checks += _proofs(ctx, socket, python, view.overuse)
     if json:
         show(indent(encode(view)))
     else:
@@ -63,66 +66,232 @@ def doctor(
 
 
 def page(view: DoctorView) -> Page:
-    """Lay out the checks, each mend under its own."""
+    """Lay out the checks, each with its fix below."""
     return [block for check in view.checks for block in _check(check)]
 
 
 def _check(check: CheckView) -> Iterator[Block]:
     mark, style = _MARKS[check.state]
-    said = Span(f"{clean(check.name)}: {clean(check.message)}")
-    yield Hanging((Span(mark, style), said), _INDENT)
+    text = Span(f"{clean(check.name)}: {clean(check.message)}")
+    yield Hanging((Span(mark, style), text), _INDENT)
     if check.mend:
         yield Hanging((Span(" " * _INDENT), Span(clean(check.mend), "dim")), _INDENT)
 
 
-def _of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
-    """Return what the daemon says, after that there is one, or what is known without it."""
+def _checks_of_the_daemon(ctx: typer.Context, socket: Path | None) -> DoctorView:
+    """Return the daemon's checks, or what can be checked without a daemon."""
     try:
         client = connect(ctx, socket)
         found = client.doctor()
     except NoDaemon as error:
-        named = len(candidate_sockets(named_socket(ctx, socket))) == 1
-        wrong = named or has_daemon() or isinstance(error, NotTrusted)
-        state: CheckState = "failure" if wrong else "warning"
+        is_named = len(candidate_sockets(named_socket(ctx, socket))) == 1
+        is_expected = is_named or has_daemon() or isinstance(error, NotTrusted)
+        state: CheckState = "failure" if is_expected else "warning"
         daemon = CheckView("daemon", state, error.message, error.hint)
-        return DoctorView([daemon] if named else [daemon, _driver()])
+        return DoctorView([daemon] if is_named else [daemon, _driver_check()])
     except GpuleaseError as error:
         return DoctorView([CheckView("daemon", "failure", error.message, error.hint)])
-    found.checks.insert(0, CheckView("daemon", "ok", f"it answers on {client.path}"))
+    found.checks.insert(0, CheckView("daemon", "ok", f"answers on {client.path}"))
     return found
 
 
-def _driver() -> CheckView:
-    """Look for ourselves, where there is no daemon to ask."""
+def _driver_check() -> CheckView:
     if _DRIVER.exists():
         return CheckView("driver", "ok", "the NVIDIA driver is loaded")
-    if wanted := environment().get("GPULEASE_SIMULATE"):
-        return CheckView("driver", "ok", f"none is needed to simulate {wanted}")
+    if simulated := environment().get("GPULEASE_SIMULATE"):
+        return CheckView("driver", "ok", f"not needed to simulate {simulated}")
     return CheckView(
         "driver",
         "failure",
-        "no NVIDIA driver is loaded here",
+        "the NVIDIA driver is not loaded",
         "to try gpulease without a GPU, set GPULEASE_SIMULATE=2x8G",
     )
 
 
-def _hooks() -> CheckView:
+def _access_check() -> CheckView:
     if os.access(_HOOKS, os.R_OK | os.X_OK):
-        return CheckView("your access", "ok", f"{_HOOKS} can be read")
+        return CheckView("your access", "ok", f"you can read {_HOOKS}")
     return CheckView(
         "your access",
         "failure",
-        f"{_HOOKS} cannot be read, so no framework can be held to its lease",
-        "install gpulease where every user may read it",
+        f"you cannot read {_HOOKS}, so gpulease cannot limit frameworks in your jobs",
+        "install gpulease where all users can read it",
     )
 
 
 def _proofs(
-    ctx: typer.Context, socket: Path | None, own: Python, rule: OveruseView | None
+    ctx: typer.Context, socket: Path | None, python: "Python", policy: OveruseView | None
 ) -> Iterator[CheckView]:
-    # Seconds at the least, and minutes where the watch has to be waited for.
-    say("gpulease: trying to leave a lease; this may take some minutes")
+    # Some seconds; minutes where the grace of the watch passes first.
+    say("gpulease: trying to exceed a lease; this may take some minutes")
     try:
-        yield from prove_rungs(connect(ctx, socket), own.frameworks, rule)
+        yield from prove_levels(connect(ctx, socket), python.frameworks, policy)
     except GpuleaseError as error:
-        yield CheckView("proof", "warning", f"not tried: {error.message}", error.hint)
+        yield CheckView("proof", "warning", f"not tested: {error.message}", error.hint)
+
+
+_DOCS = "docs/frameworks.md lists what is limited"
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework, and how gpulease limits it."""
+
+    name: str
+    distributions: tuple[str, ...]
+    """Its packages on package indexes, the usual name first."""
+    limited_by: str
+    oldest: tuple[int, ...] = ()
+    """The oldest version that can be limited."""
+    tested: tuple[str, ...] = ()
+    """The minor versions that the tests run with."""
+    has_prover: bool = False
+    """Whether `--prove` can try to exceed a lease with it."""
+
+
+FRAMEWORKS = (
+    Framework(
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu"),
+        "the hook",
+        oldest=(2,),
+        tested=("2.21",),
+        has_prover=True,
+    ),
+    Framework("torch", ("torch",), "the hook", tested=("2.13",), has_prover=True),
+    Framework(
+        "jax",
+        ("jax",),
+        "the hook and an environment variable",
+        tested=("0.10",),
+        has_prover=True,
+    ),
+    Framework("jaxlib", ("jaxlib",), "the limit of jax", tested=("0.10",)),
+    Framework(
+        "cupy",
+        ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
+        "an environment variable",
+    ),
+)
+
+
+def framework_checks(installed: Mapping[str, str]) -> Iterator[CheckView]:
+    """Yield a check for each framework among `installed`: versions by distribution."""
+    found = False
+    for framework in FRAMEWORKS:
+        name = next((name for name in framework.distributions if name in installed), None)
+        if name is not None:
+            found = True
+            yield _framework_check(framework, name, installed[name])
+    if not found:
+        yield CheckView(
+            "frameworks",
+            "warning",
+            "this python has none of tensorflow, torch, jax and cupy",
+            "activate the environment of your jobs",
+        )
+
+
+def _framework_check(framework: Framework, name: str, version: str) -> CheckView:
+    installed, numbers = f"{name} {version}", _numbers(version)
+    if framework.oldest and numbers[: len(framework.oldest)] < framework.oldest:
+        oldest = ".".join(map(str, framework.oldest))
+        return CheckView(
+            framework.name,
+            "warning",
+            f"{installed} is too old to be limited to its lease",
+            f"use {name} {oldest} or later; {_DOCS}",
+        )
+    text = f"{installed} is limited to its lease on real GPUs by {framework.limited_by}"
+    if framework.tested and ".".join(map(str, numbers[:2])) not in framework.tested:
+        return CheckView(
+            framework.name,
+            "ok",
+            f"{text}; gpulease is tested with {', '.join(framework.tested)}",
+            "if the hook does not fit, a job warns at its start, and fails with --strict",
+        )
+    return CheckView(framework.name, "ok", text)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (2, 21, 0) of 2.21.0rc1."""
+    numbers = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+_ANSWERS_WITHIN_S = 20.0
+_ASK_VERSIONS = """
+import json, sys
+found = {}
+try:
+    from importlib import metadata
+except ImportError:
+    metadata = None
+for name in sys.argv[1:] if metadata else ():
+    try:
+        found[name] = str(metadata.version(name))
+    except Exception:
+        pass
+print(json.dumps([sys.version.split()[0], found]))
+"""
+"""Asks for versions without importing: TensorFlow takes seconds to import, and GPU memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """The python that runs the caller's .py jobs, and the frameworks installed for it."""
+
+    path: str
+    checks: Sequence[CheckView]
+    installed: Sequence[str] = ()
+    """Distributions of frameworks."""
+
+    @property
+    def frameworks(self) -> list[tuple[str, str]]:
+        """The frameworks that `--prove` can test, each with this python."""
+        there = frozenset(self.installed)
+        return [
+            (each.name, self.path)
+            for each in FRAMEWORKS
+            if each.has_prover and there.intersection(each.distributions)
+        ]
+
+    @classmethod
+    def of_the_caller(cls) -> Self:
+        """Find the python that `run` would use, and ask it for versions."""
+        try:
+            path = python_of(Path(working_directory()), environment())
+        except CommandNotExecutable as error:
+            skipped = f"not checked, nor its frameworks: {error.message}"
+            return cls("", [CheckView("python", "warning", skipped, error.hint)])
+        except GpuleaseError as error:
+            return cls("", [CheckView("python", "warning", error.message, error.hint)])
+        try:
+            version, installed = _ask_versions(path)
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
+            return cls(path, [CheckView("python", "warning", f"{path} does not work: {error}")])
+        runs = CheckView("python", "ok", f".py jobs run under {path} ({version})")
+        return cls(path, [runs, *framework_checks(installed)], tuple(installed))
+
+
+def _ask_versions(path: str) -> tuple[str, dict[str, str]]:
+    """Return the version of a python, and those of the frameworks that it has."""
+    names = [name for each in FRAMEWORKS for name in each.distributions]
+    asked = subprocess.run(
+        [path, "-c", _ASK_VERSIONS, *names],
+        env=trusted_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_ANSWERS_WITHIN_S,
+        stdin=subprocess.DEVNULL,
+        # With -c, Python imports from the working directory, which any user may have written.
+        cwd="/",
+    )
+    version, installed = json_module.loads(asked.stdout.splitlines()[-1])
+    return version, installed

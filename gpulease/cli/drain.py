@@ -1,18 +1,20 @@
-"""`gpulease drain`: grant nothing more on GPUs, for admins."""
+"""`gpulease drain`: stop granting leases on GPUs, for admins."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.for_each import for_each, strange_first
-from gpulease.cli.format import clean
+from gpulease.cli.format import clean, index_of
+from gpulease.cli.job_selection import for_each
 from gpulease.cli.render import show
+from gpulease.client import Client
 from gpulease.wire.views import GpuAvailabilityView
 
 GpusArgument = Annotated[
     list[str],
-    typer.Argument(metavar="GPU", help="Indexes, UUIDs, or the beginning of UUIDs."),
+    typer.Argument(metavar="GPU", help="Indexes, UUIDs, or the beginnings of UUIDs."),
 ]
 
 
@@ -20,40 +22,55 @@ def drain(
     ctx: typer.Context,
     gpus: GpusArgument,
     why: Annotated[
-        str | None, typer.Option("--why", metavar="TEXT", help="What those who wait are told.")
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, shown to all users.")
     ] = None,
     socket: SocketOption = None,
 ) -> int:
-    """Grant nothing more on GPUs; jobs that run there go on. For admins and root.
+    """Stop granting leases on GPUs; running jobs continue. For admins and root.
+
+    A drained GPU stays drained across restarts, until gpulease resume.
 
     \b
     Examples:
       gpulease drain 1 --why "new fan on Friday"
-      gpulease drain 0 1
-      gpulease drain GPU-5f3a
-      gpulease resume 1
+      gpulease drain 0 GPU-5f3a
     """
     client = connect(ctx, socket)
-    strange, known = strange_first(client, gpus)
-    for name in strange:
-        show(drained(client.drain(name, why=why), why))
-    return for_each(known, lambda gpu: drained(client.drain(gpu, why=why), why))
+    unknown, known = split_by_known(client, gpus)
+    for name in unknown:
+        show(_drained(client.drain(name, why=why), why))
+    return for_each(known, lambda gpu: _drained(client.drain(gpu, why=why), why))
 
 
-def drained(view: GpuAvailabilityView, why: str | None = None) -> str:
-    """Say how a GPU stands that somebody wanted drained, for the reason `why`."""
-    said = clean(view.drained or "drained")
-    if not view.changed:
-        before = f"GPU {view.label} was drained before: {said}"
-        if why is None or clean(why) in said:
-            return before
-        again = f"gpulease resume {view.label}, and drain it anew"
-        return f"{before}; that is still the reason: to give another, {again}"
-    return f"GPU {view.label} is {said}; {_going_on(view.jobs)}"
+def split_by_known(client: Client, gpus: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names that no GPU of `status` has, and the others.
+
+    The unknown ones are tried first: when the daemon refuses one, nothing has been done yet.
+    """
+    present = [(index_of(gpu), gpu.uuid.lower()) for gpu in client.status().gpus]
+    unknown: list[str] = []
+    known: list[str] = []
+    for name in dict.fromkeys(gpus):
+        found = [gpu for gpu in present if name == gpu[0] or gpu[1].startswith(name.lower())]
+        (known if len(found) == 1 else unknown).append(name)
+    return unknown, known
 
 
-def _going_on(jobs: list[int]) -> str:
-    if not jobs:
-        return "nothing runs there"
-    one = len(jobs) == 1
-    return f"job{'' if one else 's'} {', '.join(map(str, jobs))} there go{'es' if one else ''} on"
+def _drained(view: GpuAvailabilityView, why: str | None = None) -> str:
+    state = clean(view.drained or "drained")
+    if view.changed:
+        return f"GPU {view.label} is {state}; {_running(view.jobs)}"
+    already = f"GPU {view.label} was already {state}"
+    if why is None or clean(why) in state:
+        return already
+    return f"{already}; to change the reason, run gpulease resume {view.label} first"
+
+
+def _running(jobs: list[int]) -> str:
+    match jobs:
+        case []:
+            return "no job runs there"
+        case [job]:
+            return f"job {job} continues there"
+        case _:
+            return f"jobs {', '.join(map(str, jobs))} continue there"

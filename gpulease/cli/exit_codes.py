@@ -1,4 +1,4 @@
-"""With which number `run` leaves, and what it says of the end of a job."""
+"""The exit code of `run` and `attach`, and the last message about a job."""
 
 import signal
 from dataclasses import dataclass
@@ -8,26 +8,24 @@ from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
 from gpulease.wire.views import JobView
 
 SIGNALED = 128
-"""What a shell adds to the number of the signal that ended a command."""
-
-
+"""A shell adds this to the number of the signal that ended a command."""
 _LIMITS = frozenset({"time_limit", "over_lease", "idle"})
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ended, by its shim."""
+    """How a job ended, as its shim reports it."""
 
     exit_code: int | None
     signal: int | None
     reason: str
-    """ "exited", "signaled", or why it was asked to go: "cancelled", "time_limit" and others."""
+    """ "exited", "signaled", or why it was stopped: "cancelled", "time_limit" and others."""
     ctrl_c_typed: bool = False
-    """Ctrl-C was typed on the terminal that was the job's."""
+    """Ctrl-C was typed on the terminal of the job."""
 
 
 def status_of_ending(ending: JobEnd) -> int:
-    """Return the exit code for what the shim says."""
+    """Return the exit code for an end that the shim reported."""
     if ending.reason in _LIMITS:
         return EXIT_TIME_LIMIT
     if ending.exit_code is not None:
@@ -36,7 +34,7 @@ def status_of_ending(ending: JobEnd) -> int:
 
 
 def status_of_job(job: JobView) -> int:
-    """Return the exit code for a job that ended without us."""
+    """Return the exit code for an end that only the daemon knows."""
     if job.exit_status is not None:
         return job.exit_status
     match job.outcome:
@@ -50,10 +48,10 @@ def status_of_job(job: JobView) -> int:
             return EXIT_OWN_FAILURE
 
 
-_NO_RUN_OF_ITS_OWN = {
+_ENDS_WITHOUT_OUTPUT = {
     "gave_up": "gave up waiting",
     "launch_failed": "could not be started",
-    "lost": "was lost, and how it ended is not known",
+    "lost": "disappeared; how it ended is unknown",
     "cancelled": "was cancelled",
     "over_lease": "was stopped",
     "idle": "was stopped",
@@ -61,12 +59,12 @@ _NO_RUN_OF_ITS_OWN = {
 
 
 def last_words(job: JobView) -> str | None:
-    """Say why a job ended, where its own output does not."""
+    """Say why a job ended, if its own output does not."""
     if job.outcome == "time_limit":
         return f"gpulease: job {job.id} reached its time limit"
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     if job.out_of_memory:
         return f"gpulease: job {job.id}{why}"
-    if job.outcome not in _NO_RUN_OF_ITS_OWN:
+    if job.outcome not in _ENDS_WITHOUT_OUTPUT:
         return None
-    return f"gpulease: job {job.id} {_NO_RUN_OF_ITS_OWN[job.outcome]}{why}"
+    return f"gpulease: job {job.id} {_ENDS_WITHOUT_OUTPUT[job.outcome]}{why}"

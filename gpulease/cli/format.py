@@ -1,97 +1,68 @@
-"""Words and times as every verb writes them: pure functions, with the time as an argument."""
+"""Text for people: names, sizes, times and states. Pure; the time is an argument."""
 
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import takewhile
 
 from gpulease.units import format_size, format_span
 from gpulease.wire.requests import spoken
 from gpulease.wire.views import EnforcementLevelView, GpuView, JobView, LeaseView, RefusalView
 
 UNKNOWN = "-"
-_MARKS = frozenset({"Mn", "Me"})
-"""Categories of what is drawn over the character before it."""
 
 
 def clean(text: str) -> str:
-    """Return one line without anything that would steer a terminal: it may be a stranger's."""
+    """Return text of another user without characters that control a terminal, on one line."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def sentence(reason: str, hint: str | None = None) -> str:
-    """Return why something is as it is, with the hint to it, on one line."""
+    """Return a reason, with its hint, on one line."""
     return clean(f"{reason}; hint: {hint}" if hint else reason)
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Return how many columns `text` takes on a terminal."""
     if text.isascii():
         return len(text)
-    # What is wide, what is joined and what takes no room at all fills tables of its own.
+    # rich has the tables of wide and combining characters.
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def beginning(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """Return as much of the beginning of `text` as takes at most `width` columns."""
-    if text.isascii():
+    if text.isascii() or width <= 0:
         return text[: max(0, width)]
-    end = min(len(text), max(0, width) * 2 + 8)
-    # Not every cut is between two characters as a reader sees them, but none is too wide.
-    while end and cells(text[:end]) > width:
-        end -= 1
-    return text[:end] + _combining(text[end:])
+    from rich.cells import chop_cells
 
-
-def _combining(rest: str) -> str:
-    """Return the marks at the beginning of `rest` that belong to the character before."""
-    return "".join(takewhile(lambda char: unicodedata.category(char) in _MARKS, rest))
+    return chop_cells(text[: 4 * width], width)[0]
 
 
 def shorten(text: str, width: int) -> str:
     """Return `text` in at most `width` columns, with an ellipsis where something was cut."""
-    if cells(text) <= width:
+    if display_width(text) <= width:
         return text
-    return beginning(text, width - 1).rstrip() + "…" if width > 0 else ""
-
-
-def broken(text: str, width: int, later: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where each line of `text` begins and ends, between words where there is a place.
-
-    The first line is `width` columns wide, the others `later`, or as wide.
-    """
-    begin = 0
-    while cells(text[begin:]) > width:
-        end = begin + max(1, len(beginning(text[begin:], width)))
-        space = text.rfind(" ", begin, end + 1)
-        if space > begin and text[begin:space].strip():
-            end = space
-        yield begin, end
-        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
-        width = width if later is None else later
-    if begin < len(text) or not text:
-        yield begin, len(text)
+    return truncate(text, width - 1).rstrip() + "…" if width > 0 else ""
 
 
 def size(amount: int | None) -> str:
-    """Write bytes, or that they are not known."""
+    """Write a number of bytes; None is unknown."""
     return UNKNOWN if amount is None else format_size(amount)
 
 
 def instant(written: str) -> datetime:
-    """Read an instant of the wire."""
+    """Read an instant of the API."""
     return datetime.fromisoformat(written)
 
 
 def index_of(gpu: GpuView | RefusalView) -> str:
-    """Return the index of a GPU as people say it; a MIG device has its place after it: 0:1."""
+    """Return the index of a GPU; that of a MIG device is 0:1."""
     return clean(gpu.label) or str(gpu.index)
 
 
 def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
-    """Write an instant as a wall clock shows it in the time zone of `now`."""
+    """Write an instant in the time zone of `now`, with the day if that is not today."""
     if written is None:
         return UNKNOWN
     local = instant(written).astimezone(now.tzinfo)
@@ -104,43 +75,43 @@ def clock(written: str | None, now: datetime, *, seconds: bool = False) -> str:
 
 
 def until(written: str | None, now: datetime) -> str:
-    """Write how long it is from `now` to an instant."""
+    """Write the time from `now` to an instant."""
     return UNKNOWN if written is None else _span(instant(written) - now)
 
 
 def between(start: str | None, end: str | None, now: datetime) -> str:
-    """Write how long something took, or has taken up to `now`."""
+    """Write the time from `start` to `end`, or to `now`."""
     if start is None:
         return UNKNOWN
     return _span((instant(end) if end else now) - instant(start))
 
 
 def since(written: str, now: datetime) -> str:
-    """Write how long ago an instant was."""
+    """Write the time since an instant."""
     return _span(now - instant(written))
 
 
 def ordinal(number: int) -> str:
-    """Write a place in a line: 1st, 2nd, 3rd, 4th, 11th."""
+    """Write a place in the queue: 1st, 2nd, 3rd, 4th, 11th."""
     teens = 10 < number % 100 < 20
     ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
 SUSPENDED = "suspended"
-"""What an active job is called whose main process is stopped."""
+"""The state shown for an active job with a stopped main process."""
 
 
-def asks(job: JobView) -> str:
-    """Write what a job asked for: 4G, 2 x 40%, all of a GPU."""
+def requested(job: JobView) -> str:
+    """Write what a job asked for: 4G, 2 x 40%, 4G exclusive."""
     claim = job.claim
     amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
-    return f"{times} alone" if claim.exclusive else times
+    return f"{times} exclusive" if claim.exclusive else times
 
 
 def named(job: JobView) -> str:
-    """Write a job's name, and that it is a lease without a job if it is one."""
+    """Write the name of a job, marked if it is a lease without a job."""
     name = clean(job.name)
     if job.kind != "hold":
         return name
@@ -148,33 +119,33 @@ def named(job: JobView) -> str:
 
 
 def label(job: JobView) -> str:
-    """Write a job's state, or how it ended."""
+    """Write the state of a job, or how it ended."""
     if job.suspended:
         return SUSPENDED
     return job.state if job.state != "ended" else spoken(job.outcome or "ended")
 
 
 def is_above(job: JobView, lease: LeaseView) -> bool:
-    """Tell whether a job uses more than it leased and nothing comes of that at this moment.
+    """Tell whether a job uses more than it leased, at present without consequences.
 
-    It is within the tolerance, or nobody waits for the memory where leases are elastic.
+    It is within the tolerance, or no job waits for the memory and leases are elastic.
     """
     above = lease.used is not None and lease.used > lease.memory
     return above and lease.over_since_at is None and job.state == "active"
 
 
-def held_by(rungs: Sequence[EnforcementLevelView]) -> str:
-    """Say in a line what holds jobs to their leases on a machine, and what does not."""
-    has = ", ".join(_rung(each) for each in rungs if each.available)
-    lacks = ", ".join(_rung(each) for each in rungs if not each.available)
-    said = f"held by: {has or 'nothing, jobs are placed and counted only'}"
-    return f"{said}; not by: {lacks} (gpulease doctor says why)" if lacks else said
+def enforcement(levels: Sequence[EnforcementLevelView]) -> str:
+    """Name the levels that enforce leases on this machine, and those that do not."""
+    available = ", ".join(_level(each) for each in levels if each.available)
+    missing = ", ".join(_level(each) for each in levels if not each.available)
+    text = f"leases are enforced by: {available or 'nothing'}"
+    return f"{text}; not by: {missing} (see gpulease doctor)" if missing else text
 
 
-def _rung(rung: EnforcementLevelView) -> str:
-    return clean(rung.rung) + (" (not for everybody alike)" if rung.varies else "")
+def _level(level: EnforcementLevelView) -> str:
+    return clean(level.rung) + (" (not for all users)" if level.varies else "")
 
 
 def _span(span: timedelta) -> str:
-    """Write a span; none is below zero, whatever a clock that was set makes of it."""
+    """Write a span; one below zero, after the clock was set, is 0s."""
     return format_span(max(span, timedelta(0)))

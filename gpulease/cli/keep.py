@@ -1,4 +1,4 @@
-"""`gpulease keep`: a lease that is idle on purpose is not taken back."""
+"""`gpulease keep`: protect idle leases from being released."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -6,43 +6,49 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.for_each import for_each
 from gpulease.cli.format import clock, until
+from gpulease.cli.job_selection import for_each, select_jobs, selection
+from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.units import format_span, parse_span
 from gpulease.wire.views import JobView
 
 
 def keep(
     ctx: typer.Context,
-    jobs: Annotated[list[int], typer.Argument(metavar="JOB", help="Ids of jobs or holds.")],
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
     span: Annotated[
-        str, typer.Option("--for", metavar="SPAN", help="For how long; at most a day.")
+        str, typer.Option("--for", metavar="SPAN", help="For how long, at most a day.")
     ] = "1h",
     socket: SocketOption = None,
 ) -> int:
-    """Keep leases that are idle on purpose, for an hour or as long as --for says.
+    """Protect idle leases from being released, for an hour or for --for.
 
-    On machines where a lease that nobody uses goes to those who wait, this one stays.
+    Some admins have leases released that nobody uses while other jobs wait. The
+    output of the job and gpulease show announce it. Repeat keep as often as needed.
 
     \b
     Examples:
       gpulease keep 17
-      gpulease keep 17 18 --for 4h
+      gpulease keep last --for 4h
     """
     asked = parse_span(span)
+    wanted = selection("keep", jobs, name, every)
     client = connect(ctx, socket)
+    numbers = select_jobs(client, wanted)
     now = datetime.now(UTC).astimezone()
     return for_each(
-        jobs, lambda number: said(client.keep(number, asked.total_seconds()), asked, now)
+        numbers, lambda number: result(client.keep(number, asked.total_seconds()), asked, now)
     )
 
 
-def said(job: JobView, span: timedelta, now: datetime) -> str:
-    """Say until when a job is kept, and from what."""
+def result(job: JobView, span: timedelta, now: datetime) -> str:
+    """Describe until when a job is kept, and from what it is not."""
     end = clock(job.kept_until_at, now)
-    kept = f"job {job.id} may be idle until {end}, for {format_span(span)}"
-    stops_at = min((each.stops_at for each in job.leases if each.stops_at), default=None)
+    kept = f"the lease of job {job.id} is kept until {end}, for {format_span(span)}, even if idle"
+    stops_at = min((lease.stops_at for lease in job.leases if lease.stops_at), default=None)
     if stops_at is None:
-        return f"{kept}; its lease is not taken back for that"
+        return kept
     left = until(stops_at, now)
-    return f"{kept}; it is over its lease, and is stopped for that in {left} unless that ends"
+    return f"{kept}; the job is over its lease, and is stopped in {left} unless that ends"

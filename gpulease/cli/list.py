@@ -9,7 +9,7 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import SUSPENDED, UNKNOWN, asks, between, clean, clock, label, named
+from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, label, named, requested
 from gpulease.cli.render import screen_of, show, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client import decode, indent
@@ -38,35 +38,35 @@ Asked = Literal[
     "launch-failed",
     "lost",
 ]
-"""A state, or how a job ended; `failed` is any end that its owner would not call a success."""
-_AMONG = {SUSPENDED: "active"}
-"""The state that the daemon is asked for, of what is no state of its own."""
-_NO_FAILURES = frozenset({"released", "cancelled", "gave_up"})
+"""A state or an outcome; `failed` is any end without success."""
+_STATE_OF = {SUSPENDED: "active"}
+"""What to ask the daemon for: suspended jobs are active ones to it."""
+_NOT_FAILED = frozenset({"released", "cancelled", "gave_up"})
 
 
 def list(
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Also jobs that have ended.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include ended jobs.")] = False,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Jobs of this user.")
+        str | None, typer.Option("--user", metavar="USER", help="Only jobs of this user.")
     ] = None,
     state: Annotated[
         Asked | None,
         typer.Option(
             "--state",
             metavar="STATE",
-            help="Jobs in this state, or that ended so, such as queued, failed, lost.",
+            help="Only jobs in this state, or with this end: queued, failed, lost.",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """List jobs, oldest first: those that wait or run, or with --all every one remembered.
+    """List jobs, oldest first: those that wait or run, and with --all those that have ended.
 
-    STATE is queued, granted, active, releasing or ended; suspended, for an active job
-    that is stopped (Ctrl-Z); or one way of having ended: exited, failed, signaled,
-    released, cancelled, time-limit, over-lease, idle, gave-up, launch-failed, lost.
+    STATE is queued, granted, active, suspended (stopped by Ctrl-Z), releasing or ended,
+    or how a job ended: exited, failed, signaled, released, cancelled, time-limit,
+    over-lease, idle, gave-up, launch-failed, lost.
 
     \b
     Examples:
@@ -76,8 +76,8 @@ def list(
       gpulease list --state failed --json | jq '.jobs[].id'
     """
     client = connect(ctx, socket)
-    # Whoever asks for the ended ones means to see them.
-    at = state if state is None or state in _STATES else _AMONG.get(state, "ended")
+    # --state lost includes ended jobs without --all.
+    at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
     reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
     if state is not None and at != state:
         reply = _only(reply, state)
@@ -86,27 +86,26 @@ def list(
         return
     if user is not None and not decode(JobList, reply).jobs and not is_user(user):
         raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: this machine has no such user",
-            "gpulease list --all shows whose jobs are on record",
+            f"cannot list jobs of {user[:80]!r}: no such user",
+            "gpulease list --all shows the jobs of all users",
         )
     now = datetime.now(UTC).astimezone()
     show_page(page(decode(JobList, reply), now), screen_of(sys.stdout, environment()))
 
 
-def _only(reply: bytes, how: str) -> bytes:
-    """Return the listing with the jobs that are suspended or ended in one way, as they came."""
-    # The name of an option hides the module of that name from `list` alone.
+def _only(reply: bytes, wanted: str) -> bytes:
+    """Return the reply with the jobs that are suspended, or ended in one way."""
     listed = json_module.loads(reply)
-    listed["jobs"] = [job for job in listed["jobs"] if _is_so(job, how)]
+    listed["jobs"] = [job for job in listed["jobs"] if _matches(job, wanted)]
     return json_module.dumps(listed, ensure_ascii=False).encode()
 
 
-def _is_so(job: dict[str, Any], how: str) -> bool:
-    if how == SUSPENDED:
+def _matches(job: dict[str, Any], wanted: str) -> bool:
+    if wanted == SUSPENDED:
         return bool(job.get("suspended"))
-    if how == "failed":
-        return job["outcome"] not in _NO_FAILURES and job["exit_status"] != 0
-    return bool(spoken(job["outcome"] or "") == how)
+    if wanted == "failed":
+        return job["outcome"] not in _NOT_FAILED and job["exit_status"] != 0
+    return bool(spoken(job["outcome"] or "") == wanted)
 
 
 def page(listed: JobList, now: datetime) -> Page:
@@ -118,7 +117,7 @@ def page(listed: JobList, now: datetime) -> Page:
         Column("USER", wraps=True),
         Column("NAME", leaves=1, shrinks=True, below=""),
         Column("STATE"),
-        Column("ASKS", right=True, leaves=3, below="asks "),
+        Column("REQUEST", right=True, leaves=3, below="request "),
         Column("SUBMITTED", right=True, leaves=5),
         Column("RAN", right=True, leaves=4, below="ran "),
         Column("EXIT", right=True),
@@ -138,7 +137,7 @@ def _row(job: JobView, now: datetime) -> tuple[Line, ...]:
         line(clean(job.user)),
         line(named(job)),
         line(label(job), "bad" if failed else _style(job)),
-        line(asks(job)),
+        line(requested(job)),
         line(clock(job.submitted_at, now)),
         line(between(job.started_at, job.ended_at, now)),
         line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),

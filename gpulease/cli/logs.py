@@ -1,58 +1,70 @@
-"""`gpulease logs`: what a job has written, each stream to its own."""
+"""`gpulease logs`: the kept output of jobs, each stream on its own."""
 
 from typing import Annotated
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import ordinal, sentence
+from gpulease.cli.format import clean, ordinal, sentence
+from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import pass_on, say
 from gpulease.wire.views import JobView
 
 
 def logs(
     ctx: typer.Context,
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The id of a job.")],
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")
+        bool, typer.Option("-f", "--follow", help="Continue until the job has ended.")
     ] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")
+        int | None,
+        typer.Option("--tail", metavar="N", min=0, help="Only the last N lines of each stream."),
     ] = None,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Only its standard output.")] = False,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only its standard error.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Only standard output.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only standard error.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Print the output of a job: its stdout on stdout, its stderr on stderr, byte for byte.
+    """Print the output of jobs: their stdout on stdout, their stderr on stderr.
 
-    Of one that waits there is none yet; with -f its output comes when it starts.
+    A waiting job has no output yet; with -f it is printed once the job starts.
+    Of several jobs, one is printed after the other.
 
     \b
     Examples:
       gpulease logs 17
-      gpulease logs -f --tail 20 17
-      gpulease logs --stdout 17 > result.csv
+      gpulease logs -f --tail 20 last
+      gpulease logs --stdout sweep-7 > result.csv
     """
+    wanted = selection("logs", jobs, name, every)
     client = connect(ctx, socket)
-    if why := unwritten(client.job(job)):
-        say(f"gpulease: {why}")
+    numbers = select_jobs(client, wanted)
     both = stdout == stderr
-    pieces = client.logs(
-        job, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
-    )
-    for kind, piece in pieces:
-        pass_on(kind, piece)
+    for number in numbers:
+        job = client.job(number)
+        if len(numbers) > 1:
+            say(f"gpulease: output of job {number} ({clean(job.name)})")
+        if why := why_no_output(job):
+            say(f"gpulease: {why}")
+        pieces = client.logs(
+            number, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
+        )
+        for kind, piece in pieces:
+            pass_on(kind, piece)
 
 
-def unwritten(job: JobView) -> str | None:
-    """Say why a job has written nothing, if it has not been started."""
+def why_no_output(job: JobView) -> str | None:
+    """Say why a job has no output, if it has not started."""
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     match job.state:
         case "queued":
             place = f", {ordinal(job.position)} in line" if job.position else ""
             return f"job {job.id} has not started; it waits{place}{why}"
         case "granted":
-            return f"job {job.id} has not started; it is about to"
+            return f"job {job.id} has not started yet, but its lease is granted"
         case "ended" if job.started_at is None and job.kind == "run":
             return f"job {job.id} never started{why}"
         case _:

@@ -1,6 +1,6 @@
-"""What is said of a job before anyone is attached to it, and where nobody can be any more.
+"""Messages about a job that is not attached: while it waits, and after its end.
 
-What `run` says while its job waits: one line, rewritten where a terminal can.
+While it waits there is one line, which is rewritten on a terminal.
 """
 
 import signal
@@ -17,34 +17,34 @@ from gpulease.wire.views import JobView
 _NO_RUN = {
     "gave_up": "gave up waiting",
     "launch_failed": "could not be started",
-    "lost": "was lost, and how it ended is not known",
+    "lost": "disappeared; how it ended is unknown",
 }
 
 _ENDED_BY_US = {
     "cancelled": "was cancelled",
-    "over_lease": "was stopped: it held more than its lease",
-    "idle": "was stopped: it did nothing while others waited",
+    "over_lease": "was stopped: it used more than its lease",
+    "idle": "was stopped: it was idle while other jobs waited",
 }
 
 
 def not_followed(number: int, error: TooMany) -> str:
-    """Say that a job cannot be followed now, and that nothing is lost by it."""
+    """Say that a job is not followed live, and keeps its place."""
     return (
-        f"gpulease: {clean(error.message)}; job {number} keeps its turn, "
-        "and is looked at now and then"
+        f"gpulease: {clean(error.message)}; job {number} keeps its place in the queue, "
+        "and is checked every few seconds"
     )
 
 
 def shell_on(job: JobView, gpus: str) -> str:
-    """Say what a shell has been given; `gpus` names them."""
+    """Describe the lease of a shell; `gpus` names its GPUs."""
     memory = size(job.leases[0].memory) if job.leases else size(job.claim.memory)
     each = " each" if len(job.leases) > 1 else ""
-    return f"gpulease: a shell on {gpus}, {memory}{each}; exit gives the lease back"
+    return f"gpulease: a shell on {gpus}, {memory}{each}; exit releases the lease"
 
 
 def ended(job: JobView) -> str:
-    """Say how a job ended that nobody can attach to any more."""
-    logs = f"; gpulease logs {job.id} shows what it wrote" if job.started_at else ""
+    """Say how a job ended."""
+    logs = f"; gpulease logs {job.id} shows its output" if job.started_at else ""
     return f"gpulease: job {job.id} {_how(job)}{logs}"
 
 
@@ -53,7 +53,7 @@ def _how(job: JobView) -> str:
         case "time_limit":
             limit = job.claim.time_limit
             after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
-            return f"ended at its time limit{after}"
+            return f"reached its time limit{after}"
         case "cancelled" | "over_lease" | "idle" as outcome:
             return _ENDED_BY_US[outcome]
         case "signaled" if job.exit_status is not None:
@@ -63,7 +63,7 @@ def _how(job: JobView) -> str:
             return _NO_RUN[outcome] + why
         case _:
             with_status = "" if job.exit_status is None else f" with exit status {job.exit_status}"
-            return f"has ended{with_status}"
+            return f"ended{with_status}"
 
 
 def _signal_name(number: int) -> str:
@@ -73,21 +73,21 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-SPEAKS_EVERY = timedelta(seconds=30)
-"""Where lines cannot be rewritten, as in the log of a batch system."""
+LINE_EVERY = timedelta(seconds=30)
+"""Between lines that cannot be rewritten, as in the log of a batch system."""
 _ERASE = "\r\x1b[2K"
 
 
 def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
-    """Say where a job stands in the line, why, and for whom."""
+    """Say where a job is in the queue, why it waits, and for which jobs."""
     if job.state != "queued":
-        return f"gpulease: job {job.id} starts"
+        return f"gpulease: job {job.id} is starting"
     place = f", {ordinal(job.position)} in line" if job.position else ""
     return f"gpulease: job {job.id} waits{place}{_why(job, blockers, now)}"
 
 
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
-    """Say the daemon's reason; where we know more of the jobs it names, with that."""
+    """Give the daemon's reason, with what is known about the jobs that it names."""
     what, names_them, _ = (job.reason or "").partition(" before ")
     if names_them and blockers:
         parts = [_blocker(blocker, now, " ({} at the latest)") for blocker in blockers]
@@ -120,20 +120,20 @@ def _blocker(job: JobView, now: datetime, ends_as: str) -> str:
 
 
 class WaitingLine:
-    """The line on stderr; `width` is None where it cannot be rewritten.
+    """The line on stderr; `width` is None if it cannot be rewritten.
 
-    It keeps quiet for the first `patience` seconds: most jobs start at once.
+    Nothing is shown for the first `delay` seconds: most jobs start at once.
     """
 
     def __init__(
         self,
         write: Callable[[str], None],
         width: Callable[[], int] | None,
-        patience: float = 0.5,
+        delay: float = 0.5,
     ) -> None:
         self._write = write
         self._width = width
-        self._patience: float | None = patience
+        self._delay: float | None = delay
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._text = ""
@@ -142,22 +142,22 @@ class WaitingLine:
 
     @property
     def rewrites(self) -> bool:
-        """Whether what is shown is gone when the job starts."""
+        """Whether the line disappears when the job starts."""
         return self._width is not None
 
     def show(self, text: str, now: datetime) -> None:
-        """Say `text`, unless it has been said, or something was only just now."""
+        """Show `text`, unless it is shown already or the last line is too recent."""
         with self._lock:
             self._text = text
-            if self._patience is None:
+            if self._delay is None:
                 self._show(now)
             elif self._timer is None:
-                self._timer = threading.Timer(self._patience, self._lose_patience, (now,))
+                self._timer = threading.Timer(self._delay, self._show_first, (now,))
                 self._timer.daemon = True
                 self._timer.start()
 
     def clear(self) -> None:
-        """Leave the terminal as it was found, and say nothing more until the next `show`."""
+        """Erase the line, and show nothing until the next `show`."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -167,20 +167,20 @@ class WaitingLine:
             self._shown = None
             self._text = ""
 
-    def _lose_patience(self, now: datetime) -> None:
+    def _show_first(self, now: datetime) -> None:
         with self._lock:
-            self._patience = None
+            self._delay = None
             if self._text:
                 self._show(now)
 
     def _show(self, now: datetime) -> None:
         if self._width is not None:
             self._write(_ERASE + shorten(self._text, self._width() - 1))
-        elif self._text != self._shown and self._may_speak(now):
+        elif self._text != self._shown and self._may_write(now):
             self._write(self._text + "\n")
         else:
             return
         self._shown, self._shown_at = self._text, now
 
-    def _may_speak(self, now: datetime) -> bool:
-        return self._shown_at is None or now - self._shown_at >= SPEAKS_EVERY
+    def _may_write(self, now: datetime) -> bool:
+        return self._shown_at is None or now - self._shown_at >= LINE_EVERY

@@ -1,4 +1,4 @@
-"""The options of `run`, and those that it shares: how each is written, and what its help says."""
+"""The options and arguments that verbs share: how each is written, and its help."""
 
 from functools import partial
 from typing import Annotated, Literal
@@ -6,73 +6,110 @@ from typing import Annotated, Literal
 import typer
 
 _option = partial(typer.Option, show_default=False)
+_resource = partial(_option, rich_help_panel="Resources")
+_waiting = partial(_option, rich_help_panel="Waiting")
+_job = partial(_option, rich_help_panel="Job")
+_terminal = partial(_option, rich_help_panel="Terminal")
+_framework = partial(_option, rich_help_panel="Frameworks")
+
+# What names jobs; job_selection finds them.
+
+JobsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOB",
+        help="Numbers or names of jobs; 'last' is your newest job.",
+        show_default=False,
+    ),
+]
+NamePatternOption = Annotated[
+    str | None,
+    _option("--name", metavar="PATTERN", help="Your jobs with such names, as 'sweep*'."),
+]
+AllOption = Annotated[bool, _option("--all", help="All your jobs that wait or run.")]
+
+# Of run and hold.
 
 MemOption = Annotated[
-    str | None, _option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%.")
+    str | None, _resource("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%.")
 ]
-GpusOption = Annotated[int, _option("--gpus", metavar="N", help="How many GPUs; 1 if left out.")]
-ExclusiveOption = Annotated[bool, _option("--exclusive", help="Share the GPUs with nobody.")]
+GpusOption = Annotated[int, _resource("--gpus", metavar="N", help="Number of GPUs; default: 1.")]
+ExclusiveOption = Annotated[bool, _resource("--exclusive", help="No other job on these GPUs.")]
 TimeOption = Annotated[
-    str | None, _option("--time", metavar="SPAN", help="End the job after 90s, 30m, 4h, 1d12h.")
+    str | None, _resource("--time", metavar="SPAN", help="Time limit: 90s, 30m, 4h, 1d12h.")
 ]
 SignalOption = Annotated[
     str | None,
-    _option("--signal", metavar="SIG@SPAN", help="Send SIG that long before the time is up."),
+    _resource("--signal", metavar="SIG@SPAN", help="Send SIG this long before the time limit."),
 ]
 GraceOption = Annotated[
-    str | None,
-    _option("--grace", metavar="SPAN", help="How long it may take to end once it is asked to."),
+    str | None, _resource("--grace", metavar="SPAN", help="Time between SIGTERM and SIGKILL.")
 ]
-NameOption = Annotated[
-    str | None, _option("--name", metavar="TEXT", help="What listings call the job.")
+NewLeaseOption = Annotated[
+    bool, _resource("--new-lease", help="Inside a job: take a second lease.")
 ]
 DetachOption = Annotated[
-    bool, _option("-d", "--detach", help="Print the job's id and return at once.")
+    bool, _waiting("-d", "--detach", help="Print the number of the job and return.")
 ]
-ShellOption = Annotated[bool, _option("--shell", help="Run your shell; COMMAND is left out.")]
-PtyOption = Annotated[
-    bool | None,
-    _option("--pty/--no-pty", help="Give the job a terminal, or none; one on a terminal."),
+NoWaitOption = Annotated[
+    bool, _waiting("--no-wait", help="Give up (exit 75) if the job cannot start at once.")
 ]
-DetachKeysOption = Annotated[
-    str | None,
-    _option("--detach-keys", metavar="KEYS", help=r"What leaves the job running: ctrl-\,d."),
+WaitOption = Annotated[
+    str | None, _waiting("--wait", metavar="SPAN", help="Give up (exit 75) after this time.")
 ]
 RetryOomOption = Annotated[
     str | None,
-    _option(
-        "--retry-oom", metavar="FACTOR", help="Out of memory: again with more; 1.5x, 4x at most."
+    _waiting(
+        "--retry-oom",
+        metavar="FACTOR",
+        help="Out of GPU memory: run again with more, as 1.5x; up to 4x in all.",
     ),
 ]
-NoWaitOption = Annotated[
-    bool, _option("--no-wait", help="Give up (exit 75) if it would have to wait.")
+SnapshotOption = Annotated[
+    bool,
+    _waiting("--snapshot", help="Run the script as it is now, even if it is edited meanwhile."),
 ]
-WaitOption = Annotated[
-    str | None, _option("--wait", metavar="SPAN", help="Give up (exit 75) after so long.")
+NameOption = Annotated[
+    str | None, _job("--name", metavar="TEXT", help="Name in listings; default: the command's.")
+]
+ShellOption = Annotated[bool, _job("--shell", help="Run your shell in place of COMMAND.")]
+PtyOption = Annotated[
+    bool | None,
+    _terminal(
+        "--pty/--no-pty",
+        help="Give the job a terminal, or none; default: if you are on a terminal.",
+    ),
+]
+DetachKeysOption = Annotated[
+    str | None,
+    _terminal("--detach-keys", metavar="KEYS", help=r"Keys that leave the job running: ctrl-\,d."),
 ]
 VisibleOption = Annotated[
     Literal["uuid", "index"],
-    _option("--visible", help="How CUDA_VISIBLE_DEVICES names the GPUs; uuid if left out."),
+    _framework("--visible", help="How CUDA_VISIBLE_DEVICES names GPUs; default: uuid."),
 ]
-GrowthOption = Annotated[bool, _option("--growth", help="TensorFlow takes memory as it needs it.")]
+GrowthOption = Annotated[
+    bool, _framework("--growth", help="TensorFlow and JAX allocate memory as needed.")
+]
 SplitOption = Annotated[
-    int, _option("--split", metavar="N", help="Show each GPU as N logical ones.")
+    int, _framework("--split", metavar="N", help="TensorFlow sees each GPU as N logical GPUs.")
 ]
 InterOpThreadsOption = Annotated[
-    int | None, _option("--inter-op-threads", metavar="N", help="TensorFlow's, between ops.")
+    int | None,
+    _framework("--inter-op-threads", metavar="N", help="TensorFlow's threads between operations."),
 ]
 IntraOpThreadsOption = Annotated[
-    int | None, _option("--intra-op-threads", metavar="N", help="TensorFlow's, within an op.")
+    int | None,
+    _framework("--intra-op-threads", metavar="N", help="TensorFlow's threads in an operation."),
 ]
 SoftPlacementOption = Annotated[
-    bool, _option("--soft-placement", help="Ops without a GPU kernel run on the CPU.")
+    bool,
+    _framework("--soft-placement", help="TensorFlow runs operations without a GPU kernel on CPU."),
 ]
 LogPlacementOption = Annotated[
-    bool, _option("--log-placement", help="Log where each op is placed.")
-]
-NewLeaseOption = Annotated[
-    bool, _option("--new-lease", help="Inside a job: lease anew, beside what the job has.")
+    bool, _framework("--log-placement", help="TensorFlow logs the device of each operation.")
 ]
 StrictOption = Annotated[
-    bool, _option("--strict", help="Fail if the framework cannot be held to the lease.")
+    bool,
+    _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
 ]

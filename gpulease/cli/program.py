@@ -1,7 +1,6 @@
-"""Find what COMMAND means, as the kernel will: a script for Python, or a program on the PATH.
+"""Find out what COMMAND runs: a script under Python, or a program on the PATH.
 
-What cannot run is refused here, before anything is queued: nobody wants to wait four hours to read
-that a file does not exist.
+A command that cannot run is refused here, before it is queued, and not after hours of waiting.
 """
 
 import os
@@ -15,20 +14,20 @@ from gpulease.path_ownership import shaky
 _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
 _SHELLS = ("/bin/bash", "/bin/sh")
-"""What is tried where SHELL names none."""
+"""The shells that are tried if SHELL names none."""
+_INTERPRETERS = {".sh": "bash", ".bash": "bash", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"}
 
 
 def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the arguments to execute for COMMAND.
 
-    A script whose name ends in .py is given to the caller's python, unless it is called as a shell
-    would take it: with a slash in its name, executable, and with a first line that names what runs
-    it. Any other command stays as it was typed, for a program may look at how it was called, and
-    the kernel knows what runs a script.
+    A script whose name ends in .py runs under the caller's python, unless a shell would execute it:
+    with a slash in its name, executable, and with a #! line. Any other command stays as typed: a
+    program may look at how it was called, and the kernel finds the interpreter of a script.
 
     Raises:
         CommandNotFound: there is no such file.
-        CommandNotExecutable: there is, and it cannot be executed.
+        CommandNotExecutable: the file cannot be executed.
     """
     name, *rest = command
     if name.endswith(".py") and _exists(script := cwd / name):
@@ -43,11 +42,11 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
 
 
 def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
-    """Return the interpreter that the caller's shell would use.
+    """Return the python of the active environment, or else of the PATH.
 
     Raises:
         CommandNotFound: there is none.
-        CommandNotExecutable: the caller is root, and others can change what it is.
+        CommandNotExecutable: the caller is root, and another user can change that program.
     """
     active = environment.get("VIRTUAL_ENV")
     if active and _runs(python := cwd / active / "bin" / "python"):
@@ -56,8 +55,8 @@ def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
         if found := find(name, cwd, environment):
             return _chosen(found)
     raise CommandNotFound(
-        "cannot run the script: there is no python3 and no python on your PATH",
-        "activate the environment that it needs, or name its python: "
+        "cannot run the script: no python3 or python on your PATH",
+        "activate the environment of the script, or name its python: "
         "gpulease run -- /path/to/python script.py",
     )
 
@@ -67,38 +66,39 @@ def shell_of(environment: Mapping[str, str]) -> str:
 
     Raises:
         CommandNotFound: there is none.
-        CommandNotExecutable: the caller is root, and others can change what it is.
+        CommandNotExecutable: the caller is root, and another user can change that program.
     """
     for path in (environment.get("SHELL", ""), *_SHELLS):
         if path.startswith("/") and _runs(Path(path)):
             return _chosen(Path(path))
     raise CommandNotFound(
-        "cannot start a shell: there is none here", "name one: gpulease run --pty -- COMMAND"
+        "cannot start a shell: SHELL names none, and there is no /bin/sh",
+        "name a shell: gpulease run --pty -- COMMAND",
     )
 
 
 def _chosen(program: Path) -> str:
-    """Return a program that the environment chose.
+    """Return a program that the environment chose, if the caller may trust it.
 
     Root's environment may have come from another user, through su(1) or sudo -E.
 
     Raises:
         CommandNotExecutable: the caller is root, and others can change what it is.
     """
-    # What runs this very command could do no more if it were run once again.
+    # The program that runs gpulease itself can do no more harm when it runs a job.
     if os.geteuid() == 0 and program.parent != Path(sys.executable).parent:
         why = shaky(program, 0)
         if why is not None:
             raise CommandNotExecutable(
                 f"cannot run {program} as root: {why}",
-                "the environment chose it (VIRTUAL_ENV, PATH or SHELL), perhaps another user's; "
-                f"use root's own: sudo -i; if you trust it, name it: gpulease run -- {program} ...",
+                "VIRTUAL_ENV, PATH or SHELL names it, and may come from another user; for root's "
+                f"own use sudo -i; if you trust it, name it: gpulease run -- {program} ...",
             )
     return str(program)
 
 
 def find(name: str, cwd: Path, environment: Mapping[str, str]) -> Path | None:
-    """Return the program that execvp would run for a name without a slash."""
+    """Return the program that execvp(3) runs for a name without a slash."""
     return next((path for path in _on_path(name, cwd, environment) if _runs(path)), None)
 
 
@@ -108,7 +108,7 @@ def _on_path(name: str, cwd: Path, environment: Mapping[str, str]) -> Iterator[P
 
 
 def _exists(path: Path) -> bool:
-    # Unlike Path.exists, which raises where a folder may not be searched.
+    # Path.exists raises in a folder that may not be searched.
     return os.access(path, os.F_OK)
 
 
@@ -129,7 +129,7 @@ def _refuse_unreadable(name: str, script: Path) -> None:
         raise CommandNotExecutable(f"cannot run {name}: it is a directory")
     if not os.access(script, os.R_OK):
         raise CommandNotExecutable(
-            f"cannot run {name}: you may not read it", f"look at its permissions: ls -l {name}"
+            f"cannot run {name}: you have no permission to read it", f"see ls -l {name}"
         )
 
 
@@ -138,8 +138,8 @@ def _refuse_unrunnable(name: str, path: Path, cwd: Path) -> None:
         raise CommandNotFound("cannot run the command: its name is empty")
     if not _exists(path):
         raise CommandNotFound(
-            f"cannot run {name}: there is no such file",
-            None if name.startswith("/") else f"a relative path starts at {cwd}",
+            f"cannot run {name}: no such file",
+            None if name.startswith("/") else f"the path is relative to {cwd}",
         )
     if path.is_dir():
         raise CommandNotExecutable(f"cannot run {name}: it is a directory")
@@ -155,26 +155,37 @@ def _not_on_path(
             return _without_permission(name, str(path))
     if name.endswith(".py"):
         return CommandNotFound(
-            f"cannot run {name}: there is no such file in {cwd}",
-            "name the script as it is seen from there",
+            f"cannot run {name}: no such file in {cwd}",
+            "give the path of the script, absolute or relative to that directory",
         )
     if _runs(cwd / name):
         return CommandNotFound(
-            f"cannot run {name}: it is not on your PATH", f"for the file here write ./{name}"
+            f"cannot run {name}: it is not on your PATH", f"for the file here, write ./{name}"
         )
     if _exists(cwd / name):
         return CommandNotFound(
-            f"cannot run {name}: it is not on your PATH",
-            f"for the file here: gpulease run -- bash {name}",
+            f"cannot run {name}: it is not on your PATH, and the file here is not executable",
+            _how_to_run(name),
         )
     return CommandNotFound(
-        f"cannot run {name}: there is no such command",
-        "an option of gpulease run goes before the command",
+        f"cannot run {name}: no such command",
+        "options of gpulease run come before the command",
     )
 
 
 def _without_permission(name: str, path: str) -> CommandNotExecutable:
-    return CommandNotExecutable(
-        f"cannot run {name}: it is not executable",
-        f"chmod +x {path}, or say what runs it: gpulease run -- bash {path}",
-    )
+    return CommandNotExecutable(f"cannot run {name}: it is not executable", _how_to_run(path))
+
+
+def _how_to_run(path: str) -> str:
+    """Say how to run a file that is not executable."""
+    suffix = Path(path).suffix
+    if suffix == ".ipynb":
+        return (
+            f"a notebook is no program: jupyter nbconvert --to script {path}, then run the script; "
+            "or gpulease hold, and start jupyter in that shell"
+        )
+    interpreter = _INTERPRETERS.get(suffix)
+    if interpreter is None:
+        return f"chmod +x {path}, or name its interpreter: gpulease run -- INTERPRETER {path}"
+    return f"gpulease run -- {interpreter} {path}, or chmod +x {path}"

@@ -1,7 +1,7 @@
-"""What `doctor --prove` does: try to leave a lease on each rung, and tell what stopped it.
+"""`doctor --prove`: try to exceed a lease on each level of enforcement, and report what stops it.
 
-Each proof is a job like any other, which takes memory until somebody keeps it back. The room that
-it would take beyond its lease is looked for first, so that nobody else runs out of it.
+Each proof is an ordinary job that allocates memory until it is refused or stopped. It runs only
+where the memory beyond its lease is free, so that no other job runs out.
 """
 
 import json
@@ -26,132 +26,137 @@ from gpulease.wire.views import CheckState, CheckView, JobView, OveruseView, Sta
 _PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
 _LEASE = 512 * MIB
 _EXCESS = 512 * MIB
-"""So much beyond the lease is tried: more than any tolerance that lets leases mean something."""
+"""Memory to use beyond the lease: more than a sensible tolerance."""
 _FRAMEWORK_LEASE = 2 * GIB
-_WAITS = "30s"
+_WAIT = "30s"
 _LONGEST_GRACE_S = 120.0
-"""Of a longer one the end is not waited for."""
+"""With a longer grace, the end of the job is not awaited."""
 _STAYS_S = 150.0
-"""How long what went too far waits to be stopped: such a grace and something."""
-_LONGEST = "6m"
+"""Seconds that a job stays over its lease to be stopped: that grace, and a margin."""
+_TIME_LIMIT = "6m"
 _NODES = "/dev/nvidia[0-9]*"
-_NOT_REAL = "not tried: on simulated GPUs no framework is limited, and there are no devices"
+_SIMULATED = "not tested: simulated GPUs have no devices, and frameworks are not limited on them"
 
 
 @dataclass(slots=True)
 class _Trial:
-    """What came of one job that tried to leave its lease."""
+    """A job that tried to exceed its lease, and what it reported."""
 
     job: JobView
-    said: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
     took_s: float = 0.0
 
     @property
     def held(self) -> int:
-        """The most bytes that it said it had."""
-        return max((line.get("held", 0) for line in self.said), default=0)
+        """The most bytes that it held."""
+        return max((line.get("held", 0) for line in self.reports), default=0)
 
     @property
     def refusal(self) -> dict[str, Any] | None:
-        return next((line for line in self.said if "refused" in line), None)
+        return next((line for line in self.reports if "refused" in line), None)
 
     @property
     def obstacle(self) -> str | None:
-        """Why it could not even try; None if it could."""
-        return next((line["cannot"] for line in self.said if "cannot" in line), None)
+        """Why it could not try; None if it could."""
+        return next((line["cannot"] for line in self.reports if "cannot" in line), None)
 
     @property
-    def was_told(self) -> bool:
+    def was_warned(self) -> bool:
         return any(event.kind == "notice" for event in self.job.events)
 
 
 def prove(
-    client: Client, frameworks: Sequence[tuple[str, str]], rule: OveruseView | None = None
+    client: Client, frameworks: Sequence[tuple[str, str]], policy: OveruseView | None = None
 ) -> Iterator[CheckView]:
-    """Yield what each rung did about a job that tried to leave its lease.
+    """Yield what each level of enforcement did about a job that tried to exceed its lease.
 
-    `frameworks` are those to be tried, each with the Python that has it. `rule` says what the
-    admin lets jobs of the caller do; None: the daemon does not say.
+    Args:
+        client: of the daemon.
+        frameworks: those to test, each with the python that has it.
+        policy: what happens to jobs of the caller that exceed a lease; None: unknown.
     """
     status = client.status()
-    yield _from_outside(client, status, rule)
+    yield _without_framework(client, status, policy)
     if status.simulated:
-        yield CheckView("proof: framework, devices", "warning", _NOT_REAL)
+        yield CheckView("proof: framework, devices", "warning", _SIMULATED)
         return
     for framework, python in frameworks:
         yield _framework(client, framework, python)
     yield _devices(client)
 
 
-def _from_outside(client: Client, status: StatusView, rule: OveruseView | None) -> CheckView:
-    """Take more than was leased without any framework: the driver's rung, or else the watch's."""
+def _without_framework(client: Client, status: StatusView, policy: OveruseView | None) -> CheckView:
+    """Exceed a lease without a framework: the driver refuses the memory, or the watch reacts."""
     name = "proof: watch"
     offered = max((gpu.memory.headroom or 0 for gpu in status.gpus), default=0)
     if offered < _LEASE + _EXCESS:
         return CheckView(
             name, "warning",
-            f"not tried: no GPU has {size(_LEASE + _EXCESS)} free, and nobody shall run out for it",
-            "try again when less is leased",
+            f"not tested: it needs {size(_LEASE + _EXCESS)} of free memory on one GPU",
+            "try again when less memory is leased",
         )  # fmt: skip
     way = "host" if status.simulated else "device"
-    let_be = _why_it_is_let_be(rule)
-    stays_s = _STAYS_S if let_be is None else 0.0
+    tolerated = _why_tolerated(policy)
+    stays_s = _STAYS_S if tolerated is None else 0.0
     arguments = [way, str(_LEASE + _EXCESS), str(stays_s)]
-    late = rule is not None and rule.grace > _LONGEST_GRACE_S
+    long_grace = policy is not None and policy.grace > _LONGEST_GRACE_S
     try:
-        trial = _try(client, [sys.executable, str(_PROVER), *arguments], _LEASE, told_is_all=late)
+        trial = _try(
+            client, [sys.executable, str(_PROVER), *arguments], _LEASE, end_at_warning=long_grace
+        )
     except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
+        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
     if trial.obstacle is not None:
-        return CheckView(name, "warning", f"could not try: {trial.obstacle}")
+        return CheckView(name, "warning", f"not tested: {trial.obstacle}")
     if trial.refusal is not None:
         return _refused("proof: driver", trial, _LEASE)
-    return _watched(name, trial, let_be, rule)
+    return _watched(name, trial, tolerated, policy)
 
 
-def _why_it_is_let_be(rule: OveruseView | None) -> tuple[str, str] | None:
-    """Return why so much beyond a lease has no consequence, and what would change that."""
-    if rule is None:
+def _why_tolerated(policy: OveruseView | None) -> tuple[str, str] | None:
+    """Return why the excess has no consequences, and the setting that decides it."""
+    if policy is None:
         return None
-    if rule.tolerance >= _EXCESS:
+    if policy.tolerance >= _EXCESS:
         return (
-            f"up to {size(rule.tolerance)} beyond a lease are let be",
-            "that is the admin's wish: overuse_tolerance in the settings",
+            f"up to {size(policy.tolerance)} beyond a lease are tolerated",
+            "the admin decides: overuse_tolerance in the settings",
         )
-    if rule.elastic:
+    if policy.elastic:
         return (
-            "nobody waits for that memory",
-            "that is the admin's wish: elastic in the settings; who waits for it gets it",
+            "no job waits for that memory",
+            "the admin decides: elastic in the settings",
         )
     return None
 
 
 def _watched(
-    name: str, trial: _Trial, let_be: tuple[str, str] | None, rule: OveruseView | None
+    name: str, trial: _Trial, tolerated: tuple[str, str] | None, policy: OveruseView | None
 ) -> CheckView:
-    far = f"{size(trial.held)} in a lease of {size(_LEASE)}"
-    show = f"gpulease show {trial.job.id} tells what happened"
+    excess = f"a job with {size(trial.held)} in a lease of {size(_LEASE)}"
+    show = f"gpulease show {trial.job.id} has its events"
     if trial.job.outcome == "over_lease":
         return CheckView(
-            name, "ok", f"{far} was noticed and ended, {trial.took_s:.0f} s after its start", show
+            name, "ok", f"{excess} was ended {trial.took_s:.0f} s after its start", show
         )
-    if trial.was_told and rule is not None and rule.stops and rule.grace > _LONGEST_GRACE_S:
-        long = format_span(timedelta(seconds=rule.grace))
-        said = f"{far} was told to its owner; its end after {long} (overuse_grace) was not awaited"
-        return CheckView(name, "warning", said, show)
-    if trial.was_told:
-        return CheckView(name, "warning", f"{far} was told to its owner and not ended", show)
-    if let_be is not None:
-        return CheckView(name, "warning", f"{far} is not stopped: {let_be[0]}", let_be[1])
-    return CheckView(name, "failure", f"{far} was minded by nobody", show)
+    if trial.was_warned and policy is not None and policy.stops and policy.grace > _LONGEST_GRACE_S:
+        grace = format_span(timedelta(seconds=policy.grace))
+        text = f"{excess} was warned; its end after {grace} (overuse_grace) was not awaited"
+        return CheckView(name, "warning", text, show)
+    if trial.was_warned:
+        return CheckView(name, "warning", f"{excess} was warned, and not ended", show)
+    if tolerated is not None:
+        why, setting = tolerated
+        return CheckView(name, "warning", f"{excess} was not ended: {why}", setting)
+    return CheckView(name, "failure", f"{excess} was neither warned nor ended", show)
 
 
 def _refused(name: str, trial: _Trial, lease: int) -> CheckView:
     assert trial.refusal is not None
-    held, who, why = (trial.refusal[key] for key in ("refused", "by", "why"))
+    held, level, why = (trial.refusal[key] for key in ("refused", "by", "why"))
     state: CheckState = "ok" if held <= lease else "failure"
-    said = f"the {who} gave {size(held)} in a lease of {size(lease)} and refused more ({why})"
-    return CheckView(name, state, said)
+    text = f"the {level} allowed {size(held)} in a lease of {size(lease)}, then refused ({why})"
+    return CheckView(name, state, text)
 
 
 def _framework(client: Client, framework: str, python: str) -> CheckView:
@@ -160,15 +165,15 @@ def _framework(client: Client, framework: str, python: str) -> CheckView:
     try:
         trial = _try(client, [python, str(_PROVER), *arguments], _FRAMEWORK_LEASE)
     except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
+        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
     if trial.refusal is not None:
         return _refused(name, trial, _FRAMEWORK_LEASE)
     if trial.obstacle is not None:
-        return CheckView(name, "warning", f"could not try: {trial.obstacle}")
+        return CheckView(name, "warning", f"not tested: {trial.obstacle}")
     return CheckView(
         name, "failure",
-        f"{size(trial.held)} in a lease of {size(_FRAMEWORK_LEASE)} was given and not refused",
-        f"gpulease logs {trial.job.id} tells what {framework} said",
+        f"{framework} allowed {size(trial.held)} in a lease of {size(_FRAMEWORK_LEASE)}",
+        f"gpulease logs {trial.job.id} has its messages",
     )  # fmt: skip
 
 
@@ -177,30 +182,32 @@ def _devices(client: Client) -> CheckView:
     try:
         trial = _try(client, [sys.executable, str(_PROVER), "open", _NODES], _LEASE)
     except GpuleaseError as error:
-        return CheckView(name, "warning", f"not tried: {error.message}", error.hint)
-    opened = [line["opened"] for line in trial.said if "opened" in line]
-    closed = [line["closed"] for line in trial.said if "closed" in line]
+        return CheckView(name, "warning", f"not tested: {error.message}", error.hint)
+    opened = [line["opened"] for line in trial.reports if "opened" in line]
+    closed = [line["closed"] for line in trial.reports if "closed" in line]
     leased = len(trial.job.leases)
     if len(opened) > leased:
         return CheckView(
             name, "warning", f"a job with {leased} GPU could open {', '.join(opened)}",
-            "run gpuleased as a service of systemd: its scopes close the other GPUs",
+            "run gpuleased as a systemd service: its scopes deny access to the other GPUs",
         )  # fmt: skip
     if not closed:
-        return CheckView(name, "warning", "could not try: there is no second GPU to be kept from")
+        return CheckView(name, "warning", "not tested: this machine has one GPU")
     return CheckView(name, "ok", f"a job could open {', '.join(opened)}, not {', '.join(closed)}")
 
 
-def _try(client: Client, argv: Sequence[str], memory: int, *, told_is_all: bool = False) -> _Trial:
-    """Run one job to its end and read what it said; interrupted, it is cancelled.
+def _try(
+    client: Client, argv: Sequence[str], memory: int, *, end_at_warning: bool = False
+) -> _Trial:
+    """Run one job to its end and read its reports; when interrupted, cancel it.
 
-    With `told_is_all` it goes as soon as its owner was told that it is over its lease.
+    With `end_at_warning` it is cancelled when it is warned for exceeding its lease.
 
     Raises:
-        GpuleaseError: it could not be run now.
+        GpuleaseError: it could not run now.
     """
     options = RunOptions(
-        mem=f"{memory // MIB}M", time=_LONGEST, name="doctor --prove", wait=_WAITS, detach=True
+        mem=f"{memory // MIB}M", time=_TIME_LIMIT, name="doctor --prove", wait=_WAIT, detach=True
     )
     caller = replace(this_process(), environment=trusted_environment())
     job = client.submit(build(options, argv, caller))
@@ -210,33 +217,33 @@ def _try(client: Client, argv: Sequence[str], memory: int, *, told_is_all: bool 
             job = view
             if began is None and view.state == "active":
                 began = time.monotonic()
-            if _is_told(view, told_is_all=told_is_all):
+            if _is_warned(view, end_at_warning=end_at_warning):
                 client.cancel(job.id, grace=1.0)
     except BaseException:
         client.cancel(job.id, grace=1.0)
         raise
     took_s = time.monotonic() - (began or time.monotonic())
-    trial = _Trial(client.job(job.id), list(_said(client, job.id)), took_s)
-    if job.outcome in ("gave_up", "launch_failed") or not (trial.said or trial.was_told):
-        raise GpuleaseError(job.reason or "its job said nothing")
+    trial = _Trial(client.job(job.id), list(_reports(client, job.id)), took_s)
+    if job.outcome in ("gave_up", "launch_failed") or not (trial.reports or trial.was_warned):
+        raise GpuleaseError(job.reason or "its job reported nothing")
     return trial
 
 
-def _is_told(job: JobView, *, told_is_all: bool) -> bool:
-    """Tell whether a job is over its lease, and there is no stop of it to be waited for."""
+def _is_warned(job: JobView, *, end_at_warning: bool) -> bool:
+    """Return whether a job is over its lease and will not be stopped, or not soon."""
     return job.state == "active" and any(
-        lease.over_since_at is not None and (told_is_all or lease.stops_at is None)
+        lease.over_since_at is not None and (end_at_warning or lease.stops_at is None)
         for lease in job.leases
     )
 
 
-def _said(client: Client, job: int) -> Iterator[dict[str, Any]]:
+def _reports(client: Client, job: int) -> Iterator[dict[str, Any]]:
     pieces = client.logs(job, stderr=False)
     text = b"".join(piece for kind, piece in pieces if kind is FrameKind.STDOUT)
     for line in text.decode(errors="replace").splitlines():
         try:
-            said = json.loads(line)
+            report = json.loads(line)
         except ValueError:
             continue
-        if isinstance(said, dict):
-            yield said
+        if isinstance(report, dict):
+            yield report

@@ -1,9 +1,4 @@
-"""Everything that the command prints: data to stdout, talk to stderr.
-
-Plain text for pipes and files. rich is imported only where a page is drawn in colour.
-
-How the command speaks while it stays with a job, and what it knows of the time.
-"""
+"""Print: data to standard output, messages and the status of a job to standard error."""
 
 import io
 import os
@@ -13,63 +8,49 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
 from gpulease.cli.messages import WaitingLine
-from gpulease.cli.tables import Line, Page, lay_out, plain
+from gpulease.cli.tables import Page
+from gpulease.cli.tables import draw as drawn
 from gpulease.errors import GpuleaseError
 from gpulease.wire.frames import FrameKind
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-
-_COLOURS = {
-    "": "",
-    "title": "bold",
-    "heading": "bold dim",
-    "good": "green",
-    "warn": "yellow",
-    "bad": "red",
-    "dim": "dim",
-    "lease": "cyan",
-    "promise": "blue",
-    "stranger": "red",
-    "room": "dim",
-}
-_BLOCKS = {
-    "lease": str.maketrans("#", "█"),
-    "promise": str.maketrans("=", "▒"),
-    "stranger": str.maketrans("!", "█"),
-    "room": str.maketrans(".", "░"),
-}
-"""Colour tells apart on a terminal what takes different letters in plain text."""
+_FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
+_NARROWEST = 20
+"""Columns of a terminal; a narrower one wraps the lines itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What is printed to: `width` is None for a pipe or a file."""
+    """Where a page is printed; `width` is None for a pipe or a file."""
 
     width: int | None
     colour: bool
 
 
 def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
-    """Describe what `stream` is connected to; NO_COLOR and TERM=dumb keep it plain.
+    """Return the width and the colour for `stream`; None is a closed stream.
 
-    It is None where the process was started with the stream closed.
+    A pipe is as wide as COLUMNS says, which watch(1) sets, and without it as wide as the text.
+    NO_COLOR (https://no-color.org) has precedence over FORCE_COLOR and CLICOLOR_FORCE.
     """
-    if stream is None or not stream.isatty():
-        return Screen(width=None, colour=False)
-    plain_terminal = environment.get("NO_COLOR") or environment.get("TERM", "dumb") == "dumb"
-    return Screen(width=terminal_width(), colour=not plain_terminal)
+    is_terminal = stream is not None and stream.isatty()
+    columns = environment.get("COLUMNS", "")
+    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
+    if not width and is_terminal:
+        width = shutil.get_terminal_size().columns
+    colour = is_terminal and environment.get("TERM", "dumb") != "dumb"
+    forced = any(environment.get(name, "0") not in ("", "0") for name in _FORCE_COLOUR)
+    colour = (colour or forced) and not environment.get("NO_COLOR")
+    return Screen(max(_NARROWEST, width) if width else None, colour)
 
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or what COLUMNS says."""
-    return max(20, shutil.get_terminal_size().columns)
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
 
 
 def forgive_encodings() -> None:
@@ -130,25 +111,7 @@ def pass_on(kind: FrameKind, piece: bytes) -> None:
 
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
-    if not screen.colour:
-        _print(plain(page, screen.width))
-        return
-    from rich.console import Console
-
-    console = Console(width=screen.width, highlight=False)
-    for drawn in lay_out(page, screen.width):
-        console.print(_rich_line(drawn), no_wrap=True, overflow="ignore", crop=False)
-
-
-def _rich_line(spans: Line) -> "Text":
-    from rich.text import Text
-
-    return Text.assemble(
-        *(
-            (span.text.translate(_BLOCKS.get(span.style, {})), _COLOURS[span.style])
-            for span in spans
-        )
-    )
+    _print(drawn(page, screen.width, colour=screen.colour))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`gpulease report`: what jobs asked for and what they used, by user."""
+"""`gpulease report`: what jobs asked for and used, by user."""
 
 import getpass
 import sys
@@ -23,19 +23,20 @@ def report(
     ctx: typer.Context,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="USER", help="About this user; you, if left out."),
+        typer.Option("--user", metavar="USER", help="Jobs of this user; default: you."),
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="About every user.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Jobs of all users.")] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="SPAN", help="Jobs that ended in the last 7d, 12h, 30m."),
+        typer.Option("--since", metavar="SPAN", help="Only jobs of the last 7d, 12h, 30m."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Tell what jobs asked for and what they used, as far as their use is known.
+    """Compare what ended jobs asked for with what they used.
 
-    Means are over the time for which the memory was leased.
+    The sizes are means over the time for which memory was leased. Jobs with
+    unknown use do not count.
 
     \b
     Examples:
@@ -44,41 +45,41 @@ def report(
     """
     if user is not None and everyone:
         raise BadValue(
-            "cannot report on one user and on all: --user and --all contradict each other",
-            "leave one of them out",
+            "cannot report: --user and --all exclude each other",
+            "use one of them",
         )
     span = None if since is None else parse_span(since)
     client = connect(ctx, socket)
-    about = None if everyone else user or getpass.getuser()
-    reply = client.report_json(about, None if span is None else span.total_seconds())
+    reported = None if everyone else user or getpass.getuser()
+    reply = client.report_json(reported, None if span is None else span.total_seconds())
     if json:
         show(indent(reply))
         return
     if user is not None and not decode(ReportView, reply).users and not is_user(user):
         raise BadValue(
-            f"cannot report on {user[:80]!r}: this machine has no such user",
-            "gpulease report --all shows whose jobs have ended",
+            f"cannot report on {user[:80]!r}: no such user",
+            "gpulease report --all shows all users",
         )
     within = "" if span is None else f" in the last {format_span(span)}"
     shown = page(decode(ReportView, reply), within)
     show_page(shown, screen_of(sys.stdout, environment()))
 
 
-def page(told: ReportView, within: str = "") -> Page:
-    """Lay out a report; `within` says over which time it is."""
-    if not told.users:
-        return [line(f"no jobs ended{within} of which the use is known", "dim")]
+def page(view: ReportView, within: str = "") -> Page:
+    """Lay out a report; `within` names the span of time that it covers."""
+    if not view.users:
+        return [line(f"no jobs with known use have ended{within}", "dim")]
     columns = (
         Column("USER", wraps=True),
         Column("JOBS", right=True),
-        Column("ASKED", right=True),
+        Column("REQUESTED", right=True),
         Column("USED", right=True),
-        Column("OF IT", right=True),
-        Column("GIB-HOURS ASKED", right=True, leaves=2, below="GiB-hours asked: "),
-        Column("USED", right=True, leaves=2, below="GiB-hours used: "),
+        Column("SHARE", right=True),
+        Column("GIB-HOURS REQUESTED", right=True, leaves=3, below="GiB-hours requested: "),
+        Column("GIB-HOURS USED", right=True, leaves=2, below="GiB-hours used: "),
         Column("OUT OF MEMORY", right=True, leaves=1, below="out of memory: "),
     )
-    return [Table(columns, tuple(_row(use) for use in told.users))]
+    return [Table(columns, tuple(_row(use) for use in view.users))]
 
 
 def _row(use: UseView) -> tuple[Line, ...]:

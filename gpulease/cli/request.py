@@ -15,23 +15,22 @@ from gpulease.cli.caller import Caller, Streams
 from gpulease.errors import BadValue, TooLarge
 from gpulease.units import Share, format_size, parse_memory, parse_span
 from gpulease.wire.requests import (
+    LARGEST_EXEC,
+    LARGEST_RETRY,
+    LARGEST_STRING,
+    LONGEST_NAME,
     ClaimRequest,
     EarlySignalRequest,
     SubmitRequest,
     TerminalRequest,
     WorkerOptionsRequest,
+    exec_size,
     to_wire,
 )
 
-LONGEST_NAME = 128
 USUAL_SIZE = (24, 80)
 """Rows and columns of a terminal that nobody has seen yet."""
-LARGEST_STRING = 128 * 1024
-"""Bytes of one argument or variable that execve(2) takes, its NUL included."""
-LARGEST_RETRY = 4.0
-"""How much more memory a job may have at its next try; the daemon's bound."""
 _FACTOR = re.compile(r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?", re.ASCII)
-_POINTER = 8
 _RESERVED = 8 * 1024
 """Bytes left for the variables that the job is given besides the caller's."""
 _SHOWN = 3
@@ -52,6 +51,7 @@ class RunOptions:
     early_signal: str | None = None
     grace: str | None = None
     retry_oom: str | None = None
+    snapshot: bool = False
     shell: bool = False
     pty: bool | None = None
     """None: on a terminal if this command is on one."""
@@ -240,9 +240,8 @@ def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]
     for key, size in sizes.items():
         if size > LARGEST_STRING:
             raise _string_too_large(f"the variable {key} of your environment has", size)
-    strings = sum(sizes.values()) + sum(len(os.fsencode(argument)) + 1 for argument in argv)
-    whole = strings + _POINTER * (len(argv) + len(sizes) + 2)
-    limit = os.sysconf("SC_ARG_MAX") - _RESERVED
+    whole = exec_size(argv, environment)
+    limit = min(os.sysconf("SC_ARG_MAX"), LARGEST_EXEC) - _RESERVED
     if whole > limit:
         raise _all_too_large(whole, limit, sizes)
 

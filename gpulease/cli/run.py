@@ -1,8 +1,7 @@
-"""`gpulease run`: lease, wait, run as if there were no lease, and exit as the command exits.
+"""`gpulease run`: lease GPU memory, wait for it, run a command, and exit as the command does.
 
-`gpulease run` inside a job: the command in place of this process, under the job's lease.
-
-A second job would wait for the first one to end, which waits for this command.
+Inside a job the command replaces this process, under the lease of the job: a second job would wait
+for the first to end, which waits for this command.
 """
 
 import os
@@ -17,107 +16,23 @@ import typer
 from gpulease.cli import options as given
 from gpulease.cli.attach import detach_sequence
 from gpulease.cli.caller import environment, this_process
-from gpulease.cli.connect import SocketOption, connect_or_start
+from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.follow import FollowOptions, follow
-from gpulease.cli.format import asks, clean, size
+from gpulease.cli.format import clean, requested, size
 from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.render import say, show, talk
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Signals
+from gpulease.cli.snapshot import take_snapshot
 from gpulease.client import Client
-from gpulease.errors import AlreadyLeased, BadValue, CommandNotExecutable
+from gpulease.errors import AlreadyLeased, BadUsage, BadValue, CommandNotExecutable
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire, to_wire
 from gpulease.wire.views import JobView, NestedView
 
-_SECOND = "for a second lease beside it: gpulease run --new-lease"
+_NEW_LEASE = "for a second lease: gpulease run --new-lease"
 _SHELL = "/bin/sh"
-_SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that the interpreter ignores, and that a command would inherit as ignored."""
-
-
-def lease_around(client: Client, request: SubmitRequest, options: RunOptions) -> NestedView | None:
-    """Return the lease under which this process runs already, with the part that is asked for.
-
-    Raises:
-        AlreadyLeased: it runs under one that cannot give what is asked for.
-    """
-    asked = NestedRequest(request.environment, request.claim, request.options)
-    try:
-        around = client.nested(asked)
-    except AlreadyLeased as error:
-        raise AlreadyLeased(error.message, f"{error.hint}; {_SECOND}") from None
-    if around is not None and around.job is not None:
-        _refuse_what_takes_a_job(around.job.id, options)
-    return around
-
-
-def become(around: NestedView, argv: Sequence[str], options: RunOptions) -> NoReturn:
-    """Replace this process by a command under the lease around it.
-
-    Its terminal, its streams, its process group and its exit code are then this process's own.
-
-    Raises:
-        CommandNotExecutable: the kernel refuses it.
-    """
-    assert around.job is not None and around.environment is not None
-    count = len(around.gpus)
-    where = "1 GPU" if count == 1 else f"each of {count} GPUs"
-    say(
-        f"gpulease: runs within the lease of job {around.job.id}: {size(around.memory)} on {where}"
-        + _without_effect(options)
-    )
-    variables = dict(environment())
-    for name in around.environment.unset:
-        variables.pop(from_wire(name), None)
-    new = around.environment.set.items()
-    variables |= {from_wire(name): from_wire(value) for name, value in new}
-    for signum in _SET_BY_PYTHON:
-        signal.signal(signum, signal.SIG_DFL)
-    _execute(argv, variables)
-
-
-def _execute(argv: Sequence[str], variables: dict[str, str]) -> NoReturn:
-    try:
-        try:
-            os.execvpe(argv[0], list(argv), variables)  # noqa: S606  becoming the command
-        except OSError as error:
-            if error.errno != ENOEXEC:
-                raise
-        # A file of no known format is a shell's, see execvp(3).
-        script = argv[0] if "/" in argv[0] else str(find(argv[0], Path.cwd(), variables))
-        os.execve(_SHELL, [_SHELL, script, *argv[1:]], variables)  # noqa: S606
-    except OSError as error:
-        raise CommandNotExecutable(f"cannot run {argv[0]}: {error.strerror}") from error
-
-
-def _refuse_what_takes_a_job(job: int, options: RunOptions) -> None:
-    """Check that no option needs a job of its own.
-
-    Raises:
-        AlreadyLeased: one does.
-    """
-    in_background = "in the background of this shell: gpulease run COMMAND &"
-    refused = (
-        (options.detach, "-d", f"{in_background}; {_SECOND} -d"),
-        (options.retry_oom is not None, "--retry-oom", f"give it to job {job} itself; {_SECOND}"),
-    )
-    for is_given, option, hint in refused:
-        if is_given:
-            raise AlreadyLeased(
-                f"cannot use {option} within the lease of job {job}: it takes a job of its own",
-                hint,
-            )
-
-
-def _without_effect(options: RunOptions) -> str:
-    given = {
-        "--name": options.name is not None,
-        "--grace": options.grace is not None,
-        "--pty": options.pty is True,
-        "--no-pty": options.pty is False,
-    }
-    names = ", ".join(option for option, is_given in given.items() if is_given)
-    return f" ({names} {'have' if ',' in names else 'has'} no effect there)" if names else ""
 
 
 def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
@@ -126,7 +41,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         list[str] | None,
         typer.Argument(
             metavar="COMMAND",
-            help="What to run; a .py runs under your python, unless it names its own.",
+            help="The command and its arguments; a script ending in .py runs under your python.",
             show_default=False,
         ),
     ] = None,
@@ -136,14 +51,16 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     time: given.TimeOption = None,
     early_signal: given.SignalOption = None,
     grace: given.GraceOption = None,
-    name: given.NameOption = None,
+    new_lease: given.NewLeaseOption = False,
     detach: given.DetachOption = False,
+    no_wait: given.NoWaitOption = False,
+    wait: given.WaitOption = None,
     retry_oom: given.RetryOomOption = None,
+    snapshot: given.SnapshotOption = False,
+    name: given.NameOption = None,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
-    no_wait: given.NoWaitOption = False,
-    wait: given.WaitOption = None,
     visible: given.VisibleOption = "uuid",
     growth: given.GrowthOption = False,
     split: given.SplitOption = 1,
@@ -152,33 +69,39 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     soft_placement: given.SoftPlacementOption = False,
     log_placement: given.LogPlacementOption = False,
     strict: given.StrictOption = False,
-    new_lease: given.NewLeaseOption = False,
     socket: SocketOption = None,
 ) -> int:
-    """Run COMMAND on a GPU where SIZE of memory is its own, waiting for it if need be.
+    """Lease GPU memory, wait until it is free, and run COMMAND as you.
 
-    The job is you: your python, your directory, your environment, your terminal.
-    Options of gpulease go before COMMAND; what follows it belongs to it.
-    Ctrl-\\ and then d leave it running; gpulease attach finds it again.
-    Without --mem it gets what the script used before, or the daemon's default.
-    Inside a job, or a shell that holds a lease, COMMAND runs within that lease.
+    COMMAND gets your python, directory, environment and terminal. Options of gpulease
+    come before COMMAND; everything after it belongs to COMMAND.
+
+    Without --mem, a script gets what it used before, or else the daemon's default.
+    Inside a job, or in a shell that holds a lease, COMMAND runs within that lease.
+    Ctrl-\\ and then d detach: the job continues, gpulease attach connects again.
 
     \b
     Examples:
       gpulease run --mem 4G train.py --epochs 3
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
-      gpulease run --mem 4G --time 4h --signal USR1@120 train.py
+      gpulease run --mem 4G --time 4h --signal USR1@2m train.py
       gpulease run --mem 4G --shell
 
     \b
-    Exit code: COMMAND's own, or
-      128+N  signal N ended it         124  time, memory or idleness did
-       75    --no-wait or --wait gave up    125  gpulease itself failed
-      126    COMMAND cannot be executed     127  COMMAND was not found
+    Exit code: that of COMMAND, or
+       75  gave up waiting (--no-wait, --wait)
+       97  with --strict: a framework cannot be limited to the lease
+      124  a limit ended the job: its time, its lease, or idleness
+      125  gpulease failed, or the daemon refused the request
+      126  COMMAND cannot be executed
+      127  COMMAND was not found
+      128+N  signal N ended COMMAND
     """
     if not command and not shell:
-        ctx.fail("Missing argument 'COMMAND...'")
+        raise BadUsage(
+            "cannot run: no COMMAND is given", "gpulease run --mem 4G train.py, or --shell"
+        )
     options = RunOptions(
         mem=mem,
         gpus=gpus,
@@ -191,6 +114,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         no_wait=no_wait,
         detach=detach,
         retry_oom=retry_oom,
+        snapshot=snapshot,
         shell=shell,
         pty=pty,
         visible=visible,
@@ -206,9 +130,11 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request = _request(options, command or [])
     client, started = connect_or_start(ctx, socket)
     if started:
-        say(f"gpulease: no daemon was running; started one for you (socket {client.path})")
-    if not new_lease and (around := lease_around(client, request, options)) is not None:
-        become(around, [from_wire(word) for word in request.argv], options)
+        say(started_message(client))
+    if not new_lease and (outer := _outer_lease(client, request, options)) is not None:
+        _become(outer, [from_wire(word) for word in request.argv], options)
+    if snapshot:
+        _run_a_copy(request)
     return _submit(client, request, options, keys)
 
 
@@ -218,35 +144,133 @@ def _request(options: RunOptions, command: list[str]) -> SubmitRequest:
         if command:
             raise BadValue(
                 f"cannot run both a shell and {command[0]}: --shell takes no command",
-                "leave out --shell to run the command, or type it into the shell",
+                "leave out --shell to run the command, or type the command into the shell",
             )
         command = [shell_of(caller.environment)]
     request = build(options, command, caller)
     if request.terminal is None and not options.detach and caller.streams.stdout:
-        # The job writes to a pipe and not to this terminal, and Python would hold its output back.
+        # Python would buffer output to the pipe of the job, though it is shown on a terminal here.
         request.environment = {"PYTHONUNBUFFERED": "1", **request.environment}
     found = resolve(command, Path(caller.cwd), caller.environment)
     request.argv = [to_wire(word) for word in found]
     return request
 
 
+def _run_a_copy(request: SubmitRequest) -> None:
+    variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
+    argv = [from_wire(word) for word in request.argv]
+    argv, variables = take_snapshot(argv, Path(from_wire(request.cwd)), variables)
+    request.argv = [to_wire(word) for word in argv]
+    request.environment = {to_wire(key): to_wire(value) for key, value in variables.items()}
+
+
 def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: bytes) -> int:
     if options.detach:
         job = client.submit(request)
-        _tell_the_default(job, options)
+        _say_default(job, options)
         show(str(job.id))
         return 0
     with Signals() as signals:
         job = client.submit(request)
-        _tell_the_default(job, options)
-        errand = FollowOptions(
+        _say_default(job, options)
+        follow_options = FollowOptions(
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
-        return follow(client, job, signals, talk(), errand)
+        return follow(client, job, signals, talk(), follow_options)
 
 
-def _tell_the_default(job: JobView, options: RunOptions) -> None:
+def _say_default(job: JobView, options: RunOptions) -> None:
     if options.mem is None and job.sized:
-        say(f"gpulease: {clean(job.sized)}; --mem asks for another size")
+        say(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     elif options.mem is None:
-        say(f"gpulease: job {job.id} leases the default of {asks(job)}; --mem says otherwise")
+        say(f"gpulease: job {job.id} leases the default, {requested(job)}; to change it, use --mem")
+
+
+# Within the lease of a job.
+
+
+def _outer_lease(client: Client, request: SubmitRequest, options: RunOptions) -> NestedView | None:
+    """Return the lease under which this process already runs, with the part that is asked for.
+
+    Raises:
+        AlreadyLeased: that lease cannot give what is asked for.
+    """
+    asked = NestedRequest(request.environment, request.claim, request.options)
+    try:
+        outer = client.nested(asked)
+    except AlreadyLeased as error:
+        raise AlreadyLeased(error.message, f"{error.hint}; {_NEW_LEASE}") from None
+    if outer is not None and outer.job is not None:
+        _refuse_options_of_a_job(outer.job.id, options)
+    return outer
+
+
+def _refuse_options_of_a_job(job: int, options: RunOptions) -> None:
+    refused = (
+        (
+            options.detach,
+            "-d",
+            f"in the background of this shell: gpulease run COMMAND &; {_NEW_LEASE} -d",
+        ),
+        (
+            options.retry_oom is not None,
+            "--retry-oom",
+            f"use it where job {job} is started; {_NEW_LEASE}",
+        ),
+    )
+    for is_given, option, hint in refused:
+        if is_given:
+            raise AlreadyLeased(
+                f"cannot use {option} within the lease of job {job}: no new job is queued", hint
+            )
+
+
+def _become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoReturn:
+    """Replace this process by a command under the lease around it.
+
+    The command takes over its terminal, streams, process group and exit code.
+
+    Raises:
+        CommandNotExecutable: the kernel refuses it.
+    """
+    assert outer.job is not None and outer.environment is not None
+    count = len(outer.gpus)
+    where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+    say(
+        f"gpulease: runs within the lease of job {outer.job.id}: {size(outer.memory)} on {where}"
+        + _without_effect(options)
+    )
+    variables = dict(environment())
+    for name in outer.environment.unset:
+        variables.pop(from_wire(name), None)
+    changes = outer.environment.set.items()
+    variables |= {from_wire(name): from_wire(value) for name, value in changes}
+    for signum in _IGNORED_BY_PYTHON:
+        signal.signal(signum, signal.SIG_DFL)
+    _execute(argv, variables)
+
+
+def _without_effect(options: RunOptions) -> str:
+    unused = {
+        "--name": options.name is not None,
+        "--grace": options.grace is not None,
+        "--snapshot": options.snapshot,
+        "--pty": options.pty is True,
+        "--no-pty": options.pty is False,
+    }
+    names = ", ".join(option for option, is_given in unused.items() if is_given)
+    return f" ({names} {'have' if ',' in names else 'has'} no effect there)" if names else ""
+
+
+def _execute(argv: Sequence[str], variables: dict[str, str]) -> NoReturn:
+    try:
+        try:
+            os.execvpe(argv[0], list(argv), variables)  # noqa: S606  becoming the command
+        except OSError as error:
+            if error.errno != ENOEXEC:
+                raise
+        # A file of no known format is a shell script, see execvp(3).
+        script = argv[0] if "/" in argv[0] else str(find(argv[0], Path.cwd(), variables))
+        os.execve(_SHELL, [_SHELL, script, *argv[1:]], variables)  # noqa: S606
+    except OSError as error:
+        raise CommandNotExecutable(f"cannot run {argv[0]}: {error.strerror}") from error

@@ -1,7 +1,4 @@
-"""`gpulease show`: all about one job.
-
-What `gpulease show` says of a job, fact by fact.
-"""
+"""`gpulease show`: jobs in detail."""
 
 import signal
 import sys
@@ -15,7 +12,6 @@ import typer
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import (
-    asks,
     between,
     clean,
     clock,
@@ -25,13 +21,17 @@ from gpulease.cli.format import (
     label,
     named,
     ordinal,
+    requested,
     sentence,
     since,
     size,
     until,
 )
+from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import screen_of, show_page
 from gpulease.cli.render import show as show_text
+from gpulease.cli.snapshot import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
@@ -41,17 +41,21 @@ from gpulease.wire.views import EventView, JobView, LeaseView, Outcome
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
-_ASKED_TO_GO = frozenset({"cancel", "expire", "revoke"})
+_STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
 
 
-def facts(
+def fields(
     job: JobView, now: datetime, indexes: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield what there is to say of a job, each by its name; None: nothing."""
+    """Yield the name and the text of each line; a line without a text is left out."""
     yield "state", _state(job, now)
-    yield "why", _suspension(job) or _what_goes_on(job, now) or _why(job)
+    yield "reason", _suspension(job) or _remaining_processes(job, now) or _reason(job)
     for lease in job.leases:
-        yield "over", _over(job, lease, now, indexes)
+        where = f"on {gpu_of(clean(lease.gpu), indexes)}"
+        if lease.over_since_at is not None:
+            yield "over lease", f"{where} {_over(job, lease, now)}"
+        elif is_above(job, lease):
+            yield "above lease", f"{where}, without consequences now"
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
@@ -59,11 +63,12 @@ def facts(
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
-    yield "asked for", _asked(job)
-    yield "sized", clean(job.sized) if job.sized else None
+    yield "script", script_change(job)
+    yield "requested", _requested(job)
+    yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
     yield "retry of", f"job {job.retry_of}" if job.retry_of else None
-    yield "tried as", f"job {job.retried_as}" if job.retried_as else None
+    yield "retried as", f"job {job.retried_as}" if job.retried_as else None
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -73,88 +78,84 @@ def facts(
     yield "exit status", _exit_status(job)
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
-    yield "come back", _how_to_come_back(job)
+    yield "attach", _attach_command(job)
 
 
 def _state(job: JobView, now: datetime) -> str:
     if job.state == "queued" and job.position:
         return f"queued, {ordinal(job.position)} in line"
     if job.state == "releasing" and job.grace is not None:
-        asked = [instant(event.at) for event in job.events if event.kind in _ASKED_TO_GO]
+        asked = [instant(event.at) for event in job.events if event.kind in _STOP_EVENTS]
         left = asked[-1] + timedelta(seconds=job.grace) - now if asked else timedelta(0)
         if left > timedelta(0):
-            return f"{label(job)}; what is left of it is killed within {format_span(left)}"
+            return f"{label(job)}; it is killed in {format_span(left)}"
     if job.suspended:
         return f"{job.state}, {label(job)}"
     return label(job) if job.state != "ended" else f"ended: {label(job)}"
 
 
-def _why(job: JobView) -> str | None:
+def _reason(job: JobView) -> str | None:
     return sentence(job.reason, job.hint) if job.reason else None
 
 
 def _suspension(job: JobView) -> str | None:
-    """Say what is stopped, that the lease is kept, and how it continues."""
+    """Explain that a suspended job keeps its lease, and how to continue it."""
     if not job.suspended:
         return None
     if job.kind == "hold":
-        who, target = f"process {job.pid}, which holds the lease,", str(job.pid)
+        what, target = f"process {job.pid}, which holds the lease,", str(job.pid)
     else:
         # Ctrl-Z stops the whole group, which the main process leads.
-        who, target = "its main process", f"-- -{job.pid}"
+        what, target = "the main process", f"-- -{job.pid}"
     return (
-        f"{who} is stopped, as by Ctrl-Z or SIGSTOP, and the memory stays leased; "
-        f"to continue: fg in its shell, or kill -CONT {target}"
+        f"{what} is stopped (Ctrl-Z, SIGSTOP) and keeps its memory; "
+        f"to continue it: fg in its shell, or kill -CONT {target}"
     )
 
 
-def _what_goes_on(job: JobView, now: datetime) -> str | None:
-    """Say what keeps the lease after the main process has ended."""
+def _remaining_processes(job: JobView, now: datetime) -> str | None:
+    """Explain what keeps the lease after the main process has ended."""
     if job.main_exited_at is None or job.state != "active":
         return None
     how = next((event.detail for event in job.events if event.kind == "main_exited"), None)
-    ended = f"main process ended {since(job.main_exited_at, now)} ago"
+    ended = f"the main process ended {since(job.main_exited_at, now)} ago"
     if how:
         ended += f" ({clean(how.partition(';')[0])})"
     match job.processes:
         case None:
-            return f"{ended}; what it left behind keeps the lease"
+            return f"{ended}; its other processes keep the lease"
         case 1:
-            return f"{ended}; 1 process goes on and keeps the lease"
+            return f"{ended}; 1 process still runs and keeps the lease"
         case count:
-            return f"{ended}; {count} processes go on and keep the lease"
+            return f"{ended}; {count} processes still run and keep the lease"
 
 
-def _over(job: JobView, lease: LeaseView, now: datetime, indexes: Mapping[str, str]) -> str | None:
-    """Say for how long a job has been over a lease, and what comes of that."""
-    gpu = gpu_of(clean(lease.gpu), indexes)
-    if lease.over_since_at is None:
-        over = is_above(job, lease)
-        return f"more than its lease of {gpu}, which is let be at this moment" if over else None
-    said = f"over its lease of {gpu} for {since(lease.over_since_at, now)}"
-    if lease.stops_at is None and job.kind == "hold":
-        return f"{said}; its owner is told here alone, as a hold has no output"
-    if lease.stops_at is None:
-        return f"{said}; its owner was told, and it is not stopped for that"
-    return f"{said}; stopped in {until(lease.stops_at, now)} unless that ends"
+def _over(job: JobView, lease: LeaseView, now: datetime) -> str:
+    """Say for how long a job has been over a lease, and the consequence."""
+    text = f"for {since(lease.over_since_at or '', now)}"
+    if lease.stops_at is not None:
+        return f"{text}; stopped in {until(lease.stops_at, now)} unless it uses less"
+    if job.kind == "hold":
+        return f"{text}; a hold has no output, so its owner is warned only here"
+    return f"{text}; its owner was warned; the job is not stopped"
 
 
 def _idle(job: JobView, now: datetime) -> str | None:
-    """Say since when a job does nothing, and what comes of that."""
+    """Say for how long a job has been idle, and the consequence."""
     if job.idle_since_at is None:
         return None
-    said = f"nothing has happened on its GPU for {since(job.idle_since_at, now)}"
+    text = f"for {since(job.idle_since_at, now)}"
     if job.idle_ends_at is None:
-        return said
+        return text
     left = until(job.idle_ends_at, now)
-    return f"{said}; its lease goes in {left}, unless it is used: gpulease keep {job.id} keeps it"
+    return f"{text}; released in {left} unless it is used; to keep it: gpulease keep {job.id}"
 
 
 def _kept(job: JobView, now: datetime) -> str | None:
     end = job.kept_until_at
     if end is None or instant(end) <= now:
         return None
-    return f"until {clock(end, now)}, idle or not"
+    return f"until {clock(end, now)}, even if idle"
 
 
 def _gives_up(job: JobView, now: datetime) -> str | None:
@@ -170,21 +171,21 @@ def _exit_status(job: JobView) -> str | None:
     return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
 
 
-def _how_to_come_back(job: JobView) -> str | None:
-    # The directory is told to those who may.
+def _attach_command(job: JobView) -> str | None:
+    # Only users who may attach see the directory.
     attachable = job.kind == "run" and job.state == "active" and job.directory is not None
     return f"gpulease attach {job.id}" if attachable else None
 
 
-def _asked(job: JobView) -> str:
+def _requested(job: JobView) -> str:
     limit = job.claim.time_limit
     if limit is None:
-        return asks(job)
-    return f"{asks(job)} for at most {format_span(timedelta(seconds=limit))}"
+        return requested(job)
+    return f"{requested(job)} for at most {format_span(timedelta(seconds=limit))}"
 
 
 def _used(job: JobView) -> str | None:
-    """Say how much of what was asked for an ended job needed, where that is known."""
+    """Say how much of its lease an ended job needed, if that is known."""
     known = [lease for lease in job.leases if lease.needed is not None]
     if not known:
         return None
@@ -194,47 +195,49 @@ def _used(job: JobView) -> str | None:
 
 
 def gpu_of(uuid: str, indexes: Mapping[str, str]) -> str:
-    """Write a GPU by its index, where that is known, and by its UUID."""
+    """Write a GPU by its index and its UUID; by its UUID alone if the index is unknown."""
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
 
 
 _LABELS = 12
-_A_SHORT_STORY = timedelta(hours=1)
-_LIMITS = {
-    "driver": "the driver",
-    "framework": "its framework (TensorFlow, PyTorch, JAX, CuPy)",
-    "watch": "a watch on what it uses",
-    "devices": "device rules",
-}
-"""What may hold a job to its lease, as people would say it."""
+_SHORT_HISTORY = timedelta(hours=1)
 
 
 def show(
     ctx: typer.Context,
-    job: Annotated[int, typer.Argument(metavar="JOB", help="The id of a job.")],
-    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
+    json: Annotated[
+        bool, typer.Option("--json", help='Print JSON: the job, or {"jobs": [...]} for several.')
+    ] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show all about a job: what it asked for and got, why it waits, what has happened to it.
+    """Show jobs in detail: state, place in the queue, leases, memory used, events.
 
     \b
     Examples:
       gpulease show 17
-      gpulease show --json 17 | jq .exit_status
+      gpulease show last
+      gpulease show --json sweep-7 | jq .exit_status
     """
+    wanted = selection("show", jobs, name, every)
     client = connect(ctx, socket)
-    reply = client.job_json(job)
+    replies = [client.job_json(number) for number in select_jobs(client, wanted)]
     if json:
-        show_text(indent(reply))
+        several = b'{"jobs":[' + b",".join(replies) + b"]}"
+        show_text(indent(replies[0] if len(replies) == 1 else several))
         return
     now = datetime.now(UTC).astimezone()
-    view = decode(JobView, reply)
-    shown = page(view, now, _indexes(client, view))
-    show_page(shown, screen_of(sys.stdout, environment()))
+    screen = screen_of(sys.stdout, environment())
+    for place, reply in enumerate(replies):
+        view = decode(JobView, reply)
+        above: Page = [line("")] if place else []
+        show_page([*above, *page(view, now, _indexes(client, view))], screen)
 
 
 def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
-    """Return the index of each GPU by its UUID; none where nobody needs them, or can tell."""
+    """Return the index of each GPU by its UUID; nothing if the daemon does not answer."""
     if not job.leases:
         return {}
     try:
@@ -244,12 +247,12 @@ def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
 
 
 def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
-    """Lay out one job; a GPU of which the index is not known is shown by its UUID."""
+    """Lay out one job; `indexes` has the index of each GPU by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in facts(job, now, indexes) if text),
+        *(_pair(name, text) for name, text in fields(job, now, indexes) if text),
         *_leases(job, indexes),
-        *_unheld(job),
+        *_unhooked(job),
         *_pools(job, indexes),
         *_refusals(job),
         *_events(job, now),
@@ -276,12 +279,12 @@ def _pools(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     if not rows:
         return
     columns = (
-        Column("POOL ON", wraps=True, least=20),
-        Column("OF", wraps=True),
+        Column("GPU", wraps=True, least=20),
+        Column("POOL OF", wraps=True),
         Column("LIMIT", right=True, leaves=3, below="limit: "),
         Column("PEAK", right=True),
-        Column("KEPT BESIDE", right=True, leaves=1, below="kept beside it: "),
-        Column("SEEN BESIDE", right=True, leaves=1, below="seen beside it: "),
+        Column("RESERVED OUTSIDE", right=True, leaves=2, below="reserved outside: "),
+        Column("USED OUTSIDE", right=True, leaves=1, below="used outside: "),
     )
     yield line("")
     yield Table(columns, tuple(rows))
@@ -291,11 +294,11 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     if not job.leases:
         return
     columns = (
-        Column("LEASE ON", wraps=True, least=20),
-        Column("MEMORY", right=True),
+        Column("GPU", wraps=True, least=20),
+        Column("LEASED", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
-        Column("LIMITED BY", leaves=1, wraps=True, below="limited by: "),
+        Column("ENFORCED BY", leaves=1, wraps=True, below="enforced by: "),
     )
     rows = (
         (
@@ -303,7 +306,7 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
             line(size(lease.memory)),
             line(size(lease.used)),
             line(size(lease.peak)),
-            line(_limits(lease)),
+            line(_enforcement(lease)),
         )
         for lease in job.leases
     )
@@ -311,26 +314,26 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
-def _unheld(job: JobView) -> Iterator[Block]:
+def _unhooked(job: JobView) -> Iterator[Block]:
     """Name the processes on a GPU that the framework hook does not reach."""
     for each in job.unheld:
-        who = f"process {each.pid} ({clean(each.command)})"
-        said = f"{who} is not held by the framework hook: {clean(each.why)}"
-        yield Hanging(line(said, "warn"), 2)
+        process = f"process {each.pid} ({clean(each.command)})"
+        text = f"{process} is not limited by the framework hook: {clean(each.why)}"
+        yield Hanging(line(text, "warn"), 2)
 
 
-def _limits(lease: LeaseView) -> str:
-    """Say what holds the job to its lease; what a later daemon may name stays as it is."""
+def _enforcement(lease: LeaseView) -> str:
+    """Name the levels that enforce a lease, and the limit that the driver keeps to."""
     limit = lease.driver_limit
-    known = _LIMITS if limit is None else {**_LIMITS, "driver": f"the driver, at {size(limit)}"}
-    named = (known.get(each, clean(each)) for each in lease.enforced_by)
-    return ", ".join(named) or "nothing, it is placed and counted only"
+    driver = "driver" if limit is None else f"driver ({size(limit)})"
+    names = (driver if each == "driver" else clean(each) for each in lease.enforced_by)
+    return ", ".join(names) or "nothing"
 
 
 def _refusals(job: JobView) -> Iterator[Block]:
     if not job.refusals:
         return
-    columns = (Column("GPU", right=True), Column("WHY NOT NOW", wraps=True, least=16))
+    columns = (Column("GPU", right=True), Column("REASON", wraps=True, least=16))
     rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
     yield line("")
     yield Table(columns, tuple(rows))
@@ -340,16 +343,16 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
     if not job.events:
         return
     columns = (
-        Column("WHEN"),
+        Column("TIME"),
         Column("EVENT"),
         Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
     )
-    # Of a story within an hour, and of what was just now, seconds matter.
+    # Seconds matter within a short history, and in what has just happened.
     begins, *_, ends = (instant(event.at) for event in (job.events[0], *job.events))
-    short = ends - begins < _A_SHORT_STORY
+    short = ends - begins < _SHORT_HISTORY
     rows = (
         (
-            line(clock(event.at, now, seconds=short or now - instant(event.at) < _A_SHORT_STORY)),
+            line(clock(event.at, now, seconds=short or now - instant(event.at) < _SHORT_HISTORY)),
             line(clean(spoken(event.kind))),
             line(_detail(event)),
         )

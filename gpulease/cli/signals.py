@@ -1,6 +1,6 @@
-"""The signals that `run` takes for its job, made into something that can be waited for.
+"""The signals that `run` receives for its job, as something that poll(2) can wait for.
 
-Handlers only note what came: what it means is decided where the job is followed.
+The handlers only note signals. What a signal means is decided where the job is followed.
 """
 
 import os
@@ -23,7 +23,7 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 WHILE_ATTACHED = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
-"""Those that mean something only to one who is attached."""
+"""Signals that are handled only while attached."""
 DEADLY = (
     signal.SIGALRM,
     signal.SIGVTALRM,
@@ -32,13 +32,13 @@ DEADLY = (
     signal.SIGPOLL,
     signal.SIGPWR,
 )
-"""Those that would end a command at once, and are to find its terminal given back."""
+"""Signals that end the command at once, after it has restored its terminal."""
 ENDING = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP})
-"""Those that end a wait; the others have no meaning before there is a job."""
+"""Signals that end a wait in the queue; the others are dropped until the job runs."""
 
 
 class Interrupted(Exception):
-    """A signal that ends a wait has come."""
+    """A signal ended a wait."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
@@ -46,20 +46,20 @@ class Interrupted(Exception):
 
 
 class Killed(Exception):
-    """A signal is to end this command, and is what its parent is to see."""
+    """This command ends by a signal, so that its parent sees that signal."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
         self.signum = signum
 
     def take_effect(self) -> None:
-        """End this process by that signal, as it would have ended at once."""
+        """End this process by that signal."""
         signal.signal(self.signum, signal.SIG_DFL)
         os.kill(os.getpid(), self.signum)
 
 
 class EndedByInterrupt(Killed):
-    """SIGINT ended the job, and is to end this command: a shell in a loop looks at just that."""
+    """SIGINT ended the job, and ends this command: loops of a shell stop only then."""
 
     def __init__(self, *, ctrl_c_typed: bool) -> None:
         super().__init__(signal.SIGINT)
@@ -68,8 +68,8 @@ class EndedByInterrupt(Killed):
     def take_effect(self) -> None:
         """End this process by SIGINT, unless it was started with SIGINT ignored.
 
-        Where Ctrl-C was typed while the terminal was the job's, no process of our own group has
-        heard of it yet, and a script that started us would go on with its next command.
+        A Ctrl-C that was typed on the terminal of the job did not reach our own process group: a
+        script that started us would continue with its next command. So the group gets it now.
         """
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             return
@@ -81,9 +81,9 @@ class EndedByInterrupt(Killed):
 
 
 class Signals:
-    """Catch signals for as long as the block lasts.
+    """Catch signals while the block lasts.
 
-    One that was being ignored on the way in stays ignored, as nohup and shells mean it to be.
+    A signal that is ignored at the start stays ignored, as nohup(1) and shells rely on.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Signals:
         for signum in (*FORWARDED, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 self._before[signum] = signal.signal(signum, self._note)
-        # A job in the background that reads the terminal is stopped by this, unless it is ignored.
+        # SIGTTIN would stop this command when it reads the terminal from the background.
         self._before[signal.SIGTTIN] = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         self._old_waker = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         return self
@@ -117,7 +117,7 @@ class Signals:
 
     @contextmanager
     def also(self, *signums: signal.Signals) -> Iterator[None]:
-        """Catch these as well for as long as the block lasts."""
+        """Catch these signals as well while the block lasts."""
         before = {signum: signal.getsignal(signum) for signum in signums}
         for signum, handler in before.items():
             if handler is not signal.SIG_IGN:
@@ -129,24 +129,24 @@ class Signals:
                 signal.signal(signum, handler)
 
     def stop(self, *, group: bool) -> None:
-        """Stop this process, or its whole process group, as Ctrl-Z does; return once it goes on.
+        """Stop this process, or its process group, as Ctrl-Z does; return when it is continued.
 
-        In a group that no shell looks after it returns at once.
+        In an orphaned process group it returns at once.
         """
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(0 if group else os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
-        # That we go on is what the return of this call says.
+        # The return of this call says that we were continued; the SIGCONT says it again.
         for late in (signal.SIGTSTP, signal.SIGCONT):
             while late in self._caught:
                 self._caught.remove(late)
 
     def fileno(self) -> int:
-        """Return what becomes readable when a signal has come."""
+        """Return what becomes readable when a signal arrives."""
         return self._woken.fileno()
 
     def take(self) -> tuple[signal.Signals, ...]:
-        """Return what has come since the last call, oldest first."""
+        """Return the signals since the last call, oldest first."""
         with suppress(BlockingIOError):
             while self._woken.recv(64):
                 pass
@@ -159,7 +159,7 @@ class Signals:
         """Return what `call` returns.
 
         Raises:
-            Interrupted: a signal that ends a wait came before it did.
+            Interrupted: a signal that ends a wait arrived first.
         """
         self._interruptible = True
         try:
@@ -178,9 +178,9 @@ class Signals:
 
 
 def can_be_continued() -> bool:
-    """Return whether there is a shell to continue our process group once it has been stopped.
+    """Tell whether a shell can continue our process group once it is stopped.
 
-    The kernel does not stop a group without one, an orphaned group: see setpgid(2).
+    The kernel does not stop an orphaned process group, which has no such shell: see setpgid(2).
     """
     group, session = os.getpgrp(), os.getsid(0)
     parent = os.getppid()
@@ -193,5 +193,5 @@ def can_be_continued() -> bool:
 
 
 def _parent_of(pid: int) -> int:
-    # The name of the program, in brackets, may hold anything.
+    # The name of the program, in parentheses, may contain any character.
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""`gpulease status`: the GPUs, who leases what, who waits, and who came without a lease."""
+"""`gpulease status`: GPUs, leases, the queue, and processes without a lease."""
 
 import sys
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import (
     UNKNOWN,
-    asks,
     between,
     clean,
     clock,
-    held_by,
+    enforcement,
     index_of,
     is_above,
     label,
     named,
+    requested,
     sentence,
     size,
     until,
 )
 from gpulease.cli.render import screen_of, show, show_page
-from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, fit, line
+from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
 from gpulease.wire.views import (
     GpuEventView,
@@ -40,23 +40,23 @@ from gpulease.wire.views import (
 _BAR = 20
 _BAR_TITLE = "MEMORY"
 _LEGEND: Line = (
-    *(Span("#", "lease"), Span(" used under a lease  ", "dim")),
-    *(Span("=", "promise"), Span(" leased, not used yet  ", "dim")),
-    *(Span("!", "stranger"), Span(" unmanaged  ", "dim")),
-    *(Span(".", "room"), Span(" free to lease", "dim")),
+    *(Span("#", "used"), Span(" used under a lease  ", "dim")),
+    *(Span("=", "leased"), Span(" leased, not used yet  ", "dim")),
+    *(Span("!", "unmanaged"), Span(" unmanaged  ", "dim")),
+    *(Span(".", "free"), Span(" free to lease", "dim")),
 )
 _MOST_EVENTS = 3
-"""Of one GPU's health; the others are in --json."""
-_SAID_BY_STATE = frozenset({"drained", "resumed", "faulty"})
+"""Health events shown for each GPU; --json has all."""
+_SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
 _STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": "dim"}
 
 
 def status(
     ctx: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print what the daemon says.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show every GPU: what is leased and by whom, what is in use, and what is free to lease.
+    """Show GPUs, leases, the queue, and processes that use a GPU without a lease.
 
     \b
     Examples:
@@ -74,14 +74,14 @@ def status(
 
 
 def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
-    """Lay out one look at the machine, with a legend if there is room for what it explains."""
+    """Lay out the status; `width` decides whether the bars, and so their legend, are shown."""
     return [
         *_head(view, now),
         *_gpus(view, now, width),
         *_leases(view, now),
-        *_held_by(view),
+        *_enforcement(view),
         *_queue(view, now),
-        *_others(view, now),
+        *_without_lease(view, now),
     ]
 
 
@@ -104,27 +104,27 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
         Column("USED", right=True),
         Column("LEASED", right=True),
         Column("FREE", right=True),
-        Column("OF", right=True, leaves=2, below="of "),
+        Column("TOTAL", right=True, leaves=2, below="total "),
         Column("UTIL", right=True, leaves=3),
         Column("TEMP", right=True, leaves=6),
     )
     table = Table(columns, tuple(_gpu(gpu) for gpu in view.gpus))
     yield line("")
     yield table
-    if any(column.title == _BAR_TITLE for column in fit(table, width).columns):
+    if any(columns[number].title == _BAR_TITLE for number in widths(table, width)):
         yield _LEGEND
     for gpu in view.gpus:
         if gpu.detail:
             yield line(f"GPU {index_of(gpu)}: {clean(gpu.detail)}", "warn")
-        for event in _telling(gpu):
+        for event in _recent_events(gpu):
             times = f", {event.count} times" if event.count > 1 else ""
-            said = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
-            yield line(said, "dim")
+            text = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
+            yield line(text, "dim")
 
 
-def _telling(gpu: GpuView) -> list[GpuEventView]:
-    """Return the last of what happened to a GPU's health, but what its state says already."""
-    return [event for event in gpu.events if event.kind not in _SAID_BY_STATE][-_MOST_EVENTS:]
+def _recent_events(gpu: GpuView) -> list[GpuEventView]:
+    """Return the last health events of a GPU, without those that its state shows."""
+    return [event for event in gpu.events if event.kind not in _SHOWN_AS_STATE][-_MOST_EVENTS:]
 
 
 def _gpu(gpu: GpuView) -> tuple[Line, ...]:
@@ -150,29 +150,29 @@ def _gpu_state(gpu: GpuView) -> Line:
 
 
 def _free(gpu: GpuView) -> Line:
-    # What is free on a GPU that grants nothing is not free to lease.
+    # Memory of a GPU that grants nothing cannot be leased.
     free = gpu.memory.headroom if gpu.state == "available" else None
     return line(size(free), "good" if free else "warn")
 
 
 def bar(memory: MemoryView) -> Line:
-    """Draw the ledger of a GPU: used under leases, leased and not used, unmanaged, free."""
+    """Draw the memory of a GPU: used under leases, leased and not used, unmanaged, free."""
     if not memory.total or memory.used is None:
         return line(f"[{'?' * _BAR}]", "dim")
     unmanaged = memory.unmanaged or 0
     used = max(0, min(memory.used - unmanaged, memory.committed))
     parts: tuple[tuple[int, str, Style], ...] = (
-        (used, "#", "lease"),
-        (memory.committed - used, "=", "promise"),
-        (unmanaged, "!", "stranger"),
+        (used, "#", "used"),
+        (memory.committed - used, "=", "leased"),
+        (unmanaged, "!", "unmanaged"),
     )
-    spans, room = [Span("[")], _BAR
+    spans, left = [Span("[")], _BAR
     for amount, mark, style in parts:
-        # Something that is there is seen, however small it is.
-        marks = min(room, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
-        room -= marks
+        # Even a small amount gets a mark.
+        marks = min(left, max(round(_BAR * amount / memory.total), 1 if amount > 0 else 0))
+        left -= marks
         spans.append(Span(mark * marks, style))
-    return (*spans, Span("." * room, "room"), Span("]"))
+    return (*spans, Span("." * left, "free"), Span("]"))
 
 
 def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
@@ -190,14 +190,14 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("LEASED", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True, leaves=5),
-        Column("LEFT", right=True, leaves=1, below="left "),
+        Column("TIME LEFT", right=True, leaves=1, below="time left "),
     )
     yield Table(columns, tuple(rows))
 
 
-def _held_by(view: StatusView) -> Iterator[Block]:
+def _enforcement(view: StatusView) -> Iterator[Block]:
     if view.enforcement:
-        yield Hanging(line(held_by(view.enforcement), "dim"), 2)
+        yield Hanging(line(enforcement(view.enforcement), "dim"), 2)
 
 
 def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple[Line, ...]]:
@@ -232,16 +232,16 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     waiting = [job for job in view.jobs if job.state == "queued"]
     yield line("")
     if not waiting:
-        yield line("nobody waits", "dim")
+        yield line("no jobs in the queue", "dim")
         return
     columns = (
         Column("PLACE", right=True),
         Column("JOB", right=True),
         Column("USER", wraps=True),
         Column("NAME", leaves=3, shrinks=True, below=""),
-        Column("ASKS", right=True),
+        Column("REQUEST", right=True),
         Column("STARTS BY", leaves=5, below="starts by "),
-        Column("WHY IT WAITS", leaves=4, wraps=True, least=20, below=""),
+        Column("REASON", leaves=4, wraps=True, least=20, below=""),
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))
     yield Table(columns, tuple(_waiting(job, now) for job in waiting))
@@ -253,15 +253,15 @@ def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
         line(str(job.id)),
         line(clean(job.user)),
         line(named(job)),
-        line(asks(job)),
+        line(requested(job)),
         line(clock(job.expected_start_at, now)),
         line(sentence(job.reason or UNKNOWN)),
     )
 
 
-def _others(view: StatusView, now: datetime) -> Iterator[Block]:
+def _without_lease(view: StatusView, now: datetime) -> Iterator[Block]:
     leased = {(job.id, lease.gpu) for job in view.jobs for lease in job.leases}
-    # Of a GPU that MIG divides, the processes are those of its MIG devices.
+    # A GPU that MIG divides lists the processes of its MIG devices.
     parents = {gpu.uuid: gpu.parent for gpu in view.gpus if gpu.parent is not None}
     leased |= {(job, parents[gpu]) for job, gpu in leased if gpu in parents}
     rows = [
@@ -271,7 +271,7 @@ def _others(view: StatusView, now: datetime) -> Iterator[Block]:
             line(clean(process.user or UNKNOWN)),
             line(size(process.memory)),
             line(between(process.started_at, None, now)),
-            line(_what_runs(process)),
+            line(_command(process)),
         )
         for gpu in view.gpus
         for process in gpu.processes
@@ -280,7 +280,7 @@ def _others(view: StatusView, now: datetime) -> Iterator[Block]:
     if not rows:
         return
     yield line("")
-    yield line("in use without a lease", "bad")
+    yield line("processes without a lease", "bad")
     columns = (
         Column("GPU", right=True),
         Column("PID", right=True),
@@ -292,7 +292,7 @@ def _others(view: StatusView, now: datetime) -> Iterator[Block]:
     yield Table(columns, tuple(rows))
 
 
-def _what_runs(process: ProcessView) -> str:
+def _command(process: ProcessView) -> str:
     command = clean(process.command or process.name or UNKNOWN)
     where = f" (in container {clean(process.container)})" if process.container else ""
     return f"{command}{where}" if process.job is None else f"{command}{where}, of job {process.job}"

@@ -1,28 +1,46 @@
-"""Tables that fit: what goes below its row, is left out or is shortened in a narrow terminal.
+"""Lay out pages of lines and tables in the width of a terminal, or as wide as they are in a pipe.
 
-Drawing is elsewhere; this only decides, for plain text and for a coloured terminal alike.
+In a narrow terminal the columns that matter least leave the table: their cells go below their rows
+or are left out. Of the others some wrap and some are cut short. rich's tables can do neither, and
+draw 10,000 rows in several seconds.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from gpulease.cli.format import UNKNOWN, broken, cells, shorten
+from gpulease.cli.format import UNKNOWN, display_width, shorten, truncate
 
-GAP = 2
-"""Columns between two columns."""
-_NOTE = 4
-"""How far a note is indented below its row."""
-_CONTINUED = 2
-"""How far the rest of a line is indented that takes more than one."""
+_GAP = "  "
+_NOTE_INDENT = 4
+_CONTINUATION_INDENT = 2
 
 Style = Literal[
-    "", "title", "heading", "good", "warn", "bad", "dim", "lease", "promise", "stranger", "room"
+    "", "title", "heading", "good", "warn", "bad", "dim", "used", "leased", "unmanaged", "free"
 ]
+_COLOURS: dict[Style, str] = {
+    "title": "1",
+    "heading": "1;2",
+    "good": "32",
+    "warn": "33",
+    "bad": "31",
+    "dim": "2",
+    "used": "36",
+    "leased": "34",
+    "unmanaged": "31",
+    "free": "2",
+}
+"""Parameters of the escape sequence SGR (ECMA-48)."""
+_BLOCKS: dict[Style, tuple[str, str]] = {
+    "used": ("#", "█"),
+    "leased": ("=", "▒"),
+    "unmanaged": ("!", "█"),
+    "free": (".", "░"),
+}
+"""What replaces the letters of a bar where colours tell its parts apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A piece of text in one style."""
 
     text: str
@@ -37,11 +55,6 @@ def line(text: str, style: Style = "") -> Line:
     return (Span(text, style),)
 
 
-def text_of(spans: Line) -> str:
-    """Return a line without its styles."""
-    return "".join(span.text for span in spans)
-
-
 @dataclass(frozen=True, slots=True)
 class Hanging:
     """A line whose continuation begins `indent` columns from the left."""
@@ -52,178 +65,181 @@ class Hanging:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A title, and what may happen to the column when there is no room."""
+    """A title, and what happens to the column in a narrow terminal."""
 
     title: str
     right: bool = False
     leaves: int = 0
-    """The highest number leaves first; 0 stays whatever happens."""
+    """The column with the highest number leaves first; one with 0 always stays."""
     below: str | None = None
-    """A column that leaves is written below its row, after this, rather than left out."""
+    """When the column leaves, its cells go below their rows after this text; None: nowhere."""
     shrinks: bool = False
-    """It is cut short."""
+    """Its cells are cut short."""
     wraps: bool = False
-    """It takes several lines, before another shrinks."""
+    """Its cells take several lines, before another column shrinks."""
     least: int = 8
-    """To how little it may shrink or wrap."""
-    width: int | None = None
-    """What it was narrowed to; its cells may be wider, and take several lines."""
+    """The width that it keeps when it shrinks or wraps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under titles, with what stands below each row."""
+    """Rows of cells under titles."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Line, ...], ...]
-    notes: tuple[Line, ...] = ()
-    """None at all, or one for each row, which may be empty."""
-
-    def widths(self) -> list[int]:
-        """Return what each column needs."""
-        return [self._width(number) for number in range(len(self.columns))]
-
-    def _width(self, number: int) -> int:
-        column = self.columns[number]
-        needed = (cells(text_of(row[number])) for row in self.rows)
-        return column.width or max(cells(column.title), max(needed, default=0))
 
 
 Block = Line | Hanging | Table
 Page = Sequence[Block]
 
 
-def fit(table: Table, width: int | None) -> Table:
-    """Return `table` in at most `width` columns of a terminal; None is as wide as it likes."""
-    if width is None:
-        return table
-    while _excess(table, width) > 0:
-        narrowed = _narrowed(table, width)
-        leaving = max(table.columns, key=lambda column: column.leaves)
-        if _excess(narrowed, width) <= 0 or not leaving.leaves:
+def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
+    """Return a page as text, its lines at most `width` columns wide where possible."""
+    paint = _coloured if colour else _plain
+    lines = (drawn for block in page for drawn in _block(block, width, paint))
+    return "".join(f"{drawn.rstrip(' ')}\n" for drawn in lines)
+
+
+def widths(table: Table, width: int | None) -> dict[int, int]:
+    """Return the width of each column, by its number, that stays in a table of that width."""
+    texts = zip(*(map(_plain, row) for row in table.rows), strict=True) if table.rows else ()
+    found = {number: display_width(column.title) for number, column in enumerate(table.columns)}
+    for number, column_texts in enumerate(texts):
+        found[number] = max(found[number], *map(display_width, column_texts))
+    while width is not None and _excess(found, width) > 0:
+        narrowed = _narrowed(table.columns, found, width)
+        leaving = max(found, key=lambda number: (table.columns[number].leaves, -number))
+        if _excess(narrowed, width) <= 0 or not table.columns[leaving].leaves:
             return narrowed
-        table = _without(table, table.columns.index(leaving))
-    return table
+        del found[leaving]
+    return found
 
 
-def _excess(table: Table, width: int) -> int:
-    widths = table.widths()
-    return sum(widths) + GAP * (len(widths) - 1) - width
+def _excess(widths: dict[int, int], width: int) -> int:
+    return sum(widths.values()) + len(_GAP) * (len(widths) - 1) - width
 
 
-def _narrowed(table: Table, width: int) -> Table:
-    numbered = list(enumerate(table.columns))
-    for number, column in sorted(numbered, key=lambda each: not each[1].wraps):
-        excess = _excess(table, width)
-        if excess <= 0 or not (column.wraps or column.shrinks):
-            continue
-        needed = table.widths()[number]
-        room = min(needed, max(needed - excess, column.least, cells(column.title)))
-        if column.wraps:
-            table = _with_column(table, number, replace(column, width=room))
-        else:
-            rows = (_with_short_cell(row, number, room) for row in table.rows)
-            table = replace(table, rows=tuple(rows))
-    return table
-
-
-def _with_column(table: Table, number: int, column: Column) -> Table:
-    columns = (*table.columns[:number], column, *table.columns[number + 1 :])
-    return replace(table, columns=columns)
-
-
-def _with_short_cell(row: tuple[Line, ...], number: int, room: int) -> tuple[Line, ...]:
-    cell = row[number]
-    if cells(text_of(cell)) <= room:
-        return row
-    style = cell[0].style
-    return (*row[:number], line(shorten(text_of(cell), room), style), *row[number + 1 :])
-
-
-def _without(table: Table, number: int) -> Table:
-    below = table.columns[number].below
-    notes = table.notes or ((),) * len(table.rows)
-    if below is not None:
-        said = zip(notes, table.rows, strict=True)
-        notes = tuple(_noted(note, below, row[number]) for note, row in said)
-    return Table(
-        columns=table.columns[:number] + table.columns[number + 1 :],
-        rows=tuple(row[:number] + row[number + 1 :] for row in table.rows),
-        notes=notes,
-    )
-
-
-def _noted(note: Line, below: str, cell: Line) -> Line:
-    """Return `note` with what `cell` says after it."""
-    if text_of(cell) in ("", UNKNOWN):
-        return note
-    said = (Span(below, "dim"), *cell) if below else cell
-    return (*note, Span("; ", "dim"), *said) if note else said
-
-
-def lay_out(page: Page, width: int | None) -> list[Line]:
-    """Return the lines of a page, each at most `width` columns wide if that can be."""
-    return [drawn for block in page for drawn in _block(block, width)]
-
-
-def _block(block: Block, width: int | None) -> Iterator[Line]:
-    match block:
-        case Table():
-            yield from _table(fit(block, width), width)
-        case Hanging():
-            yield from wrap(block.line, width, block.indent)
-        case _:
-            yield from wrap(block, width, _CONTINUED)
+def _narrowed(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[int, int]:
+    narrowed = dict(widths)
+    for number in sorted(widths, key=lambda number: not columns[number].wraps):
+        column, excess = columns[number], _excess(narrowed, width)
+        if excess > 0 and (column.wraps or column.shrinks):
+            least = max(column.least, display_width(column.title))
+            narrowed[number] = min(widths[number], max(widths[number] - excess, least))
+    return narrowed
 
 
 def wrap(spans: Line, width: int | None, indent: int = 0) -> list[Line]:
     """Return `spans` in lines of at most `width` columns, all but the first indented."""
-    if width is None:
+    if width is None or display_width(_plain(spans)) <= width:
         return [spans]
     indent = min(indent, width // 2)
-    places = list(broken(text_of(spans), width, width - indent))
-    first, *rest = [_cut(spans, begin, end) for begin, end in places]
+    first, *rest = (
+        _cut(spans, begin, end) for begin, end in line_breaks(_plain(spans), width, width - indent)
+    )
     return [first, *((Span(" " * indent), *piece) for piece in rest)]
+
+
+def line_breaks(text: str, width: int, later: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where each line of `text` begins and ends, between words where possible.
+
+    The first line is `width` columns wide, the others `later`, or as wide.
+    """
+    begin = 0
+    while display_width(text[begin:]) > width:
+        end = begin + max(1, len(truncate(text[begin:], width)))
+        space = text.rfind(" ", begin, end + 1)
+        if space > begin and text[begin:space].strip():
+            end = space
+        yield begin, end
+        begin = end + len(text[end:]) - len(text[end:].lstrip(" "))
+        width = width if later is None else later
+    if begin < len(text) or not text:
+        yield begin, len(text)
 
 
 def _cut(spans: Line, begin: int, end: int) -> Line:
     pieces = []
     for span in spans:
-        piece = span.text[max(0, begin) : max(0, end)]
-        if piece:
+        if piece := span.text[max(0, begin) : max(0, end)]:
             pieces.append(Span(piece, span.style))
         begin, end = begin - len(span.text), end - len(span.text)
     return tuple(pieces)
 
 
-def _table(table: Table, width: int | None) -> Iterator[Line]:
-    widths = table.widths()
-    yield from _row(table, tuple(line(each.title, "heading") for each in table.columns), widths)
-    for number, row in enumerate(table.rows):
-        yield from _row(table, row, widths)
-        if table.notes and table.notes[number]:
-            note = (Span(" " * _NOTE), *table.notes[number])
-            yield from wrap(note, width, _NOTE)
+def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
+    match block:
+        case Table():
+            yield from _table(block, width, paint)
+        case Hanging():
+            yield from map(paint, wrap(block.line, width, block.indent))
+        case _:
+            yield from map(paint, wrap(block, width, _CONTINUATION_INDENT))
 
 
-def _row(table: Table, row: tuple[Line, ...], widths: list[int]) -> Iterator[Line]:
-    pieces = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
-    for number in range(max(map(len, pieces))):
-        drawn: list[Span] = []
-        for column, cell, width in zip(table.columns, pieces, widths, strict=True):
-            piece = cell[number] if number < len(cell) else ()
-            space = Span(" " * (width - cells(text_of(piece))))
-            drawn += (space, *piece) if column.right else (*piece, space)
-            drawn.append(Span(" " * GAP))
-        yield _stripped(drawn)
+def _table(table: Table, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
+    kept = widths(table, width)
+    below = [number for number in range(len(table.columns)) if number not in kept]
+    titles = tuple(line(column.title, "heading") for column in table.columns)
+    yield from _row(table.columns, titles, kept, paint)
+    # The column that matters least is the last to be noted.
+    below.sort(key=lambda number: -table.columns[number].leaves)
+    for row in table.rows:
+        yield from _row(table.columns, row, kept, paint)
+        if note := _note(table.columns, row, below):
+            indented = (Span(" " * _NOTE_INDENT), *note)
+            yield from map(paint, wrap(indented, width, _NOTE_INDENT))
 
 
-def _stripped(spans: list[Span]) -> Line:
-    while spans and not spans[-1].text.strip(" "):
-        spans.pop()
-    return tuple(span for span in spans if span.text)
+def _row(
+    columns: Sequence[Column],
+    row: Sequence[Line],
+    widths: dict[int, int],
+    paint: Callable[[Line], str],
+) -> Iterator[str]:
+    """Yield the lines of a row."""
+    cells = [_cell(columns[number], row[number], width) for number, width in widths.items()]
+    for number in range(max(map(len, cells))):
+        pieces = [cell[number] if number < len(cell) else () for cell in cells]
+        yield _GAP.join(
+            _padded(piece, width, paint, right=columns[column].right)
+            for piece, (column, width) in zip(pieces, widths.items(), strict=True)
+        )
 
 
-def plain(page: Page, width: int | None) -> str:
-    """Return a page as plain text, with a line's end after each line."""
-    return "".join(text_of(drawn).rstrip() + "\n" for drawn in lay_out(page, width))
+def _cell(column: Column, cell: Line, width: int) -> list[Line]:
+    if display_width(_plain(cell)) <= width:
+        return [cell]
+    if column.wraps:
+        return wrap(cell, width)
+    return [line(shorten(_plain(cell), width), cell[0].style)]
+
+
+def _padded(piece: Line, width: int, paint: Callable[[Line], str], *, right: bool) -> str:
+    padding = " " * (width - display_width(_plain(piece)))
+    return padding + paint(piece) if right else paint(piece) + padding
+
+
+def _note(columns: Sequence[Column], row: Sequence[Line], below: Sequence[int]) -> Line:
+    """Return what stands below a row: the cells of the columns that have left."""
+    note: list[Span] = []
+    for number in below:
+        label = columns[number].below
+        if label is not None and _plain(row[number]) not in ("", UNKNOWN):
+            note += [Span("; ", "dim")] * bool(note)
+            note += [Span(label, "dim")] * bool(label)
+            note += row[number]
+    return tuple(note)
+
+
+def _plain(spans: Line) -> str:
+    return spans[0].text if len(spans) == 1 else "".join([span.text for span in spans])
+
+
+def _coloured(spans: Line) -> str:
+    return "".join(_coloured_span(*span) if span.style else span.text for span in spans)
+
+
+def _coloured_span(text: str, style: Style) -> str:
+    letter, block = _BLOCKS.get(style, ("\0", ""))
+    return f"\033[{_COLOURS[style]}m{text.replace(letter, block)}\033[0m"

@@ -1,4 +1,4 @@
-"""The typed client of the daemon's API; its face, through which everyone else imports it."""
+"""The typed client of the daemon's API. Other packages import from here."""
 
 from gpulease.client.client import Client
 from gpulease.client.discovery import find, has_daemon, machine_daemon, no_daemon_on

@@ -41,15 +41,15 @@ from gpulease.wire.views import (
 )
 
 ANSWER_WITHIN = 30.0
-"""Seconds that a request may take; the daemon answers in milliseconds."""
-_LEAST_PATIENCE = 0.05
+"""Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_SHORTEST_TIMEOUT = 0.05
 
 
 class Client:
-    """What the daemon of this machine can be asked; each call is a connection of its own.
+    """A client of one daemon; each call opens a connection.
 
-    Every method raises `NoDaemon` when nothing answers, and otherwise the error that the daemon
-    replied with, as the class that it was there. Sizes are bytes, spans seconds, instants ISO 8601
+    Every method raises `NoDaemon` if nothing answers, otherwise the error that the daemon replied
+    with. Sizes are bytes, spans seconds, instants ISO 8601
     in UTC; arguments, paths and variables of jobs are one character per byte, as `to_wire`
     writes them.
     """
@@ -61,17 +61,17 @@ class Client:
         trusted: frozenset[int] | None = None,
         answer_within: float = ANSWER_WITHIN,
     ) -> None:
-        """Speak to the daemon on the socket `path`.
+        """Create a client of the daemon on the socket `path`.
 
-        Without a path it is found as the command finds it: GPULEASE_SOCKET, the machine's, which
-        is waited for where there is one, or the user's own; root or the user must be listening
-        there. No daemon is started.
+        Without a path, the daemon is found as the command finds it: GPULEASE_SOCKET, the machine's
+        (waiting while it restarts), or the user's own. It must belong to root or the user. No
+        daemon is started.
 
         Args:
             path: the daemon's socket.
-            trusted: the users who may be listening on `path`; None is anyone at all, and root or
-                the caller for what holds an environment.
-            answer_within: seconds that an answer may take.
+            trusted: the users that may listen on `path`; None: any, but requests with an
+                environment are sent to a daemon of root or the caller only.
+            answer_within: timeout of an answer in seconds.
 
         Raises:
             NoDaemon: no path was given, and no daemon answers.
@@ -82,58 +82,58 @@ class Client:
         self._daemon = Transport(path, trusted, answer_within)
 
     def within(self, seconds: float) -> "Client":
-        """Return a client of the same daemon that waits at most `seconds` for an answer.
+        """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
 
-        For a caller that has a deadline: a daemon that is stopped takes requests and does not
-        answer.
+        A daemon that is stopped accepts requests and does not answer.
         """
-        hurried = copy(self)
-        # Zero would not wait at all, not even for a daemon that answers at once.
-        patience = max(_LEAST_PATIENCE, min(seconds, self._daemon.answer_within))
-        hurried._daemon = replace(self._daemon, answer_within=patience)
-        return hurried
+        client = copy(self)
+        # A timeout of zero would fail even if the daemon answers at once.
+        timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
+        client._daemon = replace(self._daemon, answer_within=timeout)
+        return client
 
     def submit(self, request: SubmitRequest) -> JobView:
-        """Queue a job; what is returned is on the daemon's disk.
+        """Queue a job; when this returns, the job is on the daemon's disk.
 
-        Where the answer was lost it is asked for again, under the same key, and no second job is
+        If the answer is lost, the request is sent again under the same key, and no second job is
         queued.
 
         Raises:
-            BadValue: a field cannot be what it is.
+            BadValue: a field is out of range.
             CannotLease: the claim can never be granted on this machine.
             NoRoomNow: it would have to wait, and `request.wait` is 0.
-            TooLarge: the request is over what the daemon reads.
+            TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.order("/jobs", request))
+        return decode(JobView, self._daemon.submit("/jobs", request))
 
     def hold(self, request: HoldRequest) -> JobView:
-        """Queue a lease without a job; what is returned is on the daemon's disk.
+        """Queue a lease without a job; when this returns, it is on the daemon's disk.
 
-        Until it is granted (see `watch`) it is wanted only as long as this process lives. Then it
-        is held until the process `request.pid` ends, its time is over, or it is released with
-        `cancel`.
+        It leaves the queue if this process ends. Once granted (see `watch`), it is held until the
+        process `request.pid` ends, its time is over, or `cancel` releases it.
 
         Raises:
-            BadValue: there is no such process, or neither a process nor a time limit was given.
-            NotAllowed: the process is somebody else's.
+            BadValue: no such process, or neither a process nor a time limit is given.
+            NotAllowed: the process belongs to another user.
             CannotLease: the claim can never be granted on this machine.
             NoRoomNow: it would have to wait, and `request.wait` is 0.
-            TooLarge: the request is over what the daemon reads.
+            TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.order("/holds", request))
+        return decode(JobView, self._daemon.submit("/holds", request))
 
     def nested(self, request: NestedRequest) -> NestedView | None:
-        """Return the job under whose lease this process runs, and the part that is asked for.
+        """Return the job under whose lease this process runs, and the requested part of it.
 
-        None: it runs under none, or the daemon is of a version that cannot tell.
+        None: it runs under none, or the daemon is too old to tell.
 
         Raises:
-            BadValue: a field cannot be what it is.
-            AlreadyLeased: more is asked for than the job has.
+            BadValue: a field is out of range.
+            AlreadyLeased: the request exceeds what the job has.
         """
         try:
-            found = decode(NestedView, self._daemon.insist("/nested", body_of(request)))
+            found = decode(
+                NestedView, self._daemon.post_until_answered("/nested", body_of(request))
+            )
         except NoSuchRoute:
             return None
         return None if found.job is None else found
@@ -143,8 +143,8 @@ class Client:
 
         Raises:
             NoSuchJob: there is none.
-            NotAllowed: it belongs to somebody else.
-            WrongState: it has not been granted yet, or has ended.
+            NotAllowed: it belongs to another user.
+            WrongState: it is not granted yet, or has ended.
         """
         reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
         return decode(EnvironmentView, reply)
@@ -154,20 +154,20 @@ class Client:
 
         Raises:
             NoSuchJob: there is none.
-            NotAllowed: it belongs to somebody else.
-            WrongState: it has ended, was asked to go, or has no time limit.
-            BadValue: the new limit would be over already, or is past all bounds.
+            NotAllowed: it belongs to another user.
+            WrongState: it has ended, is ending, or has no time limit.
+            BadValue: the new time limit has passed already, or is out of range.
         """
         body = msgspec.json.encode(ExtendRequest(by))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
 
     def keep(self, number: int, span: float | None = None) -> JobView:
-        """Let a job be idle for `span` seconds, or for an hour, and return it.
+        """Allow a job to be idle for `span` seconds, by default an hour, and return it.
 
         Raises:
             NoSuchJob: there is none.
-            NotAllowed: it belongs to somebody else.
-            WrongState: it waits, has ended, or was asked to go.
+            NotAllowed: it belongs to another user.
+            WrongState: it waits, has ended, or is ending.
             BadValue: that is longer than a day.
         """
         body = msgspec.json.encode(KeepRequest(span))
@@ -176,18 +176,18 @@ class Client:
     def jobs(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
     ) -> JobList:
-        """Return the jobs that are not over, or `everything` that is remembered."""
+        """Return the jobs that wait or hold memory, or with `everything` also those that ended."""
         return decode(JobList, self.jobs_json(everything=everything, user=user, state=state))
 
     def jobs_json(
         self, *, everything: bool = False, user: str | None = None, state: str | None = None
     ) -> bytes:
-        """Return the reply of `jobs` as it came."""
+        """Return the reply of `jobs` as JSON."""
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
     def job(self, number: int) -> JobView:
-        """Return all about one job, with its events.
+        """Return one job with its events.
 
         Raises:
             NoSuchJob: there is none.
@@ -195,77 +195,77 @@ class Client:
         return decode(JobView, self.job_json(number))
 
     def job_json(self, number: int) -> bytes:
-        """Return the reply of `job` as it came."""
+        """Return the reply of `job` as JSON."""
         return self._daemon.ask("GET", f"/jobs/{number}")
 
     def cancel(self, number: int, *, grace: float | None = None) -> JobView:
-        """Ask a job to end, or give a lease back, and return it as it is then.
+        """Ask a job to end, or release a lease, and return it as it is then.
 
-        With `grace`, what is left of it is killed after so many seconds, if that is sooner than
-        the job's own grace; also where it was cancelled before.
+        With `grace`, it is killed after so many seconds, if that is sooner than its own grace,
+        also if it was cancelled before.
 
         Raises:
             NoSuchJob: there is none.
-            NotAllowed: it belongs to somebody else.
+            NotAllowed: it belongs to another user.
             WrongState: it has ended already.
         """
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
-        """Have nothing more granted on a GPU: its index, its UUID, or the beginning of that.
+        """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
 
         Raises:
-            NoSuchGpu: there is none of that name, or more than one.
-            NotAllowed: the caller is no admin of this machine.
+            NoSuchGpu: no GPU has this name, or several have.
+            NotAllowed: the caller is not an admin of this machine.
         """
         body = msgspec.json.encode(DrainRequest(why))
         target = f"/gpus/{quote(gpu, safe=':')}/drain"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target, body=body))
 
     def resume(self, gpu: str) -> GpuAvailabilityView:
-        """Have leases granted on a GPU again.
+        """Grant leases on a GPU again.
 
         Raises:
-            NoSuchGpu: there is none of that name, or more than one.
-            NotAllowed: the caller is no admin of this machine.
+            NoSuchGpu: no GPU has this name, or several have.
+            NotAllowed: the caller is not an admin of this machine.
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
 
     def status(self) -> StatusView:
-        """Return one look at the whole machine."""
+        """Return the state of the machine, with the jobs that wait or hold memory."""
         return decode(StatusView, self.status_json())
 
     def status_json(self) -> bytes:
-        """Return the reply of `status` as it came."""
+        """Return the reply of `status` as JSON."""
         return self._daemon.ask("GET", "/status")
 
     def doctor(self) -> DoctorView:
-        """Return what the daemon finds right and wrong with this machine."""
+        """Return the daemon's checks of this machine."""
         return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
 
     def report(self, user: str | None = None, since: float | None = None) -> ReportView:
-        """Return what the ended jobs of a user, or of all, asked for and used.
+        """Return what the ended jobs of one or all users asked for and used.
 
-        `since` is how many seconds ago they ended at the earliest.
+        Only jobs that ended in the last `since` seconds count.
 
         Raises:
-            NotAllowed: it is about others, and the admin hides what others run.
+            NotAllowed: it is about other users, and the admin hides what they run.
         """
         return decode(ReportView, self.report_json(user, since))
 
     def report_json(self, user: str | None = None, since: float | None = None) -> bytes:
-        """Return the reply of `report` as it came."""
+        """Return the reply of `report` as JSON."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
 
     def watch(self, number: int) -> Iterator[JobView]:
-        """Yield a job at once, at each change and now and then between, until it has ended.
+        """Yield a job at once, at each change and at keep-alives, until it has ended.
 
         Raises:
             NoSuchJob: there is none.
-            NoDaemon: the stream broke off before the end of the job.
+            NoDaemon: the stream ended before the job.
         """
         last: JobView | None = None
         with closing(self._daemon.open("GET", f"/jobs/{number}/watch")) as reply:
@@ -286,17 +286,16 @@ class Client:
         follow: bool = False,
         begin: Mapping[FrameKind, int] | None = None,
     ) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the kept output of a job, piece by piece, each with the stream that it is of.
+        """Yield the kept output of a job in pieces, each with its stream.
 
-        `begin` is the byte of each stream to begin with, the first if left out; `tail` is of how
-        many last lines; with `follow` it goes on until the job has ended, also from before its
-        start.
+        Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
+        continues until the job has ended, also if the job has not started.
 
         Raises:
             NoSuchJob: there is none.
-            NotAllowed: it belongs to somebody else.
-            WrongState: it is a lease without a job.
-            NoDaemon: the stream broke off.
+            NotAllowed: it belongs to another user.
+            WrongState: it is a hold, which has no output.
+            NoDaemon: the stream ended too early.
         """
         begin = begin or {}
         query = {

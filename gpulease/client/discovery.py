@@ -1,8 +1,7 @@
 """Finding the daemon: the one that was named, the machine's, or the user's own.
 
-The machine's daemon: the directory of its socket says that there is one, also while it is away.
-
-Then nobody is to use, or start, one of their own instead: both would lease the same memory.
+The directory of its socket shows that the machine has a daemon, also while it restarts. Then no
+user daemon may be used or started: both would lease the same memory.
 """
 
 import logging
@@ -11,29 +10,30 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpulease import config
+from gpulease import config, daemon_packages
 from gpulease.client.errors import no_daemon, not_trusted
 from gpulease.client.unix_socket import answers, dial, stranger_on
+from gpulease.daemon_packages import INSTALL_HINT
 from gpulease.errors import NoDaemon
 
 BACK_WITHIN_S = 20.0
-"""How long it may be away: a restart takes a few seconds."""
+"""Time for a restart, which takes a few seconds."""
 _LOOKS_EVERY_S = 0.2
 _ANSWERS_WITHIN_S = 5.0
 
 
 def has_daemon() -> bool:
-    """Tell whether a daemon serves this machine, be it there or not at this moment."""
+    """Tell whether the machine has a daemon, running or not."""
     return config.SYSTEM_SOCKET.parent.is_dir()
 
 
 def machine_daemon(say: Callable[[str], None]) -> Path | None:
-    """Return the socket of the machine's daemon once that answers; None if there is none.
+    """Return the socket of the machine's daemon once it answers; None if there is none.
 
-    `say` is told, once, what is waited for.
+    `say` gets a line if this has to wait.
 
     Raises:
-        NoDaemon: the machine has one, and it stays away.
+        NoDaemon: the machine has a daemon, and it does not answer in time.
     """
     path, until = config.SYSTEM_SOCKET, None
     while (obstacle := _obstacle(path)) is not None:
@@ -60,9 +60,8 @@ def _obstacle(path: Path) -> OSError | None:
 def _hint() -> str:
     own, program = config.personal_socket(), Path(sys.executable).with_name("gpuleased")
     return (
-        "systemctl status gpuleased says how it is; a daemon of your own beside it would lease the "
-        "same memory once more; if you want that all the same: "
-        f"export GPULEASE_SOCKET={own}; {program} --personal &"
+        "see systemctl status gpuleased; to run your own daemon all the same, which would lease "
+        f"the same memory a second time: export GPULEASE_SOCKET={own}; {program} --personal &"
     )
 
 
@@ -72,8 +71,8 @@ _log = logging.getLogger("gpulease")
 def find(candidates: Sequence[Path]) -> Path:
     """Return the first of `candidates` that answers.
 
-    A single candidate was named; whether it answers shows when it is asked. Where the machine has a
-    daemon, that one is waited for, and it is that one or none.
+    A single candidate was named by the user, and is returned unchecked. If the machine has a
+    daemon, no other one is returned.
 
     Raises:
         NoDaemon: none of several answers.
@@ -88,11 +87,12 @@ def find(candidates: Sequence[Path]) -> Path:
 
 
 def no_daemon_on(candidates: Sequence[Path]) -> NoDaemon:
-    """Return the error that says where no daemon listens, or who does, and what to do about it."""
+    """Return the error for sockets on which no daemon answers, or one of another user."""
     for path in candidates:
         if (uid := stranger_on(path)) is not None:
             return not_trusted(path, uid)
+    start = INSTALL_HINT if daemon_packages.missing() else "gpulease run"
     return NoDaemon(
         "cannot reach a daemon: none listens on " + " or ".join(map(str, candidates)),
-        "gpulease run starts one for you; for everyone an admin starts gpuleased as root",
+        f"for a daemon of your own: {start}; for everyone an admin starts gpuleased as root",
     )

@@ -1,4 +1,4 @@
-"""What can go wrong between command and daemon, as the errors that a user reads."""
+"""The errors of the connection to a daemon, with hints that fit the kind of daemon."""
 
 import os
 import pwd
@@ -13,42 +13,42 @@ from gpulease.wire.views import (
     ErrorReply,
 )
 
-_NO_DAEMON_HINT = (
-    "ask whoever runs this machine to start gpuleased, or name another socket with --socket"
-)
+_NO_DAEMON_HINT = "ask an admin to start gpuleased, or use another socket with --socket"
 
 
 def error_of(status: int, body: bytes, path: Path) -> GpuleaseError:
+    """Return the error that the daemon has replied with, as the class that it was there."""
     try:
-        told = msgspec.json.decode(body, type=ErrorReply).error
+        error = msgspec.json.decode(body, type=ErrorReply).error
     except msgspec.MsgspecError:
         return GpuleaseError(
             f"cannot get an answer: the daemon replied with HTTP {status}",
-            _in_the_log("what happened is in", path),
+            _see_log(path),
         )
-    return errors.BY_CODE.get(told.code, GpuleaseError)(told.message, told.hint)
+    return errors.BY_CODE.get(error.code, GpuleaseError)(error.message, error.hint)
 
 
 def no_daemon(path: Path, error: Exception) -> NoDaemon:
+    """Return why no daemon can be reached at `path`."""
     shown = os.fsencode(path).decode(errors="replace")
-    nobody = _personal_hint() if path == config.personal_socket() else _NO_DAEMON_HINT
+    start = _personal_hint() if path == config.personal_socket() else _NO_DAEMON_HINT
     if isinstance(error, PermissionError | ConnectionRefusedError):
         owner = _owner(path)
         if owner is not None and owner not in trusted_users():
             return not_trusted(path, owner)
     match error:
         case FileNotFoundError() | NotADirectoryError():
-            why, hint = f"there is no socket {shown}", nobody
+            why, hint = f"no socket {shown}", start
         case ConnectionRefusedError():
-            why, hint = f"nothing listens on {shown}", nobody
+            why, hint = f"nothing listens on {shown}", start
         case PermissionError():
-            why = f"you may not open the socket {shown}"
+            why = f"no permission to open the socket {shown}"
             hint = "the socket of a shared daemon is open to every user: gpulease doctor, as root"
         case TimeoutError() | BlockingIOError():
             why = f"it does not answer on {shown}"
-            hint = _in_the_log("it may be stopped or busy; see", path)
+            hint = f"it may be stopped or busy; {_see_log(path)}"
         case _:
-            why, hint = f"{shown}: {error}", nobody
+            why, hint = f"{shown}: {error}", start
     return NoDaemon(f"cannot reach the daemon: {why}", hint)
 
 
@@ -60,28 +60,27 @@ def _owner(path: Path) -> int | None:
 
 
 class NotTrusted(NoDaemon):
-    """The socket is another user's."""
+    """The socket belongs to another user."""
 
 
 def not_trusted(path: Path, uid: int) -> NotTrusted:
     """Return the error for a socket on which neither root nor the caller listens."""
-    why = "that user would see the environment of your jobs"
     if path == config.personal_socket():
-        what = (
-            f"ask an admin to remove {path.parent}; until then your own daemon can listen "
-            'elsewhere: export XDG_RUNTIME_DIR="$(mktemp -d)"'
+        hint = (
+            f"ask an admin to remove {path.parent}; until then use another directory for your "
+            'daemon: export XDG_RUNTIME_DIR="$(mktemp -d)"'
         )
     elif path == config.SYSTEM_SOCKET:
-        what = "tell an admin: only root's daemon belongs there"
+        hint = "tell an admin: only a daemon of root may listen there"
     else:
-        what = (
-            "without GPULEASE_SOCKET and --socket gpulease finds the machine's daemon, or starts "
-            "one of your own"
+        hint = (
+            "without GPULEASE_SOCKET and --socket, gpulease uses the machine's daemon or starts "
+            "one for you"
         )
     return NotTrusted(
-        f"cannot trust the daemon on {path}: it belongs to {_name(uid)}, "
-        "who is neither root nor you",
-        f"{why}; {what}",
+        f"cannot trust the daemon on {path}: it belongs to {_name(uid)}, not to root or you, "
+        "and would see the environment of your jobs",
+        hint,
     )
 
 
@@ -93,36 +92,34 @@ def _name(uid: int) -> str:
 
 
 class AnswerLost(NoDaemon):
-    """The daemon may have done what it was asked: it was, and its answer did not come."""
+    """The request was sent and the answer is missing: the daemon may have done it."""
 
 
 def answer_lost(path: Path, error: Exception) -> AnswerLost:
-    told = no_daemon(path, error)
-    return AnswerLost(told.message, told.hint)
+    """Return the error for a request that was sent and not answered."""
+    reason = no_daemon(path, error)
+    return AnswerLost(reason.message, reason.hint)
 
 
 def lost(path: Path) -> AnswerLost:
+    """Return the error for an answer that ended too early."""
     return AnswerLost(
-        f"cannot read on from the daemon: the connection to {path} broke off",
-        "jobs go on without it; give the command again; "
-        + _in_the_log("why it broke off may be in", path),
+        f"lost connection to the daemon on {path}",
+        f"jobs continue without it; give the command again; {_see_log(path)}",
     )
 
 
-def _in_the_log(what: str, path: Path) -> str:
-    """Say where the daemon on `path` keeps its log: the user's in a file, the system's in systemd.
-
-    Which daemon it is, its socket tells alone, since it is not there to be asked.
-    """
+def _see_log(path: Path) -> str:
+    """Return where the log of the daemon on `path` is, which only the path can tell."""
     if path == config.personal_socket():
-        return f"{what} its log: {config.personal_state() / config.PERSONAL_LOG}"
+        return f"see its log: {config.personal_state() / config.PERSONAL_LOG}"
     if path == config.SYSTEM_SOCKET:
-        return f"{what} its log: journalctl -u gpuleased"
-    return f"{what} the log of the gpuleased that was started with --socket {path}"
+        return "see its log: journalctl -u gpuleased"
+    return f"see the log of the gpuleased that was started with --socket {path}"
 
 
 def _personal_hint() -> str:
     return (
-        "it is your own daemon: gpulease list starts it again if it has left, and why it left "
-        f"is in its log: {config.personal_state() / config.PERSONAL_LOG}"
+        "it is your own daemon: gpulease list starts it again if it has ended; "
+        f"{_see_log(config.personal_socket())}"
     )

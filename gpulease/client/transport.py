@@ -1,9 +1,4 @@
-"""Requests to the daemon and its replies, one connection each; what is ordered is ordered once.
-
-HTTP over a Unix socket: a connection for each request, and the reply that comes on it.
-
-Wire objects from JSON and back.
-"""
+"""HTTP over a Unix socket, one connection for each request; wire objects to and from JSON."""
 
 import os
 import socket
@@ -33,7 +28,7 @@ from gpulease.wire.requests import (
 
 
 class Connection(HTTPConnection):
-    """HTTP to the socket at `path`, and to nobody but `trusted` users."""
+    """HTTP to the socket at `path`, if one of the `trusted` users listens there."""
 
     def __init__(self, path: Path, timeout: float, trusted: frozenset[int] | None) -> None:
         super().__init__("gpulease", timeout=timeout)
@@ -47,7 +42,7 @@ class Connection(HTTPConnection):
 
 
 class Reply:
-    """A response and the connection that it comes on, which close together."""
+    """A response and its connection, which are closed together."""
 
     def __init__(self, connection: Connection, response: HTTPResponse, link: socket.socket) -> None:
         self._connection = connection
@@ -57,15 +52,15 @@ class Reply:
     def settimeout(self, seconds: float | None) -> None:
         self._link.settimeout(seconds)
 
-    def whole(self, path: Path) -> bytes:
+    def read(self, path: Path) -> bytes:
         try:
             return self.response.read()
         except (OSError, HTTPException) as error:
             raise lost(path) from error
 
-    def refuse_errors(self, path: Path) -> None:
+    def raise_errors(self, path: Path) -> None:
         if not 200 <= self.response.status < 300:
-            raise error_of(self.response.status, self.whole(path), path)
+            raise error_of(self.response.status, self.read(path), path)
 
     def close(self) -> None:
         self.response.close()
@@ -73,7 +68,7 @@ class Reply:
 
 
 def lines(reply: Reply, path: Path) -> Iterator[bytes]:
-    """Yield each line without its end; an empty one is a keep-alive."""
+    """Yield each line without its end; an empty line is a keep-alive."""
     try:
         while line := reply.response.readline():
             yield line.strip()
@@ -82,47 +77,47 @@ def lines(reply: Reply, path: Path) -> Iterator[bytes]:
 
 
 _BACK_WITHIN = 10.0
-"""Seconds in which a daemon that was lost while it was asked may come back; a restart takes two."""
-_TRIED_EVERY = 0.3
-SILENT_FOR_AT_MOST = 120.0
-"""Seconds without even a keep-alive after which a stream counts as lost."""
+"""Seconds for a daemon to restart after a lost answer; it takes two."""
+_TRY_EVERY = 0.3
+LONGEST_SILENCE = 120.0
+"""Seconds without a keep-alive after which a stream counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """The daemon on one socket. Every method raises `NoDaemon`, or the error that it replied."""
+    """The daemon on one socket. Every method raises `NoDaemon`, or the error in the reply."""
 
     path: Path
     trusted: frozenset[int] | None
-    """The users who may be listening; None is anyone at all."""
+    """The users that may listen there; None: any."""
     answer_within: float
-    """Seconds that an answer may take."""
+    """Timeout of an answer in seconds."""
 
-    def order(self, path: str, request: SubmitRequest | HoldRequest) -> bytes:
-        """Post a request that makes something, under a key, and again where its answer was lost.
+    def submit(self, path: str, request: SubmitRequest | HoldRequest) -> bytes:
+        """Post a submission under a key, and again if the answer is lost.
 
         Raises:
-            AnswerLost: it may have been made, and nobody is there to tell.
-            TooLarge: the request is over what the daemon reads.
+            AnswerLost: it may be queued, and no daemon answers.
+            TooLarge: the request exceeds what the daemon reads.
         """
         if request.key is None:
             request = replace(request, key=os.urandom(16).hex())
         try:
-            return self.insist(path, body_of(request))
+            return self.post_until_answered(path, body_of(request))
         except AnswerLost as doubt:
             raise AnswerLost(
-                f"{doubt.message}; it had been asked for the lease, and may have queued it",
-                "gpulease list tells, once the daemon is back",
+                f"{doubt.message}; the daemon may have queued the job",
+                "when the daemon is back, gpulease list shows it",
             ) from doubt
 
-    def insist(self, path: str, body: bytes) -> bytes:
-        """Post a request that may be repeated, and again where its answer was lost.
+    def post_until_answered(self, path: str, body: bytes) -> bytes:
+        """Post a request that may be repeated, and again if the answer is lost.
 
-        It holds an environment, and only a daemon of root or of the caller can run it: it is sent
-        to no other, whatever socket was named.
+        The request contains an environment, so it is sent to daemons of root and the caller only,
+        even on a socket that the user has named.
 
         Raises:
-            AnswerLost: the daemon was asked, and does not come back.
+            AnswerLost: the request was sent, and the daemon does not come back.
         """
         careful = replace(self, trusted=self.trusted or trusted_users())
         until: float | None = None
@@ -133,18 +128,18 @@ class Transport:
                 doubt = error
             except NoDaemon as error:
                 if until is None:
-                    raise  # it was never asked
+                    raise  # it was never sent
                 doubt = AnswerLost(error.message, error.hint)
             until = until or time.monotonic() + _BACK_WITHIN
             if time.monotonic() > until:
                 raise doubt
-            time.sleep(_TRIED_EVERY)
+            time.sleep(_TRY_EVERY)
 
     def _limited(self, until: float | None) -> "Transport":
-        """Return this exchange with no more patience for an answer than is left `until` then."""
+        """Return this transport with a timeout of at most what is left `until` then."""
         if until is None:
             return self
-        left = max(_TRIED_EVERY, until - time.monotonic())
+        left = max(_TRY_EVERY, until - time.monotonic())
         return replace(self, answer_within=min(left, self.answer_within))
 
     def ask(
@@ -156,7 +151,7 @@ class Transport:
     ) -> bytes:
         """Return the whole reply to a request."""
         with closing(self.open(method, path, query, body, self.answer_within)) as reply:
-            return reply.whole(self.path)
+            return reply.read(self.path)
 
     def open(
         self,
@@ -164,11 +159,11 @@ class Transport:
         path: str,
         query: Mapping[str, str | None] | None = None,
         body: bytes | None = None,
-        timeout: float = SILENT_FOR_AT_MOST,
+        timeout: float = LONGEST_SILENCE,
     ) -> Reply:
-        """Return the reply to a request when its head is there; the caller closes it.
+        """Return the reply to a request as soon as its head is there; the caller closes it.
 
-        Of `query`, what is None is left out. `timeout` is in seconds, of silence.
+        None in `query` is left out. `timeout` is in seconds without data.
         """
         connection = Connection(self.path, timeout, self.trusted)
         asked = {key: value for key, value in (query or {}).items() if value is not None}
@@ -178,12 +173,12 @@ class Transport:
         try:
             connection.connect()
             failed = answer_lost
-            # Who is turned away at once is told why, although nobody reads what they ask.
+            # A daemon that refuses the connection answers without reading the request.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body=body, headers=headers)
-            link = connection.sock  # http.client forgets it once the reply is the last on it
+            link = connection.sock  # http.client drops its reference when the server closes
             reply = Reply(connection, connection.getresponse(), link)
-            reply.refuse_errors(self.path)
+            reply.raise_errors(self.path)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError | HTTPException):
@@ -198,13 +193,13 @@ def body_of(
     """Return a request with an environment as JSON.
 
     Raises:
-        TooLarge: it is over what the daemon reads.
+        TooLarge: it exceeds what the daemon reads.
     """
     body = msgspec.json.encode(request)
     if len(body) > LARGEST_REQUEST:
         raise TooLarge(
-            f"cannot submit the job: its arguments and environment make a request of "
-            f"{format_size(len(body))}, and the daemon reads {format_size(LARGEST_REQUEST)}",
+            f"cannot submit: arguments and environment make a request of {format_size(len(body))}, "
+            f"and the daemon reads at most {format_size(LARGEST_REQUEST)}",
             "pass large values in a file",
         )
     return body
@@ -214,29 +209,29 @@ View = TypeVar("View")
 
 
 def decode(kind: type[View], body: bytes) -> View:
-    """Read a reply; members that this version does not know are passed over.
+    """Return the wire object in a reply; unknown fields are ignored.
 
     Raises:
-        GpuleaseError: the daemon and this command do not speak the same version.
+        GpuleaseError: the daemon and this command are of incompatible versions.
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise GpuleaseError(
             f"cannot read the daemon's answer: {error}",
-            "after an upgrade, restart the daemon; running jobs go on",
+            "after an upgrade, restart the daemon; running jobs continue",
         ) from error
 
 
 def encode(view: object) -> bytes:
-    """Write a wire object as the JSON that the daemon would send."""
+    """Return a wire object as the JSON that the daemon would send."""
     return msgspec.json.encode(view)
 
 
 def indent(body: bytes) -> str:
-    """Return JSON laid out for people, with every member in its place.
+    """Return JSON indented for people.
 
-    What a terminal would obey is written as JSON can write any character: it may be a stranger's.
+    Characters that a terminal would interpret are escaped: the text may come from another user.
     """
     text = msgspec.json.format(body, indent=2).decode()
     if text.isascii() and "\x7f" not in text:

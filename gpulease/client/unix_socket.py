@@ -1,25 +1,26 @@
-"""Reaching a Unix socket, and knowing who is at its other end."""
+"""Connecting to a Unix socket, and checking which user listens there."""
 
 import os
 import socket
 import struct
 from pathlib import Path
 
+from gpulease.peer_credentials import peer_credentials
+
 _LONGEST_ADDRESS = 107
 """Bytes of a socket's path that the kernel takes, see unix(7)."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 def dial(path: Path, within: float | None = None) -> socket.socket:
-    """Connect to the Unix socket at `path`, however long the path; wait `within` seconds for it.
+    """Connect to the Unix socket at `path`, of any length; wait at most `within` seconds.
 
     Raises:
-        OSError: nothing listens there, or it may not be reached.
+        OSError: nothing listens there, or there is no permission.
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # A time limit of Python's own would make connect() fail at once while the queue of
-        # connections is full; the kernel's waits for a place.
+        # With a timeout of Python, connect() fails at once while the queue of connections is full;
+        # with that of the kernel it waits.
         _limit_sending(link, within or 0.0)
         _connect(link, path)
         _limit_sending(link, 0.0)
@@ -50,22 +51,21 @@ def _connect(link: socket.socket, path: Path) -> None:
 
 def peer_uid(link: socket.socket) -> int:
     """Return the user that the kernel names at the other end of `link`."""
-    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(packed)[1])
+    return peer_credentials(link).uid
 
 
 def trusted_users() -> frozenset[int]:
-    """Return who may see a job's environment: root, and the user themselves."""
+    """Return the users that may see the environment of the caller's jobs: root and the caller."""
     return frozenset({0, os.geteuid()})
 
 
 def answers(path: Path) -> bool:
-    """Tell whether a daemon of root's or of the caller's own listens at `path`."""
+    """Tell whether a daemon of root or of the caller listens at `path`."""
     return _listener(path) in trusted_users()
 
 
 def stranger_on(path: Path) -> int | None:
-    """Return the user who listens at `path`, if that is neither root nor the caller."""
+    """Return the user that listens at `path`, if that is neither root nor the caller."""
     found = _listener(path)
     return None if found in trusted_users() else found
 

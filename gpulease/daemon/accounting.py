@@ -1,31 +1,18 @@
-"""What keeps the accounts of jobs, built and wired: reports of pools, overheads, ends, sums.
-
-Shows looks to what hears the hooks, and writes down now and then what came of it.
-
-The end of what a job wrote, for those who want to know why it ended.
-
-The files are the shim's and in a directory of the daemon's, so no name in it is the user's; what
-they hold is, and is taken for text of any kind.
-"""
+"""Reads what jobs report and write: the pools of their frameworks, and the ends of their logs."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from gpulease.daemon.housekeeping import Observer
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job
 from gpulease.errors import RecordUnwritable
-from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import Observation
 from gpulease.service.ports import InThread, Store
-from gpulease.service.scheduler import Scheduler
-from gpulease.service.usage import PoolSeen, Usage
-from gpulease.store.store import SqlStore
-from gpulease.store.usage import Accounts, Pools
+from gpulease.service.usage import Usage
+from gpulease.store.usage import Pools
 
 _WRITE_EVERY = timedelta(seconds=15)
 
@@ -33,17 +20,17 @@ _log = logging.getLogger(__name__)
 
 
 class PoolWatch:
-    """Watches the pools of the frameworks in all jobs."""
+    """Combines reports of pools with observations, and stores the results at intervals."""
 
-    def __init__(self, usage: Usage, pools: Pools, store: Store, writing: InThread) -> None:
+    def __init__(self, usage: Usage, pools: Pools, store: Store, in_writer: InThread) -> None:
         self._usage = usage
         self._pools = pools
         self._store = store
-        self._writing = writing
+        self._in_writer = in_writer
         self._wrote_at: datetime | None = None
 
     async def observe(self, seen: Observation) -> None:
-        """Take in a look; every quarter of a minute, write."""
+        """Add an observation; write every 15 seconds."""
         await self._usage.observe(seen)
         since = None if self._wrote_at is None else seen.at - self._wrote_at
         if since is None or not timedelta(0) <= since < _WRITE_EVERY:
@@ -51,31 +38,35 @@ class PoolWatch:
             await self.write()
 
     async def write(self) -> None:
-        """Store what has changed; where that is not possible now, it is kept for the next time."""
-        living = {job.id for job in self._store.live()}
+        """Store what has changed; after a failure, the next call stores it."""
+        live = {job.id for job in self._store.live()}
         rows = self._usage.unwritten()
-        # A job may have been forgotten meanwhile, with all that belongs to it.
-        lasting = [row for row in rows if self._store.job(row.job) is not None]
+        # Retention may have removed a job in the meantime.
+        on_record = [row for row in rows if self._store.job(row.job) is not None]
         try:
-            await self._writing(lambda: self._pools.record(lasting))
+            await self._in_writer(lambda: self._pools.record(on_record))
         except RecordUnwritable as error:
-            _log.debug("%s; what was seen of pools is kept in memory meanwhile", error.message)
+            _log.debug("%s; the pools stay in memory", error.message)
             return
-        self._usage.written(rows, living)
+        self._usage.written(rows, live)
 
 
-_LONGEST = 64 << 10
-"""Bytes of each stream: a traceback of PyTorch or of XLA is some tens of lines."""
+_MOST_READ = 64 << 10
+"""Bytes of each stream: a traceback of PyTorch or XLA has some tens of lines."""
 
 
 class LogTail:
-    """Reads the ends of jobs' logs, away from the event loop."""
+    """Reads the ends of jobs' logs, in a thread.
+
+    The files are in a directory of the daemon, so their names do not come from the user. Their
+    content does, and may be any bytes.
+    """
 
     def __init__(self, directory_of: Callable[[JobId], Path]) -> None:
         self._directory_of = directory_of
 
     async def of(self, job: JobId) -> str:
-        """Return the end of both streams, or nothing where there is nothing to be read."""
+        """Return the end of both streams; empty where they cannot be read."""
         directory = self._directory_of(job)
         return await asyncio.to_thread(
             lambda: "\n".join(_tail(directory / name) for name in ("stdout", "stderr"))
@@ -89,34 +80,8 @@ def _tail(path: Path) -> str:
         return ""
     try:
         size = os.fstat(fd).st_size
-        return os.pread(fd, _LONGEST, max(0, size - _LONGEST)).decode(errors="replace")
+        return os.pread(fd, _MOST_READ, max(0, size - _MOST_READ)).decode(errors="replace")
     except OSError:
         return ""
     finally:
         os.close(fd)
-
-
-class Accounting:
-    """The parts that have to do with what jobs take."""
-
-    def __init__(self, store: SqlStore, driver: Callable[[], str | None]) -> None:
-        self._store = store
-        self.pools = Pools(store)
-        self.usage = Usage(driver, self.pools.observed())
-        self.accounts = Accounts(store)
-
-    def pools_of(self, job: Job) -> Sequence[PoolSeen]:
-        """Return what is known of the pools of a job that has not ended."""
-        return self.usage.of(job.id)
-
-    def attach(
-        self,
-        keeper: Scheduler,
-        directory_of: Callable[[JobId], Path],
-        stops: Callable[[Job], bool],
-        writing: InThread,
-    ) -> Observer:
-        """Have `keeper` settle the accounts of jobs that end; what is returned wants the looks."""
-        endings = JobAccounting(keeper, LogTail(directory_of).of, self.usage.idle, stops)
-        keeper.followers.examine = endings.examine
-        return PoolWatch(self.usage, self.pools, self._store, writing).observe

@@ -1,339 +1,402 @@
-"""The composition root: the parts of the daemon, built from the settings and wired together.
+"""The composition root: builds the daemon's parts from the settings, in dependency order.
 
-The server's side of the daemon: what answers requests, wired to the parts that it asks.
+`build` reads from top to bottom. Each part gets all that it depends on when it is constructed, and
+depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a reload.
 """
 
-import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpulease.config import Settings
-from gpulease.daemon.accounting import Accounting
+from gpulease.daemon.accounting import LogTail, PoolWatch
 from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
-from gpulease.daemon.doctor import Doctor, health_checks, health_policy, watch_health
+from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
+from gpulease.daemon.foundation import Foundation, open_foundation, simulated_sizes
 from gpulease.daemon.housekeeping import Sampler
-from gpulease.daemon.open_database import open_record
 from gpulease.daemon.user_policy import UserPolicy
-from gpulease.daemon.worker_threads import ObservationThread, WorkerThread, WriterThread
-from gpulease.errors import BadConfiguration, BadValue
-from gpulease.gpu.nvml import NvmlProbe
-from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
+from gpulease.domain.health import HealthAction
+from gpulease.domain.job import Invocation, Job
+from gpulease.errors import BadConfiguration
 from gpulease.host.cgroups import has_first_pids
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
-from gpulease.host.launchers import Launchers
-from gpulease.host.process_finder import Finder, claims
+from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
-from gpulease.host.state_dir import StateDirectory
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
-from gpulease.server.job_views import Views
-from gpulease.server.lease_views import Machine, Watches, overuse_view
+from gpulease.server.job_views import JobViews, ViewSources, overuse_view
 from gpulease.server.listings import Listings
+from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
-from gpulease.service.health import Drains, HealthWatch
+from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.idleness import IdleWatch
-from gpulease.service.observation import Policy
+from gpulease.service.job_accounting import JobAccounting
+from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Clock, GpuProbe, InThread
-from gpulease.service.quotas import Quotas
+from gpulease.service.ports import Launcher as LauncherPort
+from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
+from gpulease.service.usage import Usage
 from gpulease.store.memory_history import MemoryHistory
-from gpulease.store.store import SqlStore
+from gpulease.store.usage import Accounts, Pools
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
 
 @dataclass(frozen=True, slots=True)
-class Dependencies:
-    """What stands around the desk."""
-
-    keeper: Scheduler
-    processes: Finder
-    clock: Clock
-    workers: JobRunner
-    askers: WaitingClients
-    health: HealthWatch
-    machine: Machine
-    watches: Watches
-    accounting: Accounting
-    writing: InThread
-
-
-def rights(settings: Settings) -> Rights:
-    """Return who may do what."""
-    uid = os.geteuid()
-    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
-
-
-def defaults(settings: Settings) -> Defaults:
-    """Return what a request gets that does not say."""
-    # What everyone gets who does not ask cannot be too long to ask for.
-    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
-
-
-def build_desk(settings: Settings, room: Dependencies) -> RequestContext:
-    """Return what the routes are answered with."""
-    examination = Doctor(
-        lambda: room.keeper.seen,
-        room.machine.driver,
-        settings.simulate,
-        settings.state,
-        HOOKS,
-        room.machine.holds.rungs,
-        lambda: health_checks(room.keeper, room.health, room.clock),
-        room.keeper.probe.library,
-        lambda: room.keeper.closed,
-    )
-    return RequestContext(
-        keeper=room.keeper,
-        views=Views(room.keeper, room.processes, room.machine, room.watches),
-        # With views of its own: it draws in a thread.
-        board=Listings(Views(room.keeper, room.processes, room.machine, room.watches), room.clock),
-        clock=room.clock,
-        defaults=defaults(settings),
-        rights=rights(settings),
-        directory_of=room.machine.directory_of,
-        log_limit=settings.log_limit,
-        most_streams=settings.most_streams,
-        doctor=examination.results,
-        overuse_of=lambda owner: overuse_view(room.watches.overuse.policy_of(owner)),
-        processes=room.processes,
-        drains=Drains(room.keeper.store, room.clock, room.writing, room.keeper.wake),
-        environment=room.workers.environment,
-        watch_asker=room.askers.watch,
-        usage=room.accounting.usage,
-        stored_pools=room.accounting.pools.of,
-        uses=room.accounting.accounts.by_user,
-    )
-
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
 class DaemonApp:
-    """What the daemon runs, and what it closes at the end, in this order."""
+    """The parts that run, and that are closed at the end."""
 
-    settings: Settings
-    state: StateDirectory
-    store: SqlStore
-    probe: GpuProbe
+    base: Foundation
     launcher: Launcher
-    keeper: Scheduler
-    workers: JobRunner
-    askers: WaitingClients
+    runner: JobRunner
+    scheduler: Scheduler
+    waiting_clients: WaitingClients
     sampler: Sampler
-    desk: RequestContext
     health: HealthWatch
-    rules: UserPolicy
-    holding: EnforcementSetup
-    lanes: tuple[WorkerThread, WorkerThread]
+    user_policy: UserPolicy
+    enforcement: EnforcementSetup
+    context: RequestContext
 
     def adopt(self, settings: Settings) -> None:
-        """Go on with other settings, of which those that only count at the start are the same.
+        """Use new settings, in which those that need a restart have not changed.
 
-        How often the GPUs are read is for the timers to follow.
+        The caller changes the period of the sampling timer.
         """
-        self.settings = settings
-        self.keeper.policy = _policy(settings)
+        self.base.settings.replace(settings)
+        self.user_policy.adopt(settings)
         self.health.policy = health_policy(settings)
-        self.desk.defaults = defaults(settings)
-        self.desk.log_limit = settings.log_limit
-        self.desk.rights = rights(settings)
-        self.desk.most_streams = settings.most_streams
-        self.rules.adopt(settings)
-        self.workers.adopt(settings.grace, settings.log_limit, kept_free(settings))
-        self.holding.ladder.driver_limits = settings.driver_limits
+        self.runner.adopt(settings.grace, settings.log_limit, kept_free(settings))
+        self.enforcement.levels.driver_limits = settings.driver_limits
+        self.context.defaults = request_defaults(settings)
+        self.context.log_limit = settings.log_limit
+        self.context.rights = rights(settings)
+        self.context.most_streams = settings.most_streams
 
     async def close(self) -> None:
-        """Let go of everything; jobs go on."""
-        await self.askers.close()
-        await self.keeper.followers.stop()
+        """Close everything, in this order; jobs continue."""
+        await self.waiting_clients.close()
+        await self.scheduler.supervisor.stop()
         await self.sampler.write()
         await self.launcher.close()
-        self.desk.board.close()
-        for lane in self.lanes:
-            lane.close()
-        self.store.close()
-        self.state.close()
+        self.context.listings.close()
+        self.base.writer.close()
+        self.base.observation_thread.close()
+        self.base.store.close()
+        self.base.state.close()
 
 
-def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus:
-    """Open the GPUs: the simulated ones if any were asked for, else the real ones.
+@dataclass(frozen=True, slots=True)
+class _UsageRecords:
+    """What frameworks and jobs used, now and in the past."""
 
-    Raises:
-        NoGpus: there are none.
-        BadConfiguration: the simulation asked for makes no sense.
-    """
-    if settings.simulate is not None:
-        sizes = _simulated(settings.simulate)
-        return SimulatedGpus.here(sizes, str(settings.state), lambda: claims(store.live()))
-    return NvmlProbe.open(settings.driver_deadline)
-
-
-def checked(settings: Settings) -> Settings:
-    """Return the settings if a daemon could be started with them.
-
-    Raises:
-        BadConfiguration: it could not.
-    """
-    if settings.simulate is not None:
-        _simulated(settings.simulate)
-    usual, least = settings.default_memory, settings.smallest_lease
-    if not isinstance(usual, Share) and usual < least:
-        raise BadConfiguration(
-            f"cannot use the settings: default_memory is {format_size(usual)}, and no lease is "
-            f"smaller than smallest_lease, {format_size(least)}",
-            "raise default_memory, or lower smallest_lease",
-        )
-    return settings
-
-
-def _simulated(text: str) -> tuple[int, ...]:
-    try:
-        return parse_simulation(text)
-    except BadValue as error:
-        raise BadConfiguration(error.message, error.hint) from error
+    pools: Pools
+    usage: Usage
+    accounts: Accounts
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
-    """Build every part; the first look has not been taken yet.
+    """Build every part; the caller takes the first observation.
 
-    `confined` is for a daemon in a mount namespace of its own, in which its jobs are not to be.
+    `confined`: the daemon has a mount namespace of its own, which its jobs must not share.
 
     Raises:
-        GpuleaseError: something that the daemon needs is not to be had.
+        GpuleaseError: the daemon cannot run.
     """
-    state, store, installation = open_record(settings)
-    probe = open_probe(settings, store)
-    clock, ends = SystemClock(), ProcessWatch()
-    lanes = WriterThread("writer"), ObservationThread("look")
-    holding = build_enforcement(settings, probe, state, store, lanes[0], clock, confined=confined)
-    launcher = Launcher(confined=confined, enclose=holding.enclosure)
-    table = ProcessTable()
-    processes = Finder(
-        table,
-        installation,
-        lambda job: has_living_shim(state.job(job), store.job(job)),
-        lambda job: has_scope(state.job(job)),
-        own_pids=settings.simulate is not None or has_first_pids(),
-    )
-    accounting = Accounting(store, probe.driver)
-    around = _surroundings(settings, probe, lambda: keeper, installation, holding, accounting)
-    workers = JobRunner(launcher, table, state, around, clock)
-    keeper = Scheduler(
-        store,
-        probe,
+    base = open_foundation(settings, SystemClock())
+    table, process_ends = ProcessTable(), ProcessWatch()
+    processes = _process_finder(base, table)
+    observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
+    user_policy = UserPolicy(settings)
+    overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
+    enforcement = build_enforcement(base, user_policy, observer, confined=confined)
+    records = _usage_records(base)
+    launcher = Launcher(confined=confined, enclose=enforcement.sandbox)
+    launch_context = _launch_context(base, observer, enforcement, records.usage)
+    runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.rungs)
+    scheduler = _scheduler(base, observer, enforcement, runner, holds, overuse, records.usage)
+    waiting_clients = WaitingClients(scheduler, process_ends)
+    health = _health_watch(base, scheduler)
+    coverage = _hook_coverage(base, enforcement, scheduler)
+    context = _request_context(
+        base,
+        scheduler,
         processes,
-        Launchers(workers, HoldLauncher(clock, ends, around.rungs)),
-        clock,
-        _policy(settings),
-        writing=lanes[0],
-        looking=lanes[1],
+        _view_sources(base, enforcement, coverage, records, overuse, idleness),
+        records,
+        health,
+        environment=runner.environment,
+        watch_client=waiting_clients.watch,
     )
-    if holding.uvm is not None:
-        keeper.obstacle = holding.uvm.obstacle
-    askers = WaitingClients(keeper, ends)
-    health = watch_health(settings, keeper, clock, lanes)
-    rules = UserPolicy(settings)
-    holding.ladder.watch = lambda: rules.stops_overuse
-    holding.ladder.watch_is_blind = lambda: keeper.seen is not None and keeper.seen.is_blind
-    holding.ladder.watch_varies = lambda: rules.differ_on_overuse
-    overuse = OveruseWatch(rules.overuse)
-    watch_pools = accounting.attach(keeper, state.job, overuse.stops, lanes[0])
-    rests = IdleWatch(rules.idleness)
-    overseer = EnforcementLoop(keeper, overuse, rests, clock, lanes[0])
-    unhooked = HookCoverage(
-        store.live, around.rungs, HOOKS, keeper.tell_owner, lambda job: on_record(store, job)
-    )
-    observers = [
-        overseer.look_for_overuse,
-        overseer.look_for_idleness,
-        overseer.look_for_shortfalls,
-        health.observe,
-        holding.ladder.ask,
-        unhooked.look,
-        watch_pools,
-    ]
-    simulated = settings.simulate is not None
-    machine = Machine(
-        probe.driver, simulated, state.job, holding.ladder, unhooked.of, accounting.pools_of
-    )
-    watches = Watches(overuse, rests)
     return DaemonApp(
-        settings=settings,
-        state=state,
-        store=store,
-        probe=probe,
+        base=base,
         launcher=launcher,
-        keeper=keeper,
-        workers=workers,
-        askers=askers,
-        sampler=Sampler(keeper, MemoryHistory(store), clock, lanes[0], observers),
-        health=health,
-        rules=rules,
-        holding=holding,
-        desk=build_desk(
-            settings,
-            Dependencies(
-                keeper,
-                processes,
-                clock,
-                workers,
-                askers,
-                health,
-                machine,
-                watches,
-                accounting,
-                lanes[0],
-            ),
+        runner=runner,
+        scheduler=scheduler,
+        waiting_clients=waiting_clients,
+        sampler=_sampler(
+            base, scheduler, overuse, idleness, records, health, enforcement, coverage
         ),
-        lanes=lanes,
+        health=health,
+        user_policy=user_policy,
+        enforcement=enforcement,
+        context=context,
     )
 
 
-def _policy(settings: Settings) -> Policy:
-    bounds = Quotas(
-        waiting=settings.most_waiting,
-        waiting_bytes=settings.most_waiting_bytes,
-        holds=settings.most_holds,
-        unbounded=frozenset({0, os.geteuid()}),
+def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
+    return Finder(
+        table,
+        base.installation,
+        lambda job: has_living_shim(base.state.job(job), base.store.job(job)),
+        lambda job: has_scope(base.state.job(job)),
+        own_pids=base.is_simulated or has_first_pids(),
     )
-    return Policy(settings.margin, settings.smallest_lease, bounds)
 
 
-def _surroundings(
-    settings: Settings,
-    probe: GpuProbe,
-    keeper: Callable[[], Scheduler],
-    installation: str,
-    holding: EnforcementSetup,
-    accounting: Accounting,
+def _usage_records(base: Foundation) -> _UsageRecords:
+    pools = Pools(base.store)
+    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), Accounts(base.store))
+
+
+def _launch_context(
+    base: Foundation, observer: GpuObserver, enforcement: EnforcementSetup, usage: Usage
 ) -> LaunchContext:
+    settings = base.settings()
     return LaunchContext(
-        installation=installation,
+        installation=base.installation,
         as_other_users=os.geteuid() == 0,
-        simulated=settings.simulate is not None,
-        driver=probe.driver,
-        readings=lambda: {
-            reading.uuid: reading for seen in (keeper().seen,) if seen for reading in seen.readings
-        },
+        simulated=base.is_simulated,
+        driver=base.probe.driver,
+        readings=observer.readings,
         hooks=HOOKS,
         grace=settings.grace,
         log_limit=settings.log_limit,
         keep_free=kept_free(settings),
-        rungs=lambda: holding.ladder.everywhere,
-        lift=holding.lift,
+        rungs=lambda: enforcement.levels.everywhere,
+        lift=enforcement.lift,
         socket=str(settings.socket),
-        beside=accounting.usage.beside,
+        beside=usage.beside,
     )
+
+
+def _scheduler(
+    base: Foundation,
+    observer: GpuObserver,
+    enforcement: EnforcementSetup,
+    runner: JobRunner,
+    holds: HoldLauncher,
+    overuse: OveruseWatch,
+    usage: Usage,
+) -> Scheduler:
+    def policy() -> Policy:
+        return leasing_policy(base.settings())
+
+    def launcher_of(job: Job) -> LauncherPort:
+        return runner if job.holder is None else holds
+
+    accounting = JobAccounting(
+        base.store,
+        observer,
+        policy,
+        LogTail(base.state.job).of,
+        usage.idle,
+        overuse.stops,
+    )
+    return Scheduler(
+        base.store,
+        observer,
+        launcher_of,
+        base.clock,
+        policy,
+        in_writer=base.writer,
+        settle_exit=accounting.settle_exit,
+        obstacle=enforcement.obstacle,
+    )
+
+
+def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
+    return HealthWatch(
+        base.store,
+        base.probe,
+        base.clock,
+        health_policy(base.settings()),
+        scheduler.notify_owner,
+        wake=scheduler.wake,
+        in_writer=base.writer,
+        in_observer=base.observation_thread,
+    )
+
+
+def _hook_coverage(
+    base: Foundation, enforcement: EnforcementSetup, scheduler: Scheduler
+) -> HookCoverage:
+    return HookCoverage(
+        base.store.live,
+        lambda: enforcement.levels.everywhere,
+        HOOKS,
+        scheduler.notify_owner,
+        lambda job: on_record(base.store, job),
+    )
+
+
+def _sampler(
+    base: Foundation,
+    scheduler: Scheduler,
+    overuse: OveruseWatch,
+    idleness: IdleWatch,
+    records: _UsageRecords,
+    health: HealthWatch,
+    enforcement: EnforcementSetup,
+    coverage: HookCoverage,
+) -> Sampler:
+    loop = EnforcementLoop(scheduler, overuse, idleness, base.clock, base.writer)
+    pools = PoolWatch(records.usage, records.pools, base.store, base.writer)
+    return Sampler(
+        scheduler,
+        MemoryHistory(base.store),
+        base.clock,
+        base.writer,
+        (
+            loop.check_overuse,
+            loop.check_idleness,
+            loop.check_shortfalls,
+            health.observe,
+            enforcement.levels.ask,
+            coverage.look,
+            pools.observe,
+        ),
+    )
+
+
+def _view_sources(
+    base: Foundation,
+    enforcement: EnforcementSetup,
+    coverage: HookCoverage,
+    records: _UsageRecords,
+    overuse: OveruseWatch,
+    idleness: IdleWatch,
+) -> ViewSources:
+    return ViewSources(
+        driver=base.probe.driver,
+        simulated=base.is_simulated,
+        directory_of=base.state.job,
+        enforcement=enforcement.levels,
+        overuse=overuse,
+        idleness=idleness,
+        unheld=coverage.of,
+        pools_of=lambda job: records.usage.of(job.id),
+    )
+
+
+def _request_context(
+    base: Foundation,
+    scheduler: Scheduler,
+    processes: Finder,
+    sources: ViewSources,
+    records: _UsageRecords,
+    health: HealthWatch,
+    *,
+    environment: Callable[[Job, Invocation], Mapping[str, str]],
+    watch_client: Callable[[Job], None],
+) -> RequestContext:
+    settings = base.settings()
+    machine_views = MachineViews(scheduler, processes, sources)
+    # Listings are drawn in a thread, with job views of their own.
+    listed_jobs = JobViews(scheduler, processes, sources)
+    return RequestContext(
+        scheduler=scheduler,
+        job_views=JobViews(scheduler, processes, sources),
+        machine_views=machine_views,
+        listings=Listings(listed_jobs, machine_views, base.clock),
+        clock=base.clock,
+        defaults=request_defaults(settings),
+        rights=rights(settings),
+        directory_of=base.state.job,
+        log_limit=settings.log_limit,
+        most_streams=settings.most_streams,
+        doctor=_doctor(base, scheduler, health, sources).results,
+        overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
+        processes=processes,
+        drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
+        environment=environment,
+        watch_holder=watch_client,
+        usage=records.usage,
+        stored_pools=records.pools.of,
+        usage_by_user=records.accounts.by_user,
+    )
+
+
+def _doctor(
+    base: Foundation, scheduler: Scheduler, health: HealthWatch, sources: ViewSources
+) -> Doctor:
+    return Doctor(
+        seen=lambda: scheduler.seen,
+        driver=base.probe.driver,
+        simulated=base.settings().simulate,
+        state=base.state.path,
+        hooks=HOOKS,
+        levels=sources.enforcement.rungs,
+        health=lambda: health_checks(scheduler, health, base.clock),
+        library=base.probe.library,
+        closed=lambda: scheduler.closed,
+    )
+
+
+# What the parts take from the settings, at the start and at each reload.
+
+
+def leasing_policy(settings: Settings) -> Policy:
+    """Return what may be leased, and to whom."""
+    quotas = Quotas(
+        waiting=settings.most_waiting,
+        waiting_bytes=settings.most_waiting_bytes,
+        holds=settings.most_holds,
+        exempt=frozenset({0, os.geteuid()}),
+    )
+    return Policy(settings.margin, settings.smallest_lease, quotas)
+
+
+def health_policy(settings: Settings) -> HealthPolicy:
+    """Return the reaction to hardware faults."""
+    return HealthPolicy(HealthAction(settings.health), settings.health_quiet)
+
+
+def rights(settings: Settings) -> Rights:
+    """Return who may call what."""
+    uid = os.geteuid()
+    return Rights(uid, settings.admins if uid == 0 else None, settings.hide_commands)
+
+
+def request_defaults(settings: Settings) -> Defaults:
+    """Return the values of fields that a request leaves out, and their limits."""
+    # A job may always ask for the default grace, even if it is over longest_grace.
+    return Defaults(settings.default_memory, max(settings.longest_grace, settings.grace))
+
+
+def checked(settings: Settings) -> Settings:
+    """Return the settings after the checks that need more than one of them.
+
+    Raises:
+        BadConfiguration: a daemon cannot start with them.
+    """
+    if settings.simulate is not None:
+        simulated_sizes(settings.simulate)
+    usual, least = settings.default_memory, settings.smallest_lease
+    if not isinstance(usual, Share) and usual < least:
+        raise BadConfiguration(
+            f"cannot use the settings: default_memory, {format_size(usual)}, is less than "
+            f"smallest_lease, {format_size(least)}",
+            "raise default_memory, or lower smallest_lease",
+        )
+    return settings

@@ -1,4 +1,4 @@
-"""The machine's clock, which can be set, and the one that cannot."""
+"""The machine's clock, which can be set, and a steady clock, which cannot."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -7,17 +7,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SystemClock:
-    """Tells the machine's time, and goes on evenly when that is set, until it is told to follow."""
+    """Follows the machine's clock, but a change of that only at `follow`; until then it runs on."""
 
     def __init__(self) -> None:
         self._offset = self._difference()
 
     def now(self) -> datetime:
-        """Return the present moment, in UTC."""
+        """Return the current time, in UTC."""
         return _EPOCH + self._offset + self.steady()
 
     def steady(self) -> timedelta:
-        """Return the time since the machine was started, also while it was suspended."""
+        """Return the time since boot, including suspension."""
         return timedelta(microseconds=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)
 
     def set_by(self) -> timedelta:
@@ -25,7 +25,7 @@ class SystemClock:
         return self._difference() - self._offset
 
     def follow(self) -> None:
-        """Tell the machine's time from now on."""
+        """Use the machine's time from now on."""
         self._offset = self._difference()
 
     def _difference(self) -> timedelta:

@@ -1,8 +1,8 @@
-"""Free space on the disk of the record: what jobs write must not take the last of it.
+"""Keeps space free on the disk of the database by shortening the output of jobs.
 
-Needs no database, because without space the database cannot be opened. The shims themselves stop
-their logs from taking the last space; here is what no single shim can see: the sum of all logs,
-logs of shims that are gone, and space that others than jobs take.
+Needs no database, which cannot be opened without free space. Each shim limits the logs of its own
+job. This module handles what no single shim can see: the sum of all logs, logs without a shim, and
+space that other programs take.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordUnwritable
 from gpulease.host.state_dir import JOBS
 from gpulease.service.log_once import LogOnce
-from gpulease.shim.log_file import LEAST_KEPT, shorten
+from gpulease.shim.output import LEAST_KEPT, shorten_log
 from gpulease.store.store import SqlStore
 from gpulease.units import Share, format_size
 
 _log = logging.getLogger(__name__)
 
 _BLOCK = 512
-"""Bytes that st_blocks counts in, whatever the file system; holes are not counted."""
+"""The unit of st_blocks in bytes, on every file system; holes are not counted."""
 _LARGEST_PART = 10
-"""Of a disk so small that `keep_free` is more than one part in so many, that part is kept free."""
+"""At most one tenth of the disk is kept free, even if `keep_free` is more."""
 _NOTICE = "the oldest part of this job's output was removed: {}"
 
 Notify = Callable[[JobId, str], Awaitable[None]]
@@ -43,54 +43,56 @@ class Log:
     job: JobId
     name: str
     uid: int
-    """Of the job's owner."""
+    """The job's owner."""
 
 
 def kept_free(settings: Settings) -> int:
-    """Return how many bytes of the disk are kept free.
+    """Return the bytes of the disk to keep free.
 
     Raises:
-        OSError: the disk does not tell its size.
+        OSError: the size of the disk cannot be read.
     """
     return min(settings.keep_free, shutil.disk_usage(settings.state).total // _LARGEST_PART)
 
 
 class DiskSpace:
-    """Shortens logs where they take too much space, and lays the record's reserve again."""
+    """Shortens logs that take too much space, and restores the reserve of the database."""
 
     def __init__(self, store: SqlStore, settings: Callable[[], Settings], notify: Notify) -> None:
-        """`notify` tells the owner of a job something."""
+        """`notify` sends a notice to the owner of a job."""
         self._store = store
         self._settings = settings
         self._notify = notify
         self._notified: set[JobId] = set()
-        self._complaints = LogOnce(_log)
+        self._failures = LogOnce(_log)
 
-    async def bound_running(self) -> None:
-        """Shorten logs of running jobs until their sum is within its bound."""
+    async def limit_running(self) -> None:
+        """Shorten logs of running jobs until their sum is within most_running_output."""
         running = [job.id for job in self._store.live() if job.holds_memory]
         self._notified &= set(running)
-        cut = await self._looked(lambda: self._bound(running))
-        await self._tell(cut, "running jobs keep as much output as they may (most_running_output)")
+        cut = await self._in_thread(lambda: self._limit_running(running))
+        await self._notify_owners(
+            cut, "the output of all running jobs has reached its limit (most_running_output)"
+        )
 
     async def keep_free(self) -> None:
-        """Shorten logs of any job until the disk has space again, and lay the reserve."""
-        cut = await self._looked(self._keep_free)
+        """Shorten logs of all jobs until the disk has enough space, and restore the reserve."""
+        cut = await self._in_thread(self._keep_free)
         running = {job.id for job in self._store.live() if job.holds_memory}
-        await self._tell([job for job in cut if job in running], "the disk is nearly full")
+        await self._notify_owners([job for job in cut if job in running], "the disk is nearly full")
 
-    async def _looked(self, look: Callable[[], list[JobId]]) -> list[JobId]:
-        """Return what `look` returns; a state directory that cannot be read is logged once."""
+    async def _in_thread(self, shorten: Callable[[], list[JobId]]) -> list[JobId]:
+        """Return what `shorten` returns; log once that the state directory cannot be read."""
         try:
-            cut = await asyncio.to_thread(look)
+            cut = await asyncio.to_thread(shorten)
         except OSError as error:
-            text = f"cannot look after the disk space of {self._settings().state}: {error.strerror}"
-            self._complaints.say("space", f"{text}; trying again")
+            text = f"cannot check the disk space of {self._settings().state}: {error.strerror}"
+            self._failures.say("space", f"{text}; trying again")
             return []
-        self._complaints.passed("space")
+        self._failures.passed("space")
         return cut
 
-    def _bound(self, running: Iterable[JobId]) -> list[JobId]:
+    def _limit_running(self, running: Iterable[JobId]) -> list[JobId]:
         settings = self._settings()
         jobs = settings.state / JOBS
         most = settings.most_running_output
@@ -104,20 +106,20 @@ class DiskSpace:
         self._store.reserve.lay(kept_free(self._settings()))
         return cut
 
-    async def _tell(self, cut: Iterable[JobId], why: str) -> None:
+    async def _notify_owners(self, cut: Iterable[JobId], why: str) -> None:
         for job in set(cut) - self._notified:
-            # Once: a job that goes on writing loses its oldest part every few seconds.
+            # Once: the output of a job that continues to write is shortened every few seconds.
             self._notified.add(job)
             try:
                 await self._notify(job, _NOTICE.format(why))
             except RecordUnwritable as error:
-                _log.warning("%s; job %s is not told: %s", error.message, job, why)
+                _log.warning("%s; no notice to job %s: %s", error.message, job, why)
 
 
 def free_space(settings: Settings, reserve: int) -> list[JobId]:
-    """Shorten the logs of all jobs if the disk has too little space; return those jobs.
+    """Shorten the logs of all jobs if the disk has too little free space; return those jobs.
 
-    Called before the database is opened as well. `reserve`: bytes that are wanted besides.
+    Also runs before the database is opened. `reserve`: bytes to free in addition.
 
     Raises:
         OSError: the state directory cannot be read.
@@ -131,7 +133,7 @@ def free_space(settings: Settings, reserve: int) -> list[JobId]:
 
 
 def _logs_of(jobs: Path, job: JobId) -> list[Log]:
-    """Return the logs of a job. Whose it is, its socket tells, which its shim gave to the owner."""
+    """Return the logs of a job. Its owner is the owner of its socket."""
     directory, found = jobs / str(job), []
     try:
         uid = (directory / "socket").lstat().st_uid
@@ -147,10 +149,10 @@ def _logs_of(jobs: Path, job: JobId) -> list[Log]:
 
 
 def shortened(logs: Iterable[Log], excess: int) -> dict[Log, int]:
-    """Return which logs are to be shortened to how much, so that `excess` bytes come free.
+    """Return the logs to shorten and their new sizes, so that `excess` bytes become free.
 
-    The longest log of the user who keeps the most is halved, again and again: a user who floods
-    the disk loses their own output. The newest part of each log is never removed.
+    Repeatedly halves the longest log of the user who keeps the most, so that users who fill the
+    disk lose their own output. Never removes the newest part of a log.
     """
     by_user: dict[int, list[tuple[int, Log]]] = {}
     for log in logs:
@@ -158,23 +160,23 @@ def shortened(logs: Iterable[Log], excess: int) -> dict[Log, int]:
     sums = {uid: -sum(size for size, _ in theirs) for uid, theirs in by_user.items()}
     for theirs in by_user.values():
         heapq.heapify(theirs)
-    going: dict[Log, int] = {}
+    cut: dict[Log, int] = {}
     while excess > 0 and sums:
         uid = max(sums, key=lambda each: sums[each])
         size, log = -by_user[uid][0][0], by_user[uid][0][1]
         if size < 2 * LEAST_KEPT:
-            # The longest of theirs: nothing of this user's is left to be shortened.
+            # This is the user's longest log, so the user has nothing left to shorten.
             del sums[uid]
             continue
-        going[log] = size // 2
+        cut[log] = size // 2
         heapq.heapreplace(by_user[uid], (-(size // 2), log))
         sums[uid] -= size - size // 2
         excess -= size - size // 2
-    return going
+    return cut
 
 
 def _shorten_all(jobs: Path, logs: Iterable[Log], excess: int) -> list[JobId]:
-    """Shorten logs until `excess` bytes are free, and return the jobs they are of."""
+    """Shorten logs until `excess` bytes are free, and return their jobs."""
     cut = []
     for log, keep in shortened(logs, excess).items():
         try:
@@ -189,11 +191,11 @@ def _shorten_all(jobs: Path, logs: Iterable[Log], excess: int) -> list[JobId]:
 
 
 def _shorten(jobs: Path, log: Log, keep: int) -> None:
-    # By descriptors, following no link: root may do this for files that users' shims write.
+    # By descriptor, without following links: users' shims write here, and the daemon may be root.
     directory = os.open(
         jobs / str(log.job), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     )
     try:
-        shorten(directory, log.name, keep)
+        shorten_log(directory, log.name, keep)
     finally:
         os.close(directory)

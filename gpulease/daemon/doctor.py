@@ -1,9 +1,5 @@
-"""What `doctor` finds out on the daemon's side: each thing, and its mend where it is wrong.
+"""The daemon's part of `gpulease doctor`: checks of the machine, each with a fix where it fails."""
 
-The watch over the GPUs' health, as the settings want it, and what `doctor` says of it.
-"""
-
-import logging
 import os
 import shutil
 import sys
@@ -12,56 +8,56 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from gpulease.config import Settings
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import ComputeMode, GpuReading
 from gpulease.domain.health import (
-    Act,
-    Figures,
     GpuAvailability,
     GpuEvent,
-    Modes,
+    GpuModes,
+    HealthAction,
+    HealthFigures,
     lasting,
     needs_an_admin,
 )
 from gpulease.errors import RecordUnwritable
 from gpulease.host.enforcement import FOREIGN_PIDS
 from gpulease.path_ownership import closed_to_others
-from gpulease.service.health import HealthPolicy, HealthWatch
+from gpulease.service.health import HealthWatch
 from gpulease.service.observation import Observation
-from gpulease.service.ports import Clock, InThread
+from gpulease.service.ports import Clock
 from gpulease.service.scheduler import Scheduler
 from gpulease.units import GIB, format_size
 from gpulease.wire.views import CheckState, CheckView, DoctorView, EnforcementLevelView
 
 _LITTLE_SPACE = GIB
-_LEAVES_OPEN = {
+_CONSEQUENCES = {
     EnforcementLevel.DRIVER: "so a program that bypasses its framework can exceed its lease",
-    EnforcementLevel.FRAMEWORK: "so a framework may take all that is free on a GPU",
-    EnforcementLevel.WATCH: "so a job keeps what it takes beyond its lease",
+    EnforcementLevel.FRAMEWORK: "so a framework may take all free memory of a GPU",
+    EnforcementLevel.WATCH: "so a job keeps the memory that it takes beyond its lease",
     EnforcementLevel.DEVICES: "so only CUDA_VISIBLE_DEVICES keeps a job on its own GPUs",
 }
+"""What a missing level means."""
 _SYSTEMD = Path("/run/systemd/system")
 _CGROUPS_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 @dataclass(frozen=True, slots=True)
 class Doctor:
-    """Looks at the machine through what the daemon has at hand."""
+    """Checks the machine."""
 
     seen: Callable[[], Observation | None]
     driver: Callable[[], str | None]
     simulated: str | None
     state: Path
     hooks: Path
-    rungs: Callable[[], Sequence[EnforcementLevelView]]
+    levels: Callable[[], Sequence[EnforcementLevelView]]
     health: Callable[[], Iterable[CheckView]] = tuple
     library: Callable[[], str | None] = lambda: None
     closed: Callable[[], str | None] = lambda: None
-    """Why no job is started on this machine now."""
+    """Returns why no job can start on this machine now, or None."""
 
     def results(self) -> DoctorView:
-        """Return every check, in the order in which a reader needs them."""
+        """Return every check, the most fundamental first."""
         return DoctorView(
             [
                 self._driver(),
@@ -82,7 +78,7 @@ class Doctor:
         if self.simulated:
             return CheckView(
                 "driver", "ok", f"simulating {self.simulated}; no real GPU is used",
-                "start gpuleased without --simulate to use the GPUs of this machine",
+                "to use the GPUs of this machine, start gpuleased without --simulate",
             )  # fmt: skip
         library = self.library()
         nvml = f", NVML {library}" if library else ""
@@ -92,34 +88,13 @@ class Doctor:
     def _gpus(self) -> Iterator[CheckView]:
         seen = self.seen()
         for reading in seen.readings if seen is not None else ():
-            name = f"GPU {reading.label}"
-            if reading.fault is not None:
-                yield CheckView(
-                    name, "failure", f"{reading.fault}: {reading.detail or 'no more is known'}",
-                    "dmesg shows Xid messages, nvidia-smi -q more; a lost GPU needs a reset",
-                )  # fmt: skip
-            elif reading.total is None:
-                state: CheckState = "ok" if reading.divided else "warning"
-                yield CheckView(name, state, reading.detail or "its size is not known", None)
-            elif reading.compute_mode is ComputeMode.PROHIBITED:
-                yield CheckView(
-                    name, "failure",
-                    "its compute mode is prohibited: no program can use it, and nothing is leased",
-                    f"nvidia-smi -i {reading.label} -c DEFAULT",
-                )  # fmt: skip
-            elif reading.compute_mode is None:
-                yield CheckView(
-                    name, "failure", "its compute mode cannot be read, so nothing is leased",
-                    "nvidia-smi -q -d COMPUTE shows what the driver says",
-                )  # fmt: skip
-            else:
-                yield CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
+            yield _gpu_check(reading)
 
     def _jobs(self) -> Iterator[CheckView]:
         if (why := self.closed()) is not None:
             yield CheckView(
                 "jobs", "failure", why,
-                "for a missing device node: nvidia-modprobe -u -c=0, as root, makes it or says why",
+                "to create a missing device node, run as root: nvidia-modprobe -u -c=0",
             )  # fmt: skip
 
     def _pids(self) -> Iterator[CheckView]:
@@ -127,25 +102,25 @@ class Doctor:
         if seen is not None and seen.is_blind:
             yield CheckView(
                 "pids", "warning",
-                f"{FOREIGN_PIDS}: what each job uses is unknown, and counts as used by the leases",
+                f"{FOREIGN_PIDS}: the use of each job is unknown, and counts as used by leases",
                 "run the daemon in the pid namespace of the host: docker run --pid=host",
             )  # fmt: skip
 
     def _identity(self) -> CheckView:
         if os.geteuid() == 0:
-            return CheckView("identity", "ok", "runs as root: each job runs as the user who asked")
+            return CheckView("identity", "ok", "runs as root: each job runs as its own user")
         return CheckView(
-            "identity", "ok", f"a personal daemon: jobs run as uid {os.geteuid()} alone",
-            "an admin can install it for the whole machine: gpulease-setup install --now",
+            "identity", "ok", f"a personal daemon: all jobs run as uid {os.geteuid()}",
+            "to install gpulease for the whole machine, as root: gpulease-setup install --now",
         )  # fmt: skip
 
     def _python(self) -> Iterator[CheckView]:
-        """Tell where root alone can run what is installed, of which root notices nothing."""
+        """Check that users can run the Python of the daemon, which always works for root."""
         python = Path(sys.executable).resolve()
         closed = closed_to_others(python) if os.geteuid() == 0 else None
         if closed is not None:
             yield CheckView(
-                "python", "failure", f"users cannot run {python}: {closed} is closed to them",
+                "python", "failure", f"users cannot run {python}: they cannot access {closed}",
                 "install gpulease with a python that all users can run: /usr/bin/python3 -m venv",
             )  # fmt: skip
 
@@ -153,37 +128,62 @@ class Doctor:
         free = shutil.disk_usage(self.state).free
         message = f"{self.state} has {format_size(free)} free"
         if free < _LITTLE_SPACE:
-            return CheckView("state", "warning", message, "make room: output of jobs is kept there")
+            return CheckView(
+                "state", "warning", message, "free some space: job output is kept there"
+            )
         return CheckView("state", "ok", message)
 
     def _hooks(self) -> CheckView:
         closed = closed_to_others(self.hooks) if os.geteuid() == 0 else None
         if closed is None and self.simulated:
             return CheckView(
-                "hooks", "ok", "simulated GPUs: the hooks are there, and limit nothing"
+                "hooks", "ok", "simulated GPUs: the hooks are loaded but limit nothing"
             )
         if closed is None:
-            return CheckView("hooks", "ok", f"frameworks are limited by {self.hooks}")
+            return CheckView("hooks", "ok", f"the hooks in {self.hooks} limit frameworks")
         return CheckView(
-            "hooks", "failure", f"users cannot read {self.hooks}: {closed} is closed to them",
-            f"install gpulease where all users can read, or: chmod o+rx {closed}",
+            "hooks", "failure", f"users cannot read {self.hooks}: they cannot access {closed}",
+            f"install gpulease in a directory that all users can read, or: chmod o+rx {closed}",
         )  # fmt: skip
 
     def _enforcement(self) -> Iterator[CheckView]:
-        """Yield each rung of the ladder; that one is not to be had is not always a fault."""
-        for each in self.rungs():
+        """Yield each enforcement level; a missing one is a warning."""
+        for each in self.levels():
             if each.available:
                 yield CheckView("enforcement", "ok", f"held by {each.rung}: {each.why}")
             else:
                 yield CheckView(
                     "enforcement", "warning", f"not held by {each.rung}: {each.why}",
-                    _LEAVES_OPEN.get(EnforcementLevel(each.rung)),
+                    _CONSEQUENCES.get(EnforcementLevel(each.rung)),
                 )  # fmt: skip
 
     def _systemd(self) -> CheckView:
         systemd = "running" if _SYSTEMD.exists() else "not running"
-        cgroups = _cgroups()
-        return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {cgroups}")
+        return CheckView("system", "ok", f"systemd is {systemd}, cgroups are {_cgroups()}")
+
+
+def _gpu_check(reading: GpuReading) -> CheckView:
+    name = f"GPU {reading.label}"
+    if reading.fault is not None:
+        return CheckView(
+            name, "failure", f"{reading.fault}: {reading.detail or 'no details'}",
+            "see dmesg for Xid messages, and nvidia-smi -q; a lost GPU needs a reset",
+        )  # fmt: skip
+    if reading.total is None:
+        state: CheckState = "ok" if reading.mig_mode else "warning"
+        return CheckView(name, state, reading.detail or "its size is unknown", None)
+    if reading.compute_mode is ComputeMode.PROHIBITED:
+        return CheckView(
+            name, "failure",
+            "its compute mode is prohibited: no program can use it, and it takes no lease",
+            f"nvidia-smi -i {reading.label} -c DEFAULT",
+        )  # fmt: skip
+    if reading.compute_mode is None:
+        return CheckView(
+            name, "failure", "its compute mode cannot be read, so it takes no lease",
+            "nvidia-smi -q -d COMPUTE shows what the driver reports",
+        )  # fmt: skip
+    return CheckView(name, "ok", f"{reading.name}, {format_size(reading.total)}")
 
 
 def _cgroups() -> str:
@@ -195,93 +195,74 @@ def _cgroups() -> str:
     return f"v2, {dmem} the kernel's controller of device memory (dmem)"
 
 
-_log = logging.getLogger(__name__)
-
-
-def health_policy(settings: Settings) -> HealthPolicy:
-    """Return what the admin wants done about faults."""
-    return HealthPolicy(Act(settings.health), settings.health_quiet)
-
-
-def watch_health(
-    settings: Settings, keeper: Scheduler, clock: Clock, lanes: tuple[InThread, InThread]
-) -> HealthWatch:
-    """Return the watch; it works on the lanes of the writer and of the looks."""
-    return HealthWatch(
-        keeper.store,
-        keeper.probe,
-        clock,
-        health_policy(settings),
-        keeper.tell_owner,
-        wake=keeper.wake,
-        writing=lanes[0],
-        looking=lanes[1],
-    )
-
-
 _COMPUTE_MODES = {
     0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process",
 }  # fmt: skip
-_WHAT_MODES_DO = {
+_EFFECTS_OF_MODES = {
     1: "it takes one lease at a time",
-    2: "no lease is granted on it",
+    2: "it takes no lease",
     3: "it takes one lease at a time",
 }
 _RESET = (
-    "when nothing runs there, systemctl stop gpuleased (it holds the GPU open; jobs go on), "
+    "when nothing runs there: systemctl stop gpuleased (it keeps the GPU open; jobs continue), "
     "nvidia-smi --gpu-reset -i {}, systemctl start gpuleased"
 )
 _A_DAY = timedelta(days=1)
 _MOST_EVENTS = 1000
-_MOST_TOLD = 3
+_MOST_SHOWN = 3
+_EFFECTS_OF_ACTS = {
+    HealthAction.TELL: "faults are reported but do not drain GPUs",
+    HealthAction.OFF: "GPUs are not monitored for faults",
+}
 
 
-def health_checks(keeper: Scheduler, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
-    """Yield what is to be said about the health of each GPU, and of who drained it."""
-    yield from mps_check(keeper)
+def health_checks(scheduler: Scheduler, health: HealthWatch, clock: Clock) -> Iterator[CheckView]:
+    """Yield the checks of MPS, drains, modes and hardware faults of each GPU."""
+    yield from mps_check(scheduler)
     act = health.policy.act
-    if act is not Act.DRAIN:
-        what = {Act.TELL: "faults are told and drain nothing", Act.OFF: "nobody looks at it"}
+    if act is not HealthAction.DRAIN:
         yield CheckView(
-            "GPU health", "warning", what[act],
-            f"the setting health is {act}: see docs/admin.md",
+            "GPU health", "warning", _EFFECTS_OF_ACTS[act],
+            f"the setting health is {act}; see docs/admin/gpus-and-health.md",
         )  # fmt: skip
     try:
-        standings = keeper.store.standings()
-        events = keeper.store.gpu_events(clock.now() - _A_DAY, _MOST_EVENTS)
+        availabilities = scheduler.store.availabilities()
+        events = scheduler.store.gpu_events(clock.now() - _A_DAY, _MOST_EVENTS)
     except RecordUnwritable as error:
         yield CheckView("GPU health", "failure", error.message, error.hint)
         return
-    for reading in keeper.seen.readings if keeper.seen is not None else ():
-        standing = standings.get(reading.uuid, GpuAvailability())
-        if standing.drain is not None:
-            yield _saying_who(reading.label, CheckView(
-                f"GPU {reading.label}", "warning", str(standing.drain),
+    for reading in scheduler.seen.readings if scheduler.seen is not None else ():
+        availability = availabilities.get(reading.uuid, GpuAvailability())
+        if availability.drain is not None:
+            yield _with_authority(reading.label, CheckView(
+                f"GPU {reading.label}", "warning", str(availability.drain),
                 f"gpulease resume {reading.label}",
             ))  # fmt: skip
-        if reading.fault is not None and standing.ailment is None:
-            # That it cannot be read is said already, and nothing else is known of it now.
+        if reading.fault is not None and availability.hardware_fault is None:
+            # The check of the GPU itself reports this, and nothing else is known.
             continue
         if reading.uuid in health.modes and reading.fault is None:
-            yield _modes(reading, health.modes[reading.uuid])
-        if act is not Act.OFF and reading.parent is None:
+            yield _modes_check(reading, health.modes[reading.uuid])
+        if act is not HealthAction.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
-            yield _saying_who(reading.label, _health(reading, standing, health, of_it))
+            yield _with_authority(
+                reading.label, _health_check(reading, availability, health, of_it)
+            )
 
 
-def _saying_who(label: str, check: CheckView) -> CheckView:
-    """Say who may resume a GPU, where that is not everyone who can ask."""
+def _with_authority(label: str, check: CheckView) -> CheckView:
+    """Name who may resume a GPU, where that is not the caller in any case."""
     if check.mend is None or os.geteuid() != 0:
         return check
     resume = f"gpulease resume {label}"
     return replace(check, mend=check.mend.replace(resume, f"{resume} (by an admin or root)"))
 
 
-def _modes(reading: GpuReading, modes: Modes) -> CheckView:
-    """Say how a GPU is set up, and warn where it cannot be shared so."""
+def _modes_check(reading: GpuReading, modes: GpuModes) -> CheckView:
+    """Show the modes of a GPU, and warn if they prevent sharing."""
     name, label = f"GPU {reading.label} modes", reading.label
     known = {
-        "MIG": reading.divided,
+        "MIG": reading.mig_mode,
         "ECC": modes.ecc,
         "persistence": modes.persistence,
     }
@@ -291,64 +272,73 @@ def _modes(reading: GpuReading, modes: Modes) -> CheckView:
     )
     compute = _COMPUTE_MODES.get(-1 if modes.compute is None else modes.compute, "unknown")
     message = f"{switches}, compute mode {compute}"
-    if modes.compute in _WHAT_MODES_DO:
+    if modes.compute in _EFFECTS_OF_MODES:
         return CheckView(
-            name, "warning", f"{message}: {_WHAT_MODES_DO[modes.compute]}",
+            name, "warning", f"{message}: {_EFFECTS_OF_MODES[modes.compute]}",
             f"nvidia-smi -i {label} -c DEFAULT",
         )  # fmt: skip
     return CheckView(name, "ok", message)
 
 
-def mps_check(keeper: Scheduler) -> Iterator[CheckView]:
-    """Say where MPS runs, since it changes what can be known of each job's memory."""
-    for reading in keeper.seen.readings if keeper.seen is not None else ():
+def mps_check(scheduler: Scheduler) -> Iterator[CheckView]:
+    """Warn of MPS servers, which hide the memory of single jobs."""
+    for reading in scheduler.seen.readings if scheduler.seen is not None else ():
         servers = [
             each.pid
             for each in reading.processes or ()
-            if keeper.seen is not None and each.pid in keeper.seen.servers
+            if scheduler.seen is not None and each.pid in scheduler.seen.servers
         ]
         if servers:
             yield CheckView(
                 "MPS", "warning",
-                f"an MPS server (pid {servers[0]}) is on GPU {reading.label}: what its clients use "
-                "may not be told apart, and counts as used by the leases that run there",
-                "docs/admin.md says what that means for the ledger",
+                f"an MPS server (pid {servers[0]}) runs on GPU {reading.label}: the memory of its "
+                "clients may not be attributed to jobs, and counts as used by the leases there",
+                "see docs/admin/mig-and-mps.md",
             )  # fmt: skip
 
 
-def _health(
-    reading: GpuReading, standing: GpuAvailability, health: HealthWatch, events: list[GpuEvent]
+def _health_check(
+    reading: GpuReading,
+    availability: GpuAvailability,
+    health: HealthWatch,
+    events: Sequence[GpuEvent],
 ) -> CheckView:
     name, label = f"GPU {reading.label} health", reading.label
-    figures = health.figures.get(reading.uuid, Figures())
-    if standing.ailment is not None:
+    figures = health.figures.get(reading.uuid, HealthFigures())
+    if availability.hardware_fault is not None:
         return CheckView(
-            name, "failure", str(standing.ailment),
-            "it is used again by itself when it is well; what waits for a reset takes, "
-            f"{_RESET.format(label)}; gpulease resume {label} uses it at once",
+            name, "failure", str(availability.hardware_fault),
+            "the GPU resumes by itself after a time without faults; if it needs a reset, "
+            f"{_RESET.format(label)}; gpulease resume {label} resumes it at once",
         )  # fmt: skip
     if (still := lasting(figures)) is not None:
         return CheckView(
-            name, "warning", f"{still.what}; it is used all the same",
-            f"{_RESET.format(label)}, or have it replaced",
+            name, "warning", f"{still.what}; the GPU stays in use",
+            f"{_RESET.format(label)}, or replace the GPU",
         )  # fmt: skip
     if figures.uncorrectable:
         return CheckView(
             name, "warning",
-            f"{figures.uncorrectable} memory errors since the driver was loaded that could not be "
-            "corrected", "nvidia-smi -q -d ECC,ROW_REMAPPER tells where",
+            f"{figures.uncorrectable} uncorrectable memory errors since the driver was loaded",
+            "nvidia-smi -q -d ECC,ROW_REMAPPER shows where",
         )  # fmt: skip
-    said = [each for each in events if each.kind.startswith("xid")]
-    told = "; ".join(_with_count(each) for each in said[-_MOST_TOLD:])
-    if any(needs_an_admin(each.kind) for each in said):
+    return _xid_check(name, label, events, can_listen=health.listens.get(reading.uuid))
+
+
+def _xid_check(
+    name: str, label: str, events: Sequence[GpuEvent], *, can_listen: bool | None
+) -> CheckView:
+    xids = [each for each in events if each.kind.startswith("xid")]
+    shown = "; ".join(_with_count(each) for each in xids[-_MOST_SHOWN:])
+    if any(needs_an_admin(each.kind) for each in xids):
         return CheckView(
-            name, "warning", f"in the last day: {told}",
-            "docs/xids.md says what each XID is, and dmesg | grep Xid what the driver said; "
-            f"gpulease drain {label} keeps new jobs off the GPU meanwhile",
+            name, "warning", f"in the last day: {shown}",
+            "docs/xids.md explains each XID, and dmesg | grep Xid shows the driver's messages; "
+            f"gpulease drain {label} keeps new jobs off the GPU",
         )  # fmt: skip
-    known = f"in the last day: {told}" if told else "no fault is known"
-    if health.listens.get(reading.uuid) is False:
-        known += "; its driver tells no XID events"
+    known = f"in the last day: {shown}" if shown else "no known fault"
+    if can_listen is False:
+        known += "; its driver reports no XID events"
     return CheckView(name, "ok", known)
 
 

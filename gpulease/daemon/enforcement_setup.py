@@ -1,11 +1,12 @@
-"""What holds jobs to their leases from outside, put together: ladder, enclosure, lifting."""
+"""Sets up what holds jobs to their leases: enforcement levels, driver limits and sandboxes."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpulease.config import Settings
-from gpulease.domain.enforcement import Enclosed
+from gpulease.daemon.foundation import Foundation
+from gpulease.daemon.user_policy import UserPolicy
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.gpu.limits import DriverLimits
@@ -19,75 +20,82 @@ from gpulease.host.enforcement import (
 )
 from gpulease.host.sandbox import Sandbox, UvmNode
 from gpulease.host.shim_control import has_scope
-from gpulease.host.state_dir import StateDirectory
 from gpulease.path_ownership import closed_to_others
 from gpulease.service.jobs import note_enclosed, note_limits
-from gpulease.service.ports import Clock, GpuProbe, InThread, Store
-from gpulease.service.scheduler import Scheduler
+from gpulease.service.observation import GpuObserver
+from gpulease.service.scheduler import Obstacle, Scheduler, no_obstacle
 from gpulease.worker.environment import HOOKS
 
 
 @dataclass(frozen=True, slots=True)
 class EnforcementSetup:
-    """The parts that hold jobs."""
+    """The parts that hold jobs to their leases."""
 
-    ladder: EnforcementLevels
-    lifting: LimitRemoval
-    renewing: LimitRestore
-    enclosure: Sandbox | None
-    """None where there are no scopes, and so nothing can be put around a job."""
+    levels: EnforcementLevels
+    limit_removal: LimitRemoval
+    limit_restore: LimitRestore
+    sandbox: Sandbox | None
+    """None without scopes: then nothing outside the job limits it."""
     uvm: UvmNode | None
-    """What jobs on real GPUs wait for; None where device rules do not need it."""
+    """The device node that jobs on real GPUs need; None where no device rules apply."""
+
+    @property
+    def obstacle(self) -> Obstacle:
+        """What may keep jobs from starting on this machine."""
+        return no_obstacle if self.uvm is None else self.uvm.obstacle
 
     async def lift(self, job: Job) -> None:
-        """Take away what the driver holds a job by that has ended."""
-        await self.lifting.of(job.id, [lease.gpu for lease in job.leases])
+        """Remove the driver's limits of a job that has ended."""
+        await self.limit_removal.of(job.id, [lease.gpu for lease in job.leases])
 
-    async def recover(self, keeper: Scheduler) -> None:
-        """See to what jobs left behind that ended while no daemon was there, and to those that run.
+    async def recover(self, scheduler: Scheduler) -> None:
+        """Restore the limits of running jobs; remove those of jobs that ended without a daemon.
 
         Raises:
-            RecordUnwritable: what became of their limits cannot be stored now.
+            RecordUnwritable: a changed limit cannot be recorded now.
         """
-        await self.renewing.of(keeper.store.live(), keeper.tell_owner)
-        seen = await keeper.recent_look()
-        live = {job.id for job in keeper.store.live()}
-        await self.lifting.of_all_but(live, [each.uuid for each in seen.readings])
+        store = scheduler.store
+        await self.limit_restore.of(store.live(), scheduler.notify_owner)
+        seen = await scheduler.observer.recent()
+        live = {job.id for job in store.live()}
+        await self.limit_removal.of_all_but(live, [each.uuid for each in seen.readings])
 
 
 def build_enforcement(
-    settings: Settings,
-    probe: GpuProbe,
-    state: StateDirectory,
-    store: Store,
-    writing: InThread,
-    clock: Clock,
-    *,
-    confined: bool,
+    base: Foundation, user_policy: UserPolicy, observer: GpuObserver, *, confined: bool
 ) -> EnforcementSetup:
-    """Put together what this machine has."""
-    limiter = DriverLimits(probe) if isinstance(probe, NvmlProbe) else None
-    # As root: a hook that the user cannot read holds nobody.
-    closed = closed_to_others(HOOKS) if os.geteuid() == 0 else None
+    """Set up the levels that this machine supports."""
+    limiter = DriverLimits(base.probe) if isinstance(base.probe, NvmlProbe) else None
     no_scopes = why_no_scopes(confined)
-    around = Circumstances(settings.simulate is not None, no_scopes, closed)
-    ladder = EnforcementLevels(around, limiter, probe.driver, driver_limits=settings.driver_limits)
+    levels = EnforcementLevels(
+        # A hook that users cannot read limits no job. Root itself can read all files.
+        Circumstances(
+            base.is_simulated, no_scopes, closed_to_others(HOOKS) if os.geteuid() == 0 else None
+        ),
+        limiter,
+        base.probe.driver,
+        driver_limits=base.settings().driver_limits,
+        watch=lambda: user_policy.stops_overuse,
+        watch_varies=lambda: user_policy.differ_on_overuse,
+        watch_is_blind=lambda: observer.is_blind,
+    )
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
-        await writing(lambda: note_enclosed(store, job, ladder.everywhere, enclosed, clock))
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
+        await base.writer(
+            lambda: note_enclosed(base.store, job, levels.everywhere, enclosed, base.clock)
+        )
 
-    async def note_anew(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
-        await writing(lambda: note_limits(store, job, limits, said, clock))
-
-    uvm = UvmNode()
+    async def note_restored(job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
+        await base.writer(lambda: note_limits(base.store, job, limits, said, base.clock))
 
     def in_scope(job: JobId) -> bool:
-        return has_scope(state.job(job))
+        return has_scope(base.state.job(job))
 
+    uvm = UvmNode()
     return EnforcementSetup(
-        ladder,
+        levels,
         LimitRemoval(limiter, in_scope),
-        LimitRestore(limiter, in_scope, note_anew),
-        Sandbox(ladder.limiter, note, uvm=uvm) if no_scopes is None else None,
-        uvm if no_scopes is None and settings.simulate is None else None,
+        LimitRestore(limiter, in_scope, note_restored),
+        Sandbox(levels.limiter, note, uvm=uvm) if no_scopes is None else None,
+        uvm if no_scopes is None and not base.is_simulated else None,
     )

@@ -1,9 +1,4 @@
-"""Keeps the state directory from growing for ever: old output goes first, at last the record.
-
-Sees to it that the database is where it belongs, and that there are recent copies of it.
-
-What the timers do: look at the GPUs, keep the history, thin it, and wake the loop.
-"""
+"""What the daemon's timers do: sampling, backups, retention, and checks of the state directory."""
 
 import asyncio
 import contextlib
@@ -34,11 +29,11 @@ from gpulease.units import Share
 _log = logging.getLogger(__name__)
 
 _BLOCK = 512
-"""Bytes that st_blocks counts in, whatever the file system; holes are not counted."""
+"""The unit of st_blocks in bytes, on every file system; holes are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptOutput:
     """The output of one ended job."""
 
     job: JobId
@@ -48,7 +43,7 @@ class _Kept:
 
 
 class StateCleaner:
-    """Removes what is older, or more, than the settings keep."""
+    """Removes output and records that are older, or more, than the settings keep."""
 
     def __init__(
         self,
@@ -56,30 +51,31 @@ class StateCleaner:
         store: SqlStore,
         settings: Callable[[], Settings],
         clock: Clock,
-        writing: InThread,
+        in_writer: InThread,
     ) -> None:
         self._state = state
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._writing = writing
-        self._pruning = Retention(store)
-        self._kept: dict[JobId, _Kept] = {}
-        """What was measured; the output of an ended job does not change."""
+        self._in_writer = in_writer
+        self._retention = Retention(store)
+        self._kept: dict[JobId, KeptOutput] = {}
+        """Measured once per job, since the output of an ended job does not change."""
 
-    async def shed_output(self) -> None:
-        """Remove output until what is left of ended jobs is within bounds.
+    async def limit_output(self) -> None:
+        """Remove output of ended jobs until the rest is within the limit (most_output).
 
-        The oldest goes first, of whoever keeps the most: who floods the disk loses their own.
+        Starts with the oldest output of the user who keeps the most, so that users who fill the
+        disk lose their own output.
         """
-        await asyncio.to_thread(self._shed_output)
+        await asyncio.to_thread(self._limit_output)
 
-    def _shed_output(self) -> None:
+    def _limit_output(self) -> None:
         self._measure()
         most = self._settings().most_output
         if isinstance(most, Share):
             most = most.of(shutil.disk_usage(self._state.path).total)
-        for kept in too_much(self._kept.values(), most):
+        for kept in over_limit(self._kept.values(), most):
             self._remove(kept.job)
 
     def _measure(self) -> None:
@@ -90,23 +86,23 @@ class StateCleaner:
             job = self._store.job(number)
             if job is not None and job.ended_at is not None:
                 size = _size_of(self._state.job(number))
-                self._kept[number] = _Kept(number, job.owner.uid, size)
+                self._kept[number] = KeptOutput(number, job.owner.uid, size)
 
-    async def remove_what_is_old(self) -> None:
-        """Remove the output and the record of jobs that ended longer ago than they are kept."""
+    async def remove_old(self) -> None:
+        """Remove output and records after their retention periods."""
         settings, now = self._settings(), self._clock.now()
         await asyncio.to_thread(self._remove_output_before, now - settings.keep_output_for)
         border = now - settings.keep_jobs_for
         while True:
-            over = await asyncio.to_thread(self._pruning.over, border, settings.most_ended)
+            over = await asyncio.to_thread(self._retention.over, border, settings.most_ended)
             if not over:
                 return
-            # First what the record alone leads to.
+            # The output first: only the record leads to it.
             await asyncio.to_thread(self._remove_all, over)
             try:
-                await self._writing(partial(self._pruning.forget, over))
+                await self._in_writer(partial(self._retention.forget, over))
             except RecordUnwritable as error:
-                _log.debug("%s; old jobs stay on record meanwhile", error.message)
+                _log.debug("%s; old jobs stay on record", error.message)
                 return
 
     def _on_disk(self) -> list[JobId]:
@@ -128,19 +124,19 @@ class StateCleaner:
         self._kept.pop(job, None)
 
 
-def too_much(kept: Iterable[_Kept], most: int) -> list[_Kept]:
-    """Return what has to go so that at most `most` bytes are left, and in which order."""
-    by_user: dict[int, list[_Kept]] = {}
+def over_limit(kept: Iterable[KeptOutput], most: int) -> list[KeptOutput]:
+    """Return the outputs to remove, in order, so that at most `most` bytes are left."""
+    by_user: dict[int, list[KeptOutput]] = {}
     for each in sorted(kept, key=lambda one: one.job, reverse=True):
         by_user.setdefault(each.uid, []).append(each)
     sums = {uid: sum(each.size for each in theirs) for uid, theirs in by_user.items()}
-    going = []
+    removed = []
     while sum(sums.values()) > most:
         uid = max(sums, key=lambda one: sums[one])
         oldest = by_user[uid].pop()
         sums[uid] -= oldest.size
-        going.append(oldest)
-    return going
+        removed.append(oldest)
+    return removed
 
 
 def _size_of(directory: Path) -> int:
@@ -151,157 +147,157 @@ def _size_of(directory: Path) -> int:
 
 
 _AT_START_AFTER = timedelta(hours=1)
-"""A daemon that is started again and again shall not push out the older copies."""
+"""Frequent restarts of the daemon must not replace all older backups."""
 _DAILY = timedelta(days=1)
 
 
 class Backups:
-    """Copies the database when the last copy has grown old."""
+    """Copies the database when the last copy is too old."""
 
     def __init__(self, store: SqlStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._complaints = LogOnce(_log)
+        self._failures = LogOnce(_log)
 
     async def at_start(self) -> None:
-        """Copy it unless that was done within the hour."""
+        """Make a copy, unless the last one is less than an hour old."""
         await self._copy_after(_AT_START_AFTER)
 
     async def daily(self) -> None:
-        """Copy it if that was not done for a day; to be called more often than that."""
+        """Make a copy if the last one is a day old; call this more often than daily."""
         await self._copy_after(_DAILY)
 
     async def _copy_after(self, span: timedelta) -> None:
         try:
-            if await asyncio.to_thread(self._age_is_over, span):
+            if await asyncio.to_thread(self._is_older_than, span):
                 await asyncio.to_thread(self._back_up)
-            self._complaints.passed("copy")
+            self._failures.passed("copy")
         except RecordUnwritable as error:
-            # What passes is said once; damage each time, since what can be saved grows less.
+            # Log damage each time, since it grows; log a failure that may pass once.
             if isinstance(error, RecordDamaged):
                 _log.error("%s", error.text())
             else:
-                self._complaints.say("copy", f"{error.message}; trying again")
+                self._failures.say("copy", f"{error.message}; trying again")
 
     def _back_up(self) -> None:
         self._store.ensure_file()
         back_up(self._store.path)
 
-    def _age_is_over(self, span: timedelta) -> bool:
+    def _is_older_than(self, span: timedelta) -> bool:
         last = newest(self._store.path)
         if last is None:
             return True
         age_s = self._clock.now().timestamp() - last.stat().st_mtime
-        # One from the future was made before the clock was set.
+        # A copy from the future was made before the clock was set back.
         return not 0 <= age_s < span.total_seconds()
 
 
 class FileWatch:
     """Notices within seconds that the database or the directory of the jobs was removed."""
 
-    def __init__(self, store: SqlStore, state: StateDirectory, writing: InThread) -> None:
+    def __init__(self, store: SqlStore, state: StateDirectory, in_writer: InThread) -> None:
         self._store = store
         self._state = state
-        self._writing = writing
-        self._complaints = LogOnce(_log)
+        self._in_writer = in_writer
+        self._failures = LogOnce(_log)
 
-    async def look(self) -> None:
-        """Make sure of both; what is wrong is logged once."""
+    async def check(self) -> None:
+        """Restore both if they are missing; log a failure once."""
         try:
-            await self._writing(self._store.ensure_file)
-            self._complaints.passed("file")
+            await self._in_writer(self._store.ensure_file)
+            self._failures.passed("file")
         except RecordUnwritable as error:
-            self._complaints.say("file", error.text(), level=logging.ERROR)
+            self._failures.say("file", error.text(), level=logging.ERROR)
         try:
             await asyncio.to_thread(self._state.ensure_jobs)
-            self._complaints.passed("jobs")
+            self._failures.passed("jobs")
         except OSError as error:
-            self._complaints.say("jobs", f"cannot make {self._state.jobs}: {error.strerror}")
+            self._failures.say("jobs", f"cannot create {self._state.jobs}: {error.strerror}")
 
 
-Observer = Callable[[Observation], Awaitable[None]]
-"""Is shown each look that a timer took, in the order of the looks."""
+Subscriber = Callable[[Observation], Awaitable[None]]
+"""Is called with each observation of the sampling timer, in their order."""
 
 
 _MOST_UNWRITTEN = 3600
-"""Samples that are held while the disk cannot take them; then the oldest are let go."""
+"""Samples that are kept in memory while the disk cannot take them; the oldest are dropped."""
 
 
 class Sampler:
-    """Takes a sample of the GPUs' memory each time it is called, and writes some at a time."""
+    """Samples the memory of the GPUs at each call, and writes the samples in batches."""
 
     def __init__(
         self,
-        keeper: Scheduler,
-        occupancy: MemoryHistory,
+        scheduler: Scheduler,
+        history: MemoryHistory,
         clock: Clock,
-        writing: InThread,
-        observers: Sequence[Observer] = (),
+        in_writer: InThread,
+        subscribers: Sequence[Subscriber] = (),
     ) -> None:
-        self._observers = observers
-        self._keeper = keeper
-        self._occupancy = occupancy
+        self._scheduler = scheduler
+        self._history = history
         self._clock = clock
-        self._writing = writing
+        self._in_writer = in_writer
+        self._subscribers = subscribers
         self._unwritten: list[Sample] = []
-        self._complaints = LogOnce(_log)
+        self._failures = LogOnce(_log)
 
     async def sample(self) -> None:
-        """Look at the GPUs; wake the loop if somebody waits for what may have come free."""
-        seen = await self._keeper.look()
-        live = self._keeper.store.live()
-        now = snapshot(live, seen, self._keeper.policy, {}, seen.at)
+        """Observe the GPUs, and wake the scheduler if jobs are queued: memory may be free now."""
+        seen = await self._scheduler.observer.observe()
+        live = self._scheduler.store.live()
+        now = snapshot(live, seen, self._scheduler.policy, {}, seen.at)
         self._unwritten.append(Sample(seen.at, ledgers(now)))
         del self._unwritten[:-_MOST_UNWRITTEN]
         if any(job.state is State.QUEUED for job in live):
-            self._keeper.wake()
-        for observe in self._observers:
-            await self._shown(seen, observe)
+            self._scheduler.wake()
+        for subscriber in self._subscribers:
+            await self._call(subscriber, seen)
 
-    async def _shown(self, seen: Observation, observe: Observer) -> None:
-        """Show a look to one observer; that it fails keeps nothing from the others."""
+    async def _call(self, subscriber: Subscriber, seen: Observation) -> None:
+        """Pass an observation to one subscriber; its failure does not affect the others."""
         try:
-            await observe(seen)
-            self._complaints.passed(observe)
+            await subscriber(seen)
+            self._failures.passed(subscriber)
         except RecordUnwritable as error:
-            _log.debug("%s; what was seen is looked at again", error.message)
-        except Exception as error:  # noqa: BLE001 - told in full; the next look is a new try
-            self._complaints.say(
-                observe, "an observer of the GPUs failed",
+            _log.debug("%s; the next observation is a new attempt", error.message)
+        except Exception as error:  # noqa: BLE001 - logged in full; the next call is a new attempt
+            self._failures.say(
+                subscriber, "a check of the GPUs failed",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
 
     async def write(self) -> None:
-        """Store the samples taken since the last time."""
-        samples, peaks = self._unwritten, dict(self._keeper.peaks.by_lease)
+        """Store the samples since the last call."""
+        samples, peaks = self._unwritten, dict(self._scheduler.peaks.by_lease)
         if not samples:
             return
         self._unwritten = []
         try:
-            await self._writing(lambda: self._occupancy.record(samples, peaks))
+            await self._in_writer(lambda: self._history.record(samples, peaks))
         except RecordUnwritable as error:
-            _log.debug("%s; the history is kept in memory meanwhile", error.message)
+            _log.debug("%s; the history stays in memory", error.message)
             self._unwritten = [*samples, *self._unwritten][-_MOST_UNWRITTEN:]
             return
-        self._keeper.peaks.forget_all_but({job.id for job in self._keeper.store.live()})
+        self._scheduler.peaks.keep_only({job.id for job in self._scheduler.store.live()})
 
     async def thin(self) -> None:
-        """Fold what has grown old."""
+        """Aggregate old samples."""
         with contextlib.suppress(RecordUnwritable):
-            await self._writing(lambda: self._occupancy.thin(self._clock.now()))
+            await self._in_writer(lambda: self._history.thin(self._clock.now()))
 
 
 class IdleTimer:
-    """Tells when nothing has happened for so long that a personal daemon may leave."""
+    """Measures how long a personal daemon has had nothing to do."""
 
-    def __init__(self, keeper: Scheduler, clock: Clock, connections: Callable[[], int]) -> None:
-        self._keeper = keeper
+    def __init__(self, scheduler: Scheduler, clock: Clock, connections: Callable[[], int]) -> None:
+        self._scheduler = scheduler
         self._clock = clock
         self._connections = connections
         self._busy_at = clock.steady()
 
     def idle_s(self) -> float:
-        """Return for how many seconds there has been neither a live job nor a caller."""
-        if self._keeper.store.live() or self._connections():
+        """Return the seconds since the last live job or connection."""
+        if self._scheduler.store.live() or self._connections():
             self._busy_at = self._clock.steady()
         return (self._clock.steady() - self._busy_at).total_seconds()

@@ -1,7 +1,4 @@
-"""`gpuleased`: read the settings, run, and end with a sentence where it cannot.
-
-The daemon's log as the journal wants it: a level before each line, see sd-daemon(3).
-"""
+"""The command `gpuleased`: reads arguments and settings, sets up the log, and runs the daemon."""
 
 import argparse
 import asyncio
@@ -33,35 +30,36 @@ from gpulease.daemon.systemd import Notifier
 from gpulease.daemon.user_policy import unknown_names
 from gpulease.errors import BadConfiguration, GpuleaseError, StateUnwritable
 from gpulease.path_ownership import refuse_if_changeable
-from gpulease.server.auth import MOST_CONNECTIONS, PeerProtocol
+from gpulease.server.http_server import HttpProtocol
+from gpulease.server.listener import MOST_CONNECTIONS
 from gpulease.service.log_once import LogOnce
 
 _PLAIN = "%(levelname)s %(name)s: %(message)s"
-_IN_THE_JOURNAL = "%(name)s: %(message)s"
+_JOURNAL = "%(name)s: %(message)s"
 _ERROR = 3
 _LEVELS = ((logging.CRITICAL, 2), (logging.ERROR, _ERROR), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
 
 
 def goes_to_journal(environment: Mapping[str, str], fd: int = 2) -> bool:
-    """Tell whether what is written to `fd` goes to the journal.
+    """Return whether output to `fd` goes to the journal.
 
-    The variable alone says little: it is inherited by who has long been redirected.
+    A process inherits the variable even after its output was redirected, so compare the file.
     """
     there = os.fstat(fd)
     return environment.get("JOURNAL_STREAM") == f"{there.st_dev}:{there.st_ino}"
 
 
 def levelled(text: str, level: int = _ERROR) -> str:
-    """Return `text` with a level of syslog(3) before each line; lines that are empty are left out.
+    """Return `text` with a syslog(3) level before each line, without empty lines; see sd-daemon(3).
 
-    The journal makes an entry of each line, so a traceback keeps its level to the end.
+    The journal makes an entry of each line, so each line of a traceback needs the level.
     """
     return "\n".join(f"<{level}>{line}" for line in text.splitlines() if line.strip())
 
 
 class JournalFormatter(logging.Formatter):
-    """Writes the level as the journal reads it, so that `journalctl -p warning` finds it."""
+    """Writes levels in the form of the journal, so that `journalctl -p warning` works."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of an entry."""
@@ -69,53 +67,50 @@ class JournalFormatter(logging.Formatter):
         return levelled(super().format(record), level)
 
 
-class WithoutFarewells(logging.Filter):
-    """Drops what uvicorn says of the streams that end with the daemon: that is how they end."""
+class WithoutCancelledStreams(logging.Filter):
+    """Drops uvicorn's messages about streams that the end of the daemon cancels, as it should."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether to log it."""
+        """Return whether to log it."""
         error = record.exc_info[1] if record.exc_info else None
-        is_farewell = isinstance(error, asyncio.CancelledError)
-        return not (is_farewell or str(record.msg).startswith("Cancel %s running task"))
+        was_cancelled = isinstance(error, asyncio.CancelledError)
+        return not (was_cancelled or str(record.msg).startswith("Cancel %s running task"))
 
 
 def set_up(*, journal: bool) -> None:
     """Send the log to stderr, from INFO on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        JournalFormatter(_IN_THE_JOURNAL) if journal else logging.Formatter(_PLAIN)
-    )
-    logging.getLogger("uvicorn.error").addFilter(WithoutFarewells())
+    handler.setFormatter(JournalFormatter(_JOURNAL) if journal else logging.Formatter(_PLAIN))
+    logging.getLogger("uvicorn.error").addFilter(WithoutCancelledStreams())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_S, _PAUSE_S = 30.0, 5.0
-"""More than the unit's StartLimitIntervalSec, divided by its StartLimitBurst."""
+_TRY_FOR_S, _PAUSE_S = 30.0, 5.0
+"""The first is more than the unit's StartLimitIntervalSec divided by its StartLimitBurst."""
 
 _SWITCH_AFTER_S = 0.0005
 _EXAMPLES = """\
 examples:
-  gpuleased                       serve the GPUs of this machine, on the system's socket
-  gpuleased --simulate 2x24G      serve two GPUs that are not there, to try gpulease out
+  gpuleased                       lease the GPUs of this machine, on the system's socket
+  gpuleased --simulate 2x24G      lease two simulated GPUs, to try gpulease
   gpuleased --socket /tmp/g.sock --state /tmp/g --simulate 2x8G
-                                  a second one beside the system's, for a test
-  gpuleased recover               save what can be saved of a damaged database
+                                  run a second daemon next to the system's, for a test
+  gpuleased recover               restore a damaged database
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the daemon; exits 0 at its end, 78 if it cannot be run as it was told, 75 if not now."""
+    """Run the daemon; exit with 0 at its end, 78 with invalid settings, 75 to be restarted."""
     journal = goes_to_journal(environment())
     set_up(journal=journal)
-    # A watchdog kills with SIGABRT: then the log says where each thread was.
+    # The watchdog of systemd kills with SIGABRT. The log then shows where each thread was.
     faulthandler.enable()
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    # It warns of each request that is no HTTP, which anyone may send as often as they like.
+    # It warns of each request that is not HTTP, and any user may send many of them.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    # The record holds the environments of jobs: nothing that is made here is for others to read,
-    # but for what is opened to them by name.
+    # The database contains environments of jobs. Files are private unless a mode is set.
     os.umask(0o077)
     _allow_many_descriptors()
     try:
@@ -124,19 +119,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if given.check:
             checked(settings)
             warnings = [f"warning: {each}\n" for each in unknown_names(settings)]
-            sys.stdout.write("".join((*warnings, "the settings are in order\n")))
+            sys.stdout.write("".join((*warnings, "the settings are valid\n")))
             sys.exit(0)
         if given.command == "recover":
             sys.stdout.write("\n".join(recover(settings)) + "\n")
             sys.exit(0)
         checked(settings)
-        # What was imported lives as long as the process: no need to look at it again and again.
+        # Imported modules live as long as the process, so the garbage collector can skip them.
         gc.collect()
         gc.freeze()
         notifier = Notifier.of(environment(), os.getpid())
-        # The loop is short of breath: a thread that computes gives way to it after this long.
+        # Let the event loop run soon while another thread computes.
         sys.setswitchinterval(_SWITCH_AFTER_S)
-        _serve_in_the_end(
+        _serve_with_retries(
             notifier,
             lambda: asyncio.run(
                 serve(
@@ -155,21 +150,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
-    """Run the daemon; where a disk is full, say, try again for a while before it is given up.
+def _serve_with_retries(notifier: Notifier, serve_: Callable[[], None]) -> None:
+    """Run the daemon; if it cannot start now (a full disk, say), try again for a while.
 
-    Only under a service manager, which would restart it some times within seconds and then never
-    again: like this it goes on for ever.
+    Only under a service manager, which stops restarting a service that fails often within its start
+    limit. With these pauses the restarts stay below that limit.
     """
-    until = time.monotonic() + (_PATIENCE_S if notifier.is_heard else 0.0)
-    complaints = LogOnce(_log)
+    until = time.monotonic() + (_TRY_FOR_S if notifier.is_heard else 0.0)
+    failures = LogOnce(_log)
     while True:
         try:
             serve_()
         except StateUnwritable as error:
             if time.monotonic() >= until:
                 raise
-            complaints.say("start", f"{error.message}; trying again")
+            failures.say("start", f"{error.message}; trying again")
             notifier.waiting(f"{error.message}; trying again")
             time.sleep(_PAUSE_S)
         else:
@@ -177,17 +172,17 @@ def _serve_in_the_end(notifier: Notifier, serve_: Callable[[], None]) -> None:
 
 
 def _allow_many_descriptors() -> None:
-    """Take as many descriptors as the hard limit allows: every waiting `run` holds a connection.
+    """Raise the limit of file descriptors to the hard limit: each waiting `run` needs one.
 
-    Where they are few, one user gets a quarter of them and no more.
+    If that is low, one user may have at most a quarter of them as connections.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    PeerProtocol.most_connections = min(MOST_CONNECTIONS, max(hard // 4, 1))
+    HttpProtocol.counts.most = min(MOST_CONNECTIONS, max(hard // 4, 1))
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
-    """Return the settings: defaults, then the file, then the environment, then the options."""
+    """Return the settings: defaults, changed by the file, the environment, and then the options."""
     if given.personal:
         base, usual = personal_settings(), personal_config()
     else:
@@ -199,8 +194,8 @@ def settings_of(given: argparse.Namespace) -> Settings:
     settings = read_settings(file, base, unnamed=unnamed)
     if given.personal and given.config is None and settings.state != base.state:
         raise BadConfiguration(
-            f"cannot use the configuration {file}: state is not for a daemon of your own",
-            "set XDG_STATE_HOME, where every command looks for it",
+            f"cannot use the configuration {file}: state cannot be set for a personal daemon",
+            "set XDG_STATE_HOME instead, which all commands use",
         )
     options = {
         name: getattr(given, name)
@@ -214,35 +209,37 @@ def settings_of(given: argparse.Namespace) -> Settings:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuleased",
-        description="Lease the memory of this machine's GPUs to jobs, and launch them.",
+        description="Lease the memory of this machine's GPUs to jobs, and launch the jobs.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "command", nargs="?", choices=["recover"],
-        help="make a sound record out of a damaged one; without it, serve",
+        help="restore a damaged database and exit; without it, run the daemon",
     )  # fmt: skip
     parser.add_argument(
         "--simulate", metavar="GPUS",
-        help="serve simulated GPUs, such as 2x24G or 1x80G,2x24G; "
-        "a job's resident memory stands in for its GPU memory",
+        help="simulate GPUs, such as 2x24G or 1x80G,2x24G; the resident memory of a job counts as "
+        "its GPU memory",
     )  # fmt: skip
-    parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen")
-    parser.add_argument("--state", type=Path, metavar="DIR", help="where to keep the record")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="listen on this Unix socket")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="directory of the database and of job output"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, in TOML")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="read the settings, say what is wrong with them (exit status 78), and leave",
+        help="check the settings and exit, with status 78 if they have mistakes",
     )
     parser.add_argument(
         "--confined",
         action="store_true",
-        help="launch jobs in the mount namespace of process 1, whatever this daemon's own is",
+        help="launch jobs in the mount namespace of process 1 instead of the daemon's",
     )
     parser.add_argument(
         "--personal", action="store_true",
-        help="serve this user alone, from their own directories, and leave when idle",
+        help="serve the current user only, from directories of that user, and exit when idle",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"gpuleased {described()}")
     return parser

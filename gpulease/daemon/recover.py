@@ -1,12 +1,10 @@
-"""`gpuleased recover`: a sound record out of a damaged one, its copies, and the jobs that run.
+"""`gpuleased recover`: rebuilds a damaged database from itself, its backups and the running jobs.
 
-Nothing is deleted: the damaged file is kept beside the new one. May be repeated at will; with a
-record that is in order it changes nothing but to take in running jobs that the record lost.
+Deletes nothing: the damaged file is kept next to the new one. Safe to repeat: with an intact
+database it only adds running jobs that are missing in it.
 
-What a running job itself says of its lease: its directory, its processes, their environment.
-
-For the recovery of a lost record alone. What an environment says is its user's word; that it counts
-for no other user's job is seen to by whose the process is.
+Reads the leases of running jobs from their directories and the environments of their processes. A
+user controls the environment of a process, but only of processes of that user, and so of jobs.
 """
 
 import json
@@ -43,29 +41,29 @@ from gpulease.worker.environment import HOOK_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class SurvivingJob:
-    """A job that was launched, as it can be seen without the record."""
+    """A launched job, as far as it is known without the database."""
 
     job: JobId
     record: Record
     alive: bool
     found: Job | None
-    """The job as its processes show it; None where they do not."""
+    """The job, from its processes; None if they do not show enough."""
     gpus: tuple[GpuReading, ...] = ()
     installation: str | None = None
 
 
 def surviving_jobs(jobs: Path) -> Iterator[SurvivingJob]:
-    """Yield what each job's directory tells, by id."""
+    """Yield the jobs that have a directory with a record, by id."""
     numbers = sorted(int(each.name) for each in jobs.iterdir() if each.name.isdecimal())
     for number in numbers:
         directory = jobs / str(number)
         alive = is_alive(directory)
         record = read_record(directory)
         if record is not None:
-            yield _witness(JobId(number), directory, record, alive and record.exited is None)
+            yield _surviving_job(JobId(number), directory, record, alive and record.exited is None)
 
 
-def _witness(number: JobId, directory: Path, record: Record, alive: bool) -> SurvivingJob:
+def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) -> SurvivingJob:
     shim = shim_control.shim_pid(directory) if alive else None
     if shim is None and alive and record.started is not None:
         shim = record.started.shim_pid
@@ -89,15 +87,15 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _gpus(environment: dict[str, str]) -> list[tuple[GpuReading, int]]:
-    """Return the GPUs of the lease, and the bytes leased on each."""
+    """Return the leased GPUs, and the bytes leased on each."""
     try:
-        told: list[dict[str, Any]] = json.loads(environment[HOOK_VARIABLE])["gpus"]
+        gpus: list[dict[str, Any]] = json.loads(environment[HOOK_VARIABLE])["gpus"]
         return [
             (
                 GpuReading(GpuUuid(str(each["uuid"])), int(each["index"]), str(each["name"])),
                 int(each["memory"]),
             )
-            for each in told
+            for each in gpus
         ]
     except (KeyError, ValueError, TypeError):
         return []
@@ -109,7 +107,7 @@ def _job(
     if record.started is None or not gpus:
         return None
     try:
-        # The shim has become its user; a process of the job may be a setuid program.
+        # The uid of the shim is that of the owner. A process of the job may be a setuid program.
         owner = psutil.Process(shim)
         uid, gid = owner.uids().real, owner.gids().real
         command = command_of(pid) or ()
@@ -141,14 +139,14 @@ def _name(uid: int) -> str:
 
 _SCRATCH = "recovering"
 _OVER = {Trigger.CANCEL, Trigger.EXPIRE, Trigger.WORKER_EXITED, Trigger.LAUNCH_FAILED}
-"""What happened last to a job that has ended."""
-_NAMES = {"gpu_memory": "samples of GPU memory", "invocations": "commands of waiting jobs"}
+"""The last events of jobs that have ended."""
+_NAMES = {"gpu_memory": "samples of GPU memory", "invocations": "commands of queued jobs"}
 _EVENT = "recovered"
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What came of it, in lines for the admin."""
+    """The result, in lines for the admin."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -158,23 +156,23 @@ class RecoveryReport:
 
 
 def recover(settings: Settings) -> list[str]:
-    """Leave a record that a daemon can start with, and return what was done, line by line.
+    """Restore the database so that a daemon can start, and return the result, line by line.
 
     Raises:
-        StateUnusable: the directory is not there or in use, or the database is not ours.
-        StateUnwritable: there is no room for a second database, or the like.
+        StateUnusable: the directory does not exist or is in use, or the file is another database.
+        StateUnwritable: it cannot be restored now, for example without space for a second file.
     """
     if not settings.state.is_dir():
         raise StateUnusable(
-            f"cannot recover {settings.state}: there is no such directory",
-            "give the daemon's state directory with --state",
+            f"cannot recover {settings.state}: no such directory",
+            "name the state directory of the daemon with --state",
         )
     state = StateDirectory(settings.state)
     path, report = state.path / DATABASE_NAME, RecoveryReport()
     try:
         if path.exists() and is_sound(path):
-            report.say(f"{path} is in order")
-            _learn(path, state, report, restored=False)
+            report.say(f"{path} is intact")
+            _add_running(path, state, report, restored=False)
         else:
             _restore(path, state, report)
     except OSError as error:
@@ -190,21 +188,21 @@ def _restore(path: Path, state: StateDirectory, report: RecoveryReport) -> None:
         model = copies[0] if copies else None
         damaged = _read(path, scratch / "damaged", model)
         read = [_read(copy, scratch / f"copy{n}", None) for n, copy in enumerate(copies[:1])]
-        _refuse_what_is_not_ours(path, damaged, read)
+        _refuse_other_databases(path, damaged, read)
         aside = _keep_aside(path)
         target = scratch / DATABASE_NAME
-        tally = rebuild(target, damaged, read, state.last_job())
-        _tell(report, path, aside, model, tally)
-        _learn(target, state, report, restored=True)
+        counts = rebuild(target, damaged, read, state.last_job())
+        _describe(report, path, aside, model, counts)
+        _add_running(target, state, report, restored=True)
         if not is_sound(target):
             raise AssertionError("the new database is not sound")
         _put_in_place(target, path)
-    report.say(f"{path} is in order now; start gpuleased again")
+    report.say(f"{path} is restored; start gpuleased again")
 
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
-    """Return an empty directory to work in; what one before left there is removed."""
+    """Return an empty working directory; remove what an earlier attempt left there."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
     try:
@@ -214,7 +212,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 
 def is_sound_copy(copy: Path, scratch: Path) -> bool:
-    """Tell whether a copy can be relied on; looking at it leaves nothing beside it."""
+    """Return whether a backup is intact; checks a copy, since SQLite creates files next to it."""
     looked_at = scratch / "look.db"
     shutil.copyfile(copy, looked_at)
     return is_sound(looked_at)
@@ -225,16 +223,16 @@ def _read(path: Path, scratch: Path, model: Path | None) -> Salvage:
     return salvage(path, scratch, model) if path.exists() else Salvage()
 
 
-def _refuse_what_is_not_ours(path: Path, damaged: Salvage, copies: Sequence[Salvage]) -> None:
+def _refuse_other_databases(path: Path, damaged: Salvage, copies: Sequence[Salvage]) -> None:
     if damaged.tables and "jobs" not in damaged.tables and not any(it.tables for it in copies):
         raise StateUnusable(
-            f"cannot recover {path}: it is not a database of gpulease",
-            "give gpuleased a state directory of its own with --state",
+            f"cannot recover {path}: it is not a gpulease database",
+            "use a separate state directory for gpuleased, with --state",
         )
 
 
 def _keep_aside(path: Path) -> Path | None:
-    """Copy the damaged file, with its log, beside itself; None if there is neither."""
+    """Copy the damaged file and its write-ahead log next to it; None if neither exists."""
     log = path.with_name(f"{path.name}-wal")
     if not path.exists() and not log.exists():
         return None
@@ -242,7 +240,7 @@ def _keep_aside(path: Path) -> Path | None:
     while any(path.parent.glob(f"{path.name}.damaged-{number}*")):
         number += 1
     aside = path.with_name(f"{path.name}.damaged-{number}")
-    # The log first: a file without a name of its own is not yet kept.
+    # The log first: the name of the main file marks a complete copy.
     for end in ("-wal", ""):
         source = path.with_name(path.name + end)
         if source.exists():
@@ -255,7 +253,7 @@ def _keep_aside(path: Path) -> Path | None:
 
 def _put_in_place(target: Path, path: Path) -> None:
     _sync(target)
-    # A log that is not its own would be played into the new file.
+    # SQLite would apply the old write-ahead log to the new file.
     for end in ("-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
     target.chmod(0o600)
@@ -271,25 +269,25 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _tell(
-    report: RecoveryReport, path: Path, aside: Path | None, copy: Path | None, tally: SalvageCounts
+def _describe(
+    report: RecoveryReport, path: Path, aside: Path | None, copy: Path | None, counts: SalvageCounts
 ) -> None:
     if aside is not None and aside.exists():
         report.say(f"the damaged file is kept as {aside}")
-        report.say(f"saved from it: {_counted(tally.saved)}")
+        report.say(f"restored from it: {_counted(counts.saved)}")
     else:
-        report.say(f"{path} was not there")
+        report.say(f"{path} does not exist")
         if aside is not None:
-            report.say(f"its log, which is of no use alone, is kept as {aside}-wal")
-    if tally.copied and copy is not None:
+            report.say(f"its write-ahead log, which is useless without it, is kept as {aside}-wal")
+    if counts.copied and copy is not None:
         of = datetime.fromtimestamp(copy.stat().st_mtime, UTC).isoformat(" ", "seconds")
-        report.say(f"only found in the copy {copy.name} of {of}: {_counted(tally.copied)}")
-        report.say("what happened since that copy to what was found there alone is not known")
-    if tally.dropped:
-        report.say(f"could not be used: {_counted(tally.dropped)}")
-    if tally.broken:
-        names = ", ".join(_NAMES.get(name, name) for name in tally.broken)
-        report.say(f"something may be missing among: {names}")
+        report.say(f"restored from the backup {copy.name} of {of}: {_counted(counts.copied)}")
+        report.say("later changes to what came from the backup are lost")
+    if counts.dropped:
+        report.say(f"unusable: {_counted(counts.dropped)}")
+    if counts.broken:
+        names = ", ".join(_NAMES.get(name, name) for name in counts.broken)
+        report.say(f"may be incomplete: {names}")
 
 
 def _counted(numbers: dict[str, int]) -> str:
@@ -297,59 +295,62 @@ def _counted(numbers: dict[str, int]) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _learn(path: Path, state: StateDirectory, report: RecoveryReport, *, restored: bool) -> None:
-    """Take in what the jobs' own directories and processes tell."""
+def _add_running(
+    path: Path, state: StateDirectory, report: RecoveryReport, *, restored: bool
+) -> None:
+    """Add what the directories and processes of jobs show."""
     seen = list(surviving_jobs(state.jobs))
     store = SqlStore(path)
     try:
         store.use_no_id_up_to(state.last_job())
         store.installation(next((it.installation for it in seen if it.installation), None))
-        for witness in seen:
-            _take_in(store, witness, state.job(witness.job), report)
+        for job in seen:
+            _add(store, job, state.job(job.job), report)
         if restored:
-            launched = {witness.job for witness in seen}
-            for job in store.live():
-                _end_what_cannot_go_on(store, job, job.id in launched, report)
+            launched = {job.job for job in seen}
+            for each in store.live():
+                _end_if_lost(store, each, each.id in launched, report)
         states = [job.state for job in store.live()]
         waiting = states.count(State.QUEUED)
-        report.say(f"{len(states) - waiting} jobs hold memory, {waiting} wait")
+        report.say(f"{len(states) - waiting} jobs hold memory, {waiting} are queued")
     finally:
         store.close()
 
 
-def _take_in(
-    store: SqlStore, witness: SurvivingJob, directory: Path, report: RecoveryReport
-) -> None:
-    known, found = store.job(witness.job), witness.found
+def _add(store: SqlStore, survivor: SurvivingJob, directory: Path, report: RecoveryReport) -> None:
+    """Add a surviving job to the database, or what is missing there about it."""
+    known, found = store.job(survivor.job), survivor.found
     at = datetime.now(UTC)
     if known is None:
         if found is not None:
             with store.write() as tx:
-                tx.know(witness.gpus, at)
-                tx.restore(found, Event(at, _EVENT, "from its processes; the record had lost it"))
-            report.say(f"job {found.id} of {found.owner.user} runs: learned from its processes")
-        elif witness.alive:
-            # So that the daemon starts all the same.
+                tx.add_gpus(survivor.gpus, at)
+                tx.restore(
+                    found, Event(at, _EVENT, "from its processes; it was not in the database")
+                )
+            report.say(f"added job {found.id} of {found.owner.user}, which is running")
+        elif survivor.alive:
+            # So that the daemon starts.
             (directory / UNMANAGED).touch(mode=0o600)
             report.say(
-                f"job {witness.job} runs, and what it leased cannot be told: its memory counts as "
+                f"job {survivor.job} is running, but its lease is unknown: its memory counts as "
                 "unmanaged"
             )
         return
-    changed = _as_launched(known, witness, at)
+    changed = _as_launched(known, survivor, at)
     if changed is not None:
         with store.write() as tx:
-            tx.know(witness.gpus, at)
-            tx.save(changed, Event(at, _EVENT, "launched, as its directory tells"))
-        report.say(f"job {known.id} was launched: learned from its directory")
+            tx.add_gpus(survivor.gpus, at)
+            tx.save(changed, Event(at, _EVENT, "launched, according to its directory"))
+        report.say(f"job {known.id} was launched, according to its directory")
 
 
-def _as_launched(known: Job, witness: SurvivingJob, at: datetime) -> Job | None:
-    """Return a job of the record as it is, given that it was launched; None if that was known."""
-    leases = witness.found.leases if witness.found is not None else ()
+def _as_launched(known: Job, survivor: SurvivingJob, at: datetime) -> Job | None:
+    """Return a job of the database as launched; None if it is launched there already."""
+    leases = survivor.found.leases if survivor.found is not None else ()
     if known.state is State.QUEUED:
-        # How far it came since is what the daemon reads in its directory when it starts.
-        started = witness.record.started
+        # The daemon reads the rest from the job's directory when it starts.
+        started = survivor.record.started
         granted_at = started.started_at if started is not None else at
         return replace(known, state=State.GRANTED, leases=leases, granted_at=granted_at)
     if known.holds_memory and not known.leases and leases:
@@ -357,22 +358,21 @@ def _as_launched(known: Job, witness: SurvivingJob, at: datetime) -> Job | None:
     return None
 
 
-def _end_what_cannot_go_on(
-    store: SqlStore, job: Job, launched: bool, report: RecoveryReport
-) -> None:
+def _end_if_lost(store: SqlStore, job: Job, launched: bool, report: RecoveryReport) -> None:
+    """End a queued or granted job that was never launched and cannot be launched any more."""
     if launched or job.state not in (State.QUEUED, State.GRANTED) or job.holder is not None:
         return
     if any(event.kind in _OVER for event in store.events(job.id)):
-        why = "it ended before the record was damaged, and how is not known any more"
+        why = "it ended before the database was damaged, and its result is lost"
     elif _has_no_command(store, job):
-        why = "its command was lost when the record was damaged; submit it again"
+        why = "its command was lost with the damaged database; submit it again"
     else:
         return
     at = datetime.now(UTC)
     ended = asked_to_go(
         replace(job, state=State.QUEUED, leases=()), Trigger.CANCEL, Outcome.LOST, why, at
     )
-    assert ended is not None, "one that waits can always be ended"
+    assert ended is not None, "a queued job can always be ended"
     with store.write() as tx:
         tx.save(ended, Event(at, _EVENT, why))
     report.say(f"job {job.id} of {job.owner.user} is lost: {why}")

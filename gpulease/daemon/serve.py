@@ -1,17 +1,13 @@
-"""The life of the daemon: recover, grant, listen, say that it is ready; and leave in order.
+"""The life of the daemon: recover, grant, listen, report ready, and leave in order.
 
-SIGHUP: the settings are read anew, and what can change under a running daemon changes.
+SIGHUP reloads the settings.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-
-import uvicorn
 
 from gpulease import user_daemon
 from gpulease.build import described
@@ -24,100 +20,63 @@ from gpulease.daemon.user_policy import warn_of_unknown_names
 from gpulease.errors import GpuleaseError, RecordUnwritable, StateUnwritable
 from gpulease.host.process_watch import run_of_system
 from gpulease.server.app import build_api
-from gpulease.server.auth import PeerProtocol
-from gpulease.server.listener import ConnectionLimits, SocketGuard
+from gpulease.server.http_server import HttpServer
+from gpulease.server.listener import SocketGuard
 from gpulease.service.jobs import take_back_grants
 from gpulease.service.log_once import LogOnce
 from gpulease.timers import Timer, Timers
 
 _log = logging.getLogger(__name__)
 
+_WRITE_SAMPLES_EVERY = timedelta(seconds=15)
+_THIN_SAMPLES_EVERY = timedelta(minutes=5)
+_CHECK_IDLENESS_EVERY = timedelta(seconds=15)
+_TRY_AGAIN_AFTER_S = 1
+_CHECK_BACKUPS_EVERY = timedelta(hours=1)
+_REMOVE_OLD_EVERY = timedelta(minutes=10)
+_CHECK_FILES_EVERY = timedelta(seconds=2)
+_LIMIT_OUTPUT_EVERY = timedelta(seconds=30)
+_LIMIT_RUNNING_OUTPUT_EVERY = timedelta(seconds=2)
+_FREE_SPACE_EVERY = timedelta(seconds=5)
+_CHECK_SOCKET_EVERY = timedelta(seconds=2)
+_LATE_CONNECTIONS_S = 0.2
+"""Time to accept connections that were made just before the socket was closed."""
+
 
 class Reload:
-    """Takes over new settings each time that it is called; with bad ones nothing changes."""
+    """Reads the settings again at each call; invalid ones change nothing."""
 
     def __init__(
-        self, parts: DaemonApp, sampling: Timer, notifier: Notifier, read: Callable[[], Settings]
+        self, app: DaemonApp, sampling: Timer, notifier: Notifier, read: Callable[[], Settings]
     ) -> None:
-        self._parts = parts
+        self._app = app
         self._sampling = sampling
         self._notifier = notifier
         self._read = read
 
     def __call__(self) -> None:
-        """Read the settings and take them over, and say in the log what came of it."""
+        """Read and use the settings, and log the result."""
         self._notifier.reloading()
         try:
             fresh = self._read()
         except GpuleaseError as error:
-            _log.error("the settings stay as they were: %s", error.text())
+            _log.error("the settings have not changed: %s", error.text())
         else:
-            self._take_over(fresh)
-        self._notifier.ready(status_line(self._parts))
+            self._use(fresh)
+        self._notifier.ready(status_line(self._app))
 
-    def _take_over(self, fresh: Settings) -> None:
-        before = self._parts.settings
-        settings, taken, left = renew(before, fresh)
-        self._parts.adopt(settings)
+    def _use(self, fresh: Settings) -> None:
+        before = self._app.base.settings()
+        settings, changed, needs_restart = renew(before, fresh)
+        self._app.adopt(settings)
         if settings.sample_every != before.sample_every:
             self._sampling.change(settings.sample_every)
-        # What was refused for want of memory may fit now.
-        self._parts.keeper.wake()
-        _log.info("settings read again; changed: %s", ", ".join(taken) or "nothing")
+        # Jobs that did not fit may fit now.
+        self._app.scheduler.wake()
+        _log.info("read the settings again; changed: %s", ", ".join(changed) or "nothing")
         warn_of_unknown_names(settings)
-        if left:
-            _log.warning("%s: a restart is needed for this to change", ", ".join(left))
-
-
-_WRITE_SAMPLES_EVERY = timedelta(seconds=15)
-_THIN_EVERY = timedelta(minutes=5)
-_LOOK_FOR_IDLENESS_EVERY = timedelta(seconds=15)
-_LEAVE_CONNECTIONS_AFTER_S = 2
-_TRY_AGAIN_AFTER_S = 1
-_LOOK_FOR_COPIES_EVERY = timedelta(hours=1)
-_TIDY_EVERY = timedelta(minutes=10)
-_LOOK_AT_THE_FILE_EVERY = timedelta(seconds=2)
-_SHED_OUTPUT_EVERY = timedelta(seconds=30)
-_BOUND_OUTPUT_EVERY = timedelta(seconds=2)
-_FREE_SPACE_EVERY = timedelta(seconds=5)
-_LOOK_AT_THE_DOOR_EVERY = timedelta(seconds=2)
-_LATECOMERS_WITHIN_S = 0.2
-"""For those who had connected before the socket was taken away to be heard."""
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, on a socket of ours, until it is told; without its own signals and ticking."""
-
-    def __init__(self, config: uvicorn.Config, leave: asyncio.Event) -> None:
-        super().__init__(config)
-        self._leave = leave
-        self._entrance: ConnectionLimits | None = None
-
-    async def main_loop(self) -> None:
-        await self._leave.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        for listening in sockets or ():
-            await self.move(listening)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._entrance is not None:
-            self._entrance.close()
-        await super().shutdown(sockets)
-
-    async def move(self, listening: socket.socket) -> None:
-        """Hear callers on `listening` from now on; who is connected stays so."""
-        former = self._entrance
-        self._entrance = ConnectionLimits(
-            listening, lambda: PeerProtocol(self.config, self.server_state, self.lifespan.state)
-        )
-        if former is not None:
-            former.close()
+        if needs_restart:
+            _log.warning("a change of these needs a restart: %s", ", ".join(needs_restart))
 
 
 async def serve(
@@ -129,197 +88,187 @@ async def serve(
 ) -> None:
     """Run the daemon until SIGTERM, SIGINT, or idleness if the settings say so.
 
-    SIGHUP has it take over what `read_again` returns, as far as that can be done at run time.
+    SIGHUP makes it use the settings that `read_again` returns, except those that need a restart.
 
     Raises:
-        GpuleaseError: it cannot be run as the settings say.
+        GpuleaseError: the daemon cannot run.
     """
     leave = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
-    parts = build(settings, confined=confined)
+    app = build(settings, confined=confined)
     try:
-        await _run(parts, notifier, leave, read_again)
+        await _run(app, notifier, leave, read_again)
     except StateUnwritable:
-        # On its way to another try, which a service manager is not to take for the end.
-        await parts.close()
+        # Another attempt follows, so the service manager must not see an end.
+        await app.close()
         raise
     except BaseException:
         notifier.stopping()
-        await parts.close()
+        await app.close()
         raise
     notifier.stopping()
-    await parts.close()
-    _log.info("left; running jobs go on")
+    await app.close()
+    _log.info("stopped; running jobs continue")
 
 
 async def _run(
-    parts: DaemonApp,
+    app: DaemonApp,
     notifier: Notifier,
     leave: asyncio.Event,
     read_again: Callable[[], Settings],
 ) -> None:
-    settings = parts.settings
+    settings = app.base.settings()
     _log.info("gpuleased %s", described())
     warn_of_unknown_names(settings)
-    recovered = await _recover(parts)
-    server = _Server(_uvicorn(parts), leave)
-    door = SocketGuard(settings.socket, to_all=parts.desk.rights.daemon_uid == 0, move=server.move)
-    # Before: whoever started this daemon asks whose it is as soon as something listens.
+    recovered = await _recover(app)
+    server = HttpServer(build_api(app.context), leave)
+    guard = SocketGuard(
+        settings.socket, to_all=app.context.rights.daemon_uid == 0, move=server.move
+    )
+    # Before the socket: a command that starts this daemon reads this as soon as it can connect.
     user_daemon.note_serving(settings.state, settings.socket, settings.simulate)
-    listening = door.open()
-    granting = asyncio.create_task(_grant_for_ever(parts, notifier), name="grant")
-    timers, sampling = _timers(parts, server, door, leave)
-    copies = Backups(parts.store, parts.desk.clock)
-    timers.every(_LOOK_FOR_COPIES_EVERY, copies.daily)
-    copying = asyncio.create_task(copies.at_start(), name="copy")
-    leaving = asyncio.create_task(_launch_nothing_more(parts, granting, leave), name="leave")
+    listening = guard.open()
+    timers, sampling = _timers(app, server, guard, leave)
+    backups = Backups(app.base.store, app.base.clock)
+    timers.every(_CHECK_BACKUPS_EVERY, backups.daily)
+    granting = asyncio.create_task(_keep_granting(app, notifier), name="scheduler")
+    tasks = [
+        granting,
+        asyncio.create_task(backups.at_start(), name="backup"),
+        asyncio.create_task(_stop_granting(app, granting, leave), name="leave"),
+    ]
     try:
         timers.start()
         serving = asyncio.create_task(server.serve([listening]), name="serve")
         gpus = f"simulating {settings.simulate}" if settings.simulate else "on real GPUs"
-        _log.info("ready on %s, %s; %d jobs found again", settings.socket, gpus, recovered)
-        reload = Reload(parts, sampling, notifier, read_again)
+        _log.info("ready on %s, %s; recovered jobs: %d", settings.socket, gpus, recovered)
+        reload = Reload(app, sampling, notifier, read_again)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-        notifier.ready(status_line(parts))
+        notifier.ready(status_line(app))
         await serving
     finally:
         leave.set()
         timers.stop()
-        await asyncio.gather(granting, copying, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         listening.close()
-        door.close()
+        guard.close()
 
 
-async def _recover(parts: DaemonApp) -> int:
-    """Find the jobs on record again; return how many hold memory.
+async def _recover(app: DaemonApp) -> int:
+    """Follow the running jobs on record again; return how many hold memory.
 
     Raises:
-        StateUnwritable: the record cannot be written now.
+        StateUnwritable: the database cannot be written now.
     """
     try:
-        _take_back_grants(parts)
-        await parts.holding.ladder.ask(await parts.keeper.look())
-        await parts.holding.recover(parts.keeper)
-        recovered = parts.keeper.followers.recover()
-        await parts.askers.recover()
-        # Ready means that it can grant: one whole pass, on disk, before the first caller is heard.
-        await parts.keeper.one_pass()
+        _take_back_grants(app)
+        await app.enforcement.levels.ask(await app.scheduler.observer.observe())
+        await app.enforcement.recover(app.scheduler)
+        recovered = app.scheduler.supervisor.recover()
+        await app.waiting_clients.recover()
+        # Ready means that the daemon can grant: one pass is on disk before the first request.
+        await app.scheduler.one_pass()
     except RecordUnwritable as error:
         raise StateUnwritable(error.message, error.hint) from error
     return recovered
 
 
-def _take_back_grants(parts: DaemonApp) -> None:
-    """Queue again what was granted before a reboot and never launched."""
-    boot, before = run_of_system(), parts.store.boot()
+def _take_back_grants(app: DaemonApp) -> None:
+    """Queue jobs again that were granted before a reboot and never launched."""
+    base = app.base
+    boot, before = run_of_system(), base.store.boot()
     if before == boot:
         return
     if before is not None and (
-        number := take_back_grants(parts.store, parts.workers.was_launched, parts.desk.clock)
+        number := take_back_grants(base.store, app.runner.was_launched, base.clock)
     ):
-        _log.info("jobs that were granted before the reboot and not started: %d, queued", number)
-    parts.store.note_boot(boot)
+        _log.info("queued again after the reboot, since they had not started: %d jobs", number)
+    base.store.note_boot(boot)
 
 
-async def _launch_nothing_more(
-    parts: DaemonApp, granting: asyncio.Task[None], leave: asyncio.Event
+async def _stop_granting(
+    app: DaemonApp, granting: asyncio.Task[None], leave: asyncio.Event
 ) -> None:
-    """Grant and launch nothing from the moment on at which the daemon is asked to leave.
+    """Stop granting and launching as soon as the daemon is asked to leave.
 
-    At a shutdown that is before the first job is asked to go.
+    At a shutdown this happens before the first job is stopped, so no queued job takes its place.
     """
     await leave.wait()
     granting.cancel()
-    await parts.keeper.followers.stop()
+    await app.scheduler.supervisor.stop()
 
 
-async def _grant_for_ever(parts: DaemonApp, notifier: Notifier) -> None:
-    """Run the loop; a pass that failed (a full disk, say) is tried again, and told.
+async def _keep_granting(app: DaemonApp, notifier: Notifier) -> None:
+    """Run the scheduler; after a failed pass (a full disk, say), log it and try again.
 
-    What has a name is no reason for a watchdog to kill the daemon: a new one would meet the same.
-    What has none is a bug, and if it lasts then starting anew is the mend to try.
+    A known failure keeps the watchdog fed, since a restart would not help. After an unknown one,
+    which is a bug, the watchdog restarts the daemon if it lasts.
     """
-    complaints = LogOnce(_log)
+    failures = LogOnce(_log)
 
     def alive() -> None:
-        complaints.passed("grant")
-        notifier.alive(status_line(parts))
+        failures.passed("grant")
+        notifier.alive(status_line(app))
 
     while True:
         try:
-            await parts.keeper.run(notifier.rest_s, alive)
+            await app.scheduler.run(notifier.rest_s, alive)
         except RecordUnwritable as error:
-            # The log has it from who writes.
+            # The writer thread has logged it.
             notifier.alive(f"{error.message}; trying again")
         except GpuleaseError as error:
-            complaints.say("grant", f"{error.message}; trying again")
+            failures.say("grant", f"{error.message}; trying again")
             notifier.alive(f"{error.message}; trying again")
-        except Exception as error:  # noqa: BLE001  whatever it was, leases must go on being granted
-            complaints.say(
-                "grant", "cannot grant at this moment; trying again",
+        except Exception as error:  # noqa: BLE001  the daemon must continue to grant leases
+            failures.say(
+                "grant", "cannot grant leases now; trying again",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
         await asyncio.sleep(_TRY_AGAIN_AFTER_S)
-        parts.keeper.wake()
-
-
-def _uvicorn(parts: DaemonApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        build_api(parts.desk),
-        http=PeerProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=_LEAVE_CONNECTIONS_AFTER_S,
-    )
+        app.scheduler.wake()
 
 
 def _timers(
-    parts: DaemonApp, server: _Server, door: SocketGuard, leave: asyncio.Event
+    app: DaemonApp, server: HttpServer, guard: SocketGuard, leave: asyncio.Event
 ) -> tuple[Timers, Timer]:
-    """Return the timers, and the one of them whose pace is a setting."""
-    timers, settings = Timers(), parts.settings
-    timers.every(_LOOK_AT_THE_DOOR_EVERY, door.look)
-    sampling = timers.every(settings.sample_every, parts.sampler.sample)
-    timers.every(_WRITE_SAMPLES_EVERY, parts.sampler.write)
-    timers.every(_THIN_EVERY, parts.sampler.thin)
-    tidier = StateCleaner(
-        parts.state, parts.store, lambda: parts.settings, parts.desk.clock, parts.lanes[0]
-    )
-    timers.every(_SHED_OUTPUT_EVERY, tidier.shed_output)
-    timers.every(_TIDY_EVERY, tidier.remove_what_is_old)
-    watch = FileWatch(parts.store, parts.state, parts.lanes[0])
-    timers.every(_LOOK_AT_THE_FILE_EVERY, watch.look)
-    space = DiskSpace(parts.store, lambda: parts.settings, parts.keeper.tell_owner)
-    timers.every(_BOUND_OUTPUT_EVERY, space.bound_running)
+    """Return all timers, and the sampling timer, whose period is a setting."""
+    timers, base = Timers(), app.base
+    timers.every(_CHECK_SOCKET_EVERY, guard.look)
+    sampling = timers.every(base.settings().sample_every, app.sampler.sample)
+    timers.every(_WRITE_SAMPLES_EVERY, app.sampler.write)
+    timers.every(_THIN_SAMPLES_EVERY, app.sampler.thin)
+    cleaner = StateCleaner(base.state, base.store, base.settings, base.clock, base.writer)
+    timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)
+    timers.every(_REMOVE_OLD_EVERY, cleaner.remove_old)
+    timers.every(_CHECK_FILES_EVERY, FileWatch(base.store, base.state, base.writer).check)
+    space = DiskSpace(base.store, base.settings, app.scheduler.notify_owner)
+    timers.every(_LIMIT_RUNNING_OUTPUT_EVERY, space.limit_running)
     timers.every(_FREE_SPACE_EVERY, space.keep_free)
-    if settings.leave_when_idle is not None:
-        _leave_when_idle(timers, settings.leave_when_idle, parts, server, door, leave)
+    span = base.settings().leave_when_idle
+    if span is not None:
+        _leave_when_idle(timers, span, app, server, guard, leave)
     return timers, sampling
 
 
 def _leave_when_idle(
     timers: Timers,
     span: timedelta,
-    parts: DaemonApp,
-    server: _Server,
-    door: SocketGuard,
+    app: DaemonApp,
+    server: HttpServer,
+    guard: SocketGuard,
     leave: asyncio.Event,
 ) -> None:
-    watch = IdleTimer(parts.keeper, parts.desk.clock, lambda: len(server.server_state.connections))
+    idle = IdleTimer(app.scheduler, app.base.clock, lambda: server.open_connections)
 
-    async def look() -> None:
-        if watch.idle_s() < span.total_seconds():
+    async def check() -> None:
+        if idle.idle_s() < span.total_seconds():
             return
-        # First nobody can come any more; who came just before is heard, and then we stay.
-        door.close()
-        await asyncio.sleep(_LATECOMERS_WITHIN_S)
-        if watch.idle_s() >= span.total_seconds():
-            _log.info("leaving: nobody has asked for anything in a while")
+        # Close the socket first, then serve callers that connected just before, and stay for them.
+        guard.close()
+        await asyncio.sleep(_LATE_CONNECTIONS_S)
+        if idle.idle_s() >= span.total_seconds():
+            _log.info("stopping: no job and no request for a while")
             leave.set()
 
-    timers.every(min(span, _LOOK_FOR_IDLENESS_EVERY), look)
+    timers.every(min(span, _CHECK_IDLENESS_EVERY), check)

@@ -1,18 +1,20 @@
-"""What the settings say about the jobs of one user: their own table, their groups', or for all.
+"""The settings for one user's jobs: of the user's table, of the groups', or the general ones.
 
-Names in the settings that the user database does not know: told, since they may be mistyped.
-
-No error: an account may come later, or from a directory that does not answer now.
+Unknown names of users and groups cause warnings only: an account may be created later, or come from
+a directory that is unavailable now.
 """
 
 import grp
 import logging
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping
-from threading import Thread
+from functools import partial
+from itertools import islice
 from typing import Any
 
+from gpulease.call_thread import CallThread
 from gpulease.config import PER_USER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Owner
@@ -20,31 +22,31 @@ from gpulease.domain.overuse import Consequence, OverusePolicy
 
 
 class UserPolicy:
-    """The policies of users, as the settings are now."""
+    """The policies of users under the present settings."""
 
     def __init__(self, settings: Settings) -> None:
         self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
-        """Follow other settings; who is in which group is looked up anew."""
+        """Use new settings, and look up the groups of users again."""
         self._settings = settings
         self._of: dict[int, Mapping[str, Any]] = {}
 
     @property
     def stops_overuse(self) -> bool:
-        """Whether jobs are stopped that stay over their leases, unless a table says otherwise."""
+        """Whether jobs that stay over their leases are stopped, unless a table differs."""
         return self._settings.overuse == Consequence.STOP
 
     @property
     def differ_on_overuse(self) -> bool:
-        """Whether a table says otherwise for somebody."""
+        """Whether a table has another setting for overuse."""
         tables = (*self._settings.users.values(), *self._settings.groups.values())
         return any(
             each.get("overuse", self._settings.overuse) != self._settings.overuse for each in tables
         )
 
     def overuse(self, owner: Owner) -> OverusePolicy:
-        """Return what holds for a job that is over its lease."""
+        """Return the policy for a user's jobs that are over their leases."""
         found = self._found(owner)
         return OverusePolicy(
             Consequence(found["overuse"]),
@@ -54,7 +56,7 @@ class UserPolicy:
         )
 
     def idleness(self, owner: Owner) -> IdlePolicy:
-        """Return what holds for a lease that is not used."""
+        """Return the policy for a user's leases that are not used."""
         found = self._found(owner)
         return IdlePolicy(Release(found["idle"]), found["idle_after"], found["idle_grace"])
 
@@ -69,7 +71,7 @@ class UserPolicy:
         return self._of[owner.uid]
 
     def _of_groups(self, owner: Owner) -> Mapping[str, Any]:
-        """Return what holds for the user's groups: for each key, the first in the file counts."""
+        """Return the settings of the user's groups; per key, the first table in the file wins."""
         if not self._settings.groups:
             return {}
         names = groups_of(owner)
@@ -81,7 +83,7 @@ class UserPolicy:
 
 
 def groups_of(owner: Owner) -> set[str]:
-    """Return the names of a user's groups, as the user database has them."""
+    """Return the names of a user's groups, from the user database."""
     try:
         gids = {*os.getgrouplist(pwd.getpwuid(owner.uid).pw_name, owner.gid), owner.gid}
     except (KeyError, OSError):
@@ -98,17 +100,28 @@ def groups_of(owner: Owner) -> set[str]:
 _log = logging.getLogger(__name__)
 
 
+_MOST_LOOKUPS = 1000
+"""Names to look up: each lookup may ask a directory server."""
+
+
 def unknown_names(settings: Settings) -> list[str]:
-    """Return a sentence for each table of a user or a group that does not exist now."""
-    return [
-        f"[{table}.{name}] counts for nobody now: there is no such {what}"
-        for table, what, names, find in (
-            ("users", "user", settings.users, pwd.getpwnam),
-            ("groups", "group", settings.groups, grp.getgrnam),
-        )
-        for name in names
-        if not _is_known(name, find)
-    ]
+    """Return a warning for each table of a user or group that does not exist now."""
+    warnings = []
+    tables = (
+        ("users", "user", settings.users, pwd.getpwnam),
+        ("groups", "group", settings.groups, grp.getgrnam),
+    )
+    for table, what, names, find in tables:
+        warnings += [
+            f"[{table}.{name}] has no effect: no such {what}"
+            for name in islice(names, _MOST_LOOKUPS)
+            if not _is_known(name, find)
+        ]
+        if len(names) > _MOST_LOOKUPS:
+            warnings.append(
+                f"[{table}]: only the first {_MOST_LOOKUPS} of {len(names)} names were looked up"
+            )
+    return warnings
 
 
 def _is_known(name: str, find: Callable[[str], object]) -> bool:
@@ -120,9 +133,11 @@ def _is_known(name: str, find: Callable[[str], object]) -> bool:
 
 
 def warn_of_unknown_names(settings: Settings) -> None:
-    """Say in the log which names nobody knows; a directory may take its time to answer."""
+    """Log the unknown names; in a thread, since a directory may answer slowly."""
     if settings.users or settings.groups:
-        Thread(target=_warn, args=(settings,), daemon=True, name="names").start()
+        thread: CallThread[None] = CallThread("names", time.monotonic)
+        thread.enqueue(partial(_warn, settings))
+        thread.close()
 
 
 def _warn(settings: Settings) -> None:

@@ -1,12 +1,12 @@
-"""Threads of the daemon, one for each kind of work that blocks."""
+"""The daemon's threads, one for each kind of blocking work."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gpulease.call_thread import CallThread
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.service.log_once import LogOnce
 
@@ -15,34 +15,34 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _WELL_AFTER_S = 60.0
-"""Without a failure. A little goes on a disk that is nearly full, and the next write does not."""
+"""Time without a failure. On a nearly full disk, small writes succeed between failures."""
 
 
 class WorkerThread:
-    """One thread: what is given to it happens in order, and never on the event loop."""
+    """One thread, which runs calls in order and away from the event loop."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._thread: CallThread[Any] = CallThread(name, time.monotonic)
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, call)
+        return asyncio.wrap_future(self._thread.enqueue(call).outcome)
 
     def close(self) -> None:
-        """Let what was given finish."""
-        self._pool.shutdown(wait=True)
+        """Finish the pending calls."""
+        self._thread.close(wait=True)
 
 
 class WriterThread(WorkerThread):
-    """The lane of all writes to the record, which tells the log that they fail.
+    """Runs all writes to the database, and logs their failures.
 
-    Whoever wrote tries again, and need not say it too.
+    Callers try again, and do not log the failure a second time.
     """
 
     def __init__(self, name: str, steady: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name)
         self._steady = steady
-        self._complaints = LogOnce(_log)
+        self._failures = LogOnce(_log)
         self._failed_at = -_WELL_AFTER_S
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
@@ -56,16 +56,16 @@ class WriterThread(WorkerThread):
             self._failed_at = self._steady()
             error.is_in_the_log = True
             level = logging.ERROR if isinstance(error, RecordDamaged) else logging.WARNING
-            self._complaints.say("record", f"{error.message}; {error.hint}", level=level)
+            self._failures.say("record", f"{error.message}; {error.hint}", level=level)
             raise
-        if self._steady() - self._failed_at >= _WELL_AFTER_S and self._complaints.passed("record"):
-            _log.info("the record can be written again")
+        if self._steady() - self._failed_at >= _WELL_AFTER_S and self._failures.passed("record"):
+            _log.info("the database can be written again")
         return done
 
 
 class ObservationThread(WorkerThread):
-    """A lane for looks at the GPUs; a driver that hangs must not hold up the daemon's end."""
+    """Runs observations of the GPUs; a driver that hangs must not delay the daemon's end."""
 
     def close(self) -> None:
-        """Leave what hangs behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Do not wait for a call that hangs."""
+        self._thread.close()

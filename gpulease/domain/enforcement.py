@@ -29,7 +29,7 @@ class EnforcementLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Enclosed:
+class AppliedEnforcement:
     """What was put around a job before the first of its processes."""
 
     devices: bool = False
@@ -40,26 +40,28 @@ class Enclosed:
     """What this machine has and the job has not, a sentence each."""
 
 
-_NOTHING = Enclosed()
+_NOTHING = AppliedEnforcement()
 
 
-def ladder(rungs: Iterable[str]) -> tuple[str, ...]:
+def in_level_order(rungs: Iterable[str]) -> tuple[str, ...]:
     """Return each rung once, in the order of the ladder; what has another name comes last."""
     given = dict.fromkeys(rungs)
     known = [rung.value for rung in EnforcementLevel if rung.value in given]
     return (*known, *(name for name in given if name not in known))
 
 
-def as_watched(rungs: Iterable[str], *, stops: bool) -> tuple[str, ...]:
+def with_watch_level(rungs: Iterable[str], *, stops: bool) -> tuple[str, ...]:
     """Return `rungs` with the watch among them if it `stops` jobs, and without it if not.
 
     What was noted at the launch holds for all users, and the settings may have changed since.
     """
     others = (rung for rung in rungs if rung != EnforcementLevel.WATCH)
-    return ladder((*others, EnforcementLevel.WATCH.value) if stops else others)
+    return in_level_order((*others, EnforcementLevel.WATCH.value) if stops else others)
 
 
-def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHING) -> Job:
+def with_enforcement(
+    job: Job, everywhere: Collection[str], enclosed: AppliedEnforcement = _NOTHING
+) -> Job:
     """Return `job` with what holds each of its leases noted.
 
     `everywhere` are the rungs that all leases of this machine stand on.
@@ -72,11 +74,11 @@ def stands_on(job: Job, everywhere: Collection[str], enclosed: Enclosed = _NOTHI
             rungs.add(EnforcementLevel.DRIVER)
         if enclosed.devices:
             rungs.add(EnforcementLevel.DEVICES)
-        leases.append(replace(lease, enforced_by=ladder(rungs), driver_limit=limit))
+        leases.append(replace(lease, enforced_by=in_level_order(rungs), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 
 
-def limited_anew(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
+def with_driver_limits(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
     """Return `job` with the limits by the driver that some of its leases have now; None: none."""
     leases = []
     for lease in job.leases:
@@ -86,7 +88,7 @@ def limited_anew(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
         rungs = set(lease.enforced_by or ()) - {EnforcementLevel.DRIVER}
         limit = limits[lease.gpu]
         held = rungs | {EnforcementLevel.DRIVER} if limit is not None else rungs
-        leases.append(replace(lease, enforced_by=ladder(held), driver_limit=limit))
+        leases.append(replace(lease, enforced_by=in_level_order(held), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 
 
@@ -105,7 +107,7 @@ _LONG_WITH_A_VALUE: Final = "--check-hash-based-pycs"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProcessStart:
     """How a process was started, as far as the hook depends on it."""
 
     command: Sequence[str]
@@ -116,7 +118,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheld:
+class UncoveredProcess:
     """A process of a job that uses a GPU, and that the hook does not hold."""
 
     pid: int
@@ -127,7 +129,7 @@ class Unheld:
         return f"process {self.pid} ({self.command}) {SAID}: {self.why}"
 
 
-def why_unheld(start: Start, hooks: str) -> str | None:
+def why_uncovered(start: ProcessStart, hooks: str) -> str | None:
     """Return why the hook in the folder `hooks` has not reached a process; None: it has.
 
     None as well where there is no telling.

@@ -66,11 +66,11 @@ class GpuReading:
     """The number in the name of its device node, which is not its index."""
     parent: GpuUuid | None = None
     """Of a MIG device: the GPU that it is a part of, whose index it has."""
-    place: int | None = None
+    mig_index: int | None = None
     """Of a MIG device: its number on that GPU."""
-    access: tuple[str, ...] | None = None
+    device_nodes: tuple[str, ...] | None = None
     """Of a MIG device: the device nodes that it takes beside its GPU's; None if not known."""
-    divided: bool = False
+    mig_mode: bool = False
     """It is in MIG mode: its parts are leased, and not itself."""
     compute_mode: ComputeMode | None = ComputeMode.DEFAULT
     """None while the driver does not answer; a driver without compute modes has the default."""
@@ -78,14 +78,14 @@ class GpuReading:
     @property
     def label(self) -> str:
         """What people call it: its index, and of a MIG device its place on that GPU."""
-        if self.place is None and self.uuid.startswith("MIG-"):
+        if self.mig_index is None and self.uuid.startswith("MIG-"):
             # One that is not there any more, of which the record has kept no place.
             return f"{self.index}:?"
-        return str(self.index) if self.place is None else f"{self.index}:{self.place}"
+        return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class LedgerEntry:
     """What one job holds on one GPU."""
 
     job: JobId
@@ -110,10 +110,10 @@ class GpuMemory:
     reading: GpuReading
     allocatable: int | None
     unmanaged: int | None
-    holdings: tuple[Holding, ...] = ()
-    strangers: tuple[ProcessReading, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
+    unmanaged_processes: tuple[ProcessReading, ...] = ()
     """The processes on it that belong to no job with a lease on it."""
-    without_lease: tuple[JobId, ...] = ()
+    jobs_without_lease: tuple[JobId, ...] = ()
     """The jobs among them: they have a lease elsewhere, and none on this GPU."""
     drained: str | None = None
     """Why nothing more may be granted here, if an admin said so."""
@@ -129,17 +129,17 @@ class GpuMemory:
         return self.reading.index
 
     @property
-    def order(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Where it stands when people count GPUs: by index, and its parts after it."""
-        return self.index, -1 if self.reading.place is None else self.reading.place
+        return self.index, -1 if self.reading.mig_index is None else self.reading.mig_index
 
     @property
     def leased(self) -> int:
-        return sum(holding.memory for holding in self.holdings)
+        return sum(holding.memory for holding in self.entries)
 
     @property
     def committed(self) -> int:
-        return sum(holding.committed for holding in self.holdings)
+        return sum(holding.committed for holding in self.entries)
 
     @property
     def headroom(self) -> int | None:
@@ -147,9 +147,9 @@ class GpuMemory:
         mode = self.reading.compute_mode
         if self.allocatable is None or self.unmanaged is None or mode is None:
             return None
-        if any(holding.exclusive for holding in self.holdings) or mode is ComputeMode.PROHIBITED:
+        if any(holding.exclusive for holding in self.entries) or mode is ComputeMode.PROHIBITED:
             return 0
-        if self.one_process and (self.holdings or self.is_computed_on):
+        if self.one_process and (self.entries or self.is_computed_on):
             return 0
         return max(0, self.allocatable - self.committed - self.unmanaged)
 
@@ -158,12 +158,12 @@ class GpuMemory:
         """Whether a process without a lease computes on it; unknown counts as yes."""
         if self.reading.processes is None:
             return bool(self.unmanaged)
-        return any(not process.graphics for process in self.strangers)
+        return any(not process.graphics for process in self.unmanaged_processes)
 
     @property
     def mode(self) -> str | None:
         """What its compute mode does to leases, as a sentence; None: nothing."""
-        if self.reading.divided or self.reading.fault is not None:
+        if self.reading.mig_mode or self.reading.fault is not None:
             return None
         if self.reading.compute_mode is None:
             return "its compute mode cannot be read"
@@ -173,18 +173,18 @@ class GpuMemory:
             return "its compute mode is exclusive process: it takes one lease at a time"
         return None
 
-    def holds(self, holding: Holding) -> "GpuMemory":
+    def with_entry(self, holding: LedgerEntry) -> "GpuMemory":
         """Return this ledger with one more holding."""
-        return replace(self, holdings=(*self.holdings, holding))
+        return replace(self, entries=(*self.entries, holding))
 
 
-def take_stock(
+def build_ledger(
     reading: GpuReading,
-    holdings: Iterable[Holding],
+    holdings: Iterable[LedgerEntry],
     jobs_by_pid: Mapping[int, JobId],
     margin: int = 0,
     drained: str | None = None,
-    servers: Collection[int] = (),
+    mps_servers: Collection[int] = (),
 ) -> GpuMemory:
     """Draw up the ledger of one GPU.
 
@@ -194,9 +194,9 @@ def take_stock(
         jobs_by_pid: which job a process belongs to; an absent pid belongs to none of ours.
         margin: bytes that are never leased.
         drained: why nothing more may be granted, or None.
-        servers: the pids of MPS servers, on whose account the memory of jobs may stand.
+        mps_servers: the pids of MPS servers, on whose account the memory of jobs may stand.
     """
-    whose = _Whose(reading, jobs_by_pid, servers)
+    whose = _Whose(reading, jobs_by_pid, mps_servers)
     seen = tuple(replace(holding, used=whose.used_by(holding.job)) for holding in holdings)
     return GpuMemory(
         reading,
@@ -216,7 +216,7 @@ def _allocatable(reading: GpuReading, margin: int) -> int | None:
     return max(0, reading.total - (reading.reserved or 0) - margin)
 
 
-def _unmanaged(whose: "_Whose", holdings: Sequence[Holding]) -> int | None:
+def _unmanaged(whose: "_Whose", holdings: Sequence[LedgerEntry]) -> int | None:
     """Return what is used by nobody's lease; a job whose figure is missing uses its lease.
 
     What is known to be a stranger's is never taken for a job's.
@@ -239,13 +239,13 @@ class _Whose:
 
     reading: GpuReading
     jobs_by_pid: Mapping[int, JobId]
-    servers: Collection[int]
+    mps_servers: Collection[int]
 
     @property
     def is_served(self) -> bool:
         """Whether an MPS server is there, which is not itself a part of a job."""
         return any(
-            process.pid in self.servers and process.pid not in self.jobs_by_pid
+            process.pid in self.mps_servers and process.pid not in self.jobs_by_pid
             for process in self.reading.processes or ()
         )
 
@@ -261,13 +261,13 @@ class _Whose:
             return None
         return sum(each.memory or 0 for each in own)
 
-    def share(self, holding: Holding) -> int:
+    def share(self, holding: LedgerEntry) -> int:
         """Return the bytes to take for a job's: its figure, or its lease where that is missing."""
         if holding.used is not None:
             return holding.used
         return holding.memory if self.may_use(holding) else 0
 
-    def may_use(self, holding: Holding) -> bool:
+    def may_use(self, holding: LedgerEntry) -> bool:
         """Tell whether a part of what is used may be this job's, whose figure is missing."""
         if self.reading.processes is None or self.is_served:
             return holding.running
@@ -275,7 +275,7 @@ class _Whose:
             self.jobs_by_pid.get(process.pid) == holding.job for process in self.reading.processes
         )
 
-    def strangers(self, holdings: Sequence[Holding]) -> tuple[ProcessReading, ...]:
+    def strangers(self, holdings: Sequence[LedgerEntry]) -> tuple[ProcessReading, ...]:
         """Return the processes of no holder; an MPS server works for the holders that run."""
         holders = {holding.job for holding in holdings}
         served = any(holding.running for holding in holdings)
@@ -283,10 +283,10 @@ class _Whose:
             process
             for process in self.reading.processes or ()
             if self.jobs_by_pid.get(process.pid) not in holders
-            and not (served and process.pid in self.servers)
+            and not (served and process.pid in self.mps_servers)
         )
 
-    def without_lease(self, holdings: Sequence[Holding]) -> tuple[JobId, ...]:
+    def without_lease(self, holdings: Sequence[LedgerEntry]) -> tuple[JobId, ...]:
         """Return the jobs of processes here that have no lease on this GPU, lowest id first."""
         found = {self.jobs_by_pid.get(each.pid) for each in self.strangers(holdings)}
         return tuple(sorted(job for job in found if job is not None))

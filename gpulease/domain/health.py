@@ -52,16 +52,16 @@ class GpuAvailability:
     """All that keeps new leases off one GPU, but what its readings say."""
 
     drain: Drain | None = None
-    ailment: HardwareFault | None = None
-    excused: str | None = None
+    hardware_fault: HardwareFault | None = None
+    accepted_fault: str | None = None
     """The kind of a lasting fault with which a person wants the GPU used all the same."""
 
     @property
-    def closed(self) -> str | None:
+    def reason(self) -> str | None:
         """Why nothing more may be granted, as a sentence; None if nothing stands against it."""
         if self.drain is not None:
             return str(self.drain)
-        return None if self.ailment is None else str(self.ailment)
+        return None if self.hardware_fault is None else str(self.hardware_fault)
 
     def drained(self, drain: Drain) -> "GpuAvailability":
         """Return this after a person drained the GPU; who drained it first has drained it."""
@@ -69,23 +69,23 @@ class GpuAvailability:
 
     def resumed(self) -> "GpuAvailability":
         """Return this after a person said that the GPU is to be used again."""
-        excused = self.excused if self.ailment is None else self.ailment.kind
-        return GpuAvailability(excused=excused)
+        excused = self.accepted_fault if self.hardware_fault is None else self.hardware_fault.kind
+        return GpuAvailability(accepted_fault=excused)
 
     def moved(self, by: timedelta) -> "GpuAvailability":
         """Return this as it stands after the clock was set by so much: all ages are as they were.
 
         How long a GPU has been quiet is counted from its ailment.
         """
-        drain, ailment = self.drain, self.ailment
+        drain, ailment = self.drain, self.hardware_fault
         if drain is not None and drain.at is not None:
             drain = replace(drain, at=drain.at + by)
         if ailment is not None:
             ailment = replace(ailment, at=ailment.at + by)
-        return replace(self, drain=drain, ailment=ailment)
+        return replace(self, drain=drain, hardware_fault=ailment)
 
 
-class Act(StrEnum):
+class HealthAction(StrEnum):
     """What is done about a fault: the setting `health`."""
 
     DRAIN = "drain"
@@ -107,7 +107,7 @@ say to each other, and 5, about the machines beside this one, leave it usable.""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HealthFigures:
     """What a driver tells of a GPU's memory cells; None for what it does not tell."""
 
     uncorrectable: int | None = None
@@ -120,7 +120,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Modes:
+class GpuModes:
     """How an admin has set a GPU up; None for what its driver does not tell."""
 
     ecc: bool | None = None
@@ -130,16 +130,16 @@ class Modes:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HealthReport:
     """What was heard of one GPU since the last time."""
 
     gpu: GpuUuid
     xids: tuple[int, ...] = ()
-    figures: Figures | None = None
+    figures: HealthFigures | None = None
     """None where they were not read this time."""
     listens: bool | None = None
     """Whether its XIDs can be heard at all; None while that is not known."""
-    modes: Modes | None = None
+    modes: GpuModes | None = None
     """Read whenever the figures are."""
 
 
@@ -178,7 +178,7 @@ def needs_an_admin(kind: str) -> bool:
     return word == "xid" and number.isdecimal() and xid(int(number)).blame is Blame.ADMIN
 
 
-def lasting(figures: Figures) -> Finding | None:
+def lasting(figures: HealthFigures) -> Finding | None:
     """Return the worst thing that is wrong with a GPU for as long as these figures hold.
 
     A row that waits to be replaced keeps nobody from the GPU (nvml.h, nvmlDeviceGetRemappedRows).
@@ -216,7 +216,7 @@ def notice(gpu: str, found: Finding) -> str | None:
     return None if text is None else text.format(gpu=gpu, what=found.what)
 
 
-def findings(heard: Heard, before: Figures | None) -> tuple[Finding, ...]:
+def findings(heard: HealthReport, before: HealthFigures | None) -> tuple[Finding, ...]:
     """Return what is new about a GPU, whose figures were `before`."""
     found = [xid(number, count) for number, count in Counter(heard.xids).items()]
     if heard.figures is not None:
@@ -227,7 +227,9 @@ def findings(heard: Heard, before: Figures | None) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _new_errors(heard: Heard, before: Figures | None, found: list[Finding]) -> list[Finding]:
+def _new_errors(
+    heard: HealthReport, before: HealthFigures | None, found: list[Finding]
+) -> list[Finding]:
     """Return the memory errors that no XID speaks of already."""
     then = None if before is None else before.uncorrectable
     now = None if heard.figures is None else heard.figures.uncorrectable
@@ -245,25 +247,29 @@ def after(standing: GpuAvailability, found: tuple[Finding, ...], at: datetime) -
     bad = [
         each
         for each in found
-        if each.blame is Blame.HARDWARE and not (each.lasts and each.kind == standing.excused)
+        if each.blame is Blame.HARDWARE
+        and not (each.lasts and each.kind == standing.accepted_fault)
     ]
     if not bad:
         return standing
     # What lasts comes last: that is what a person who resumes the GPU has to excuse.
     why = "; ".join(each.what for each in bad)
-    return replace(standing, ailment=HardwareFault(bad[-1].kind, why, at))
+    return replace(standing, hardware_fault=HardwareFault(bad[-1].kind, why, at))
 
 
-def without_excuse(standing: GpuAvailability, figures: Figures) -> GpuAvailability:
+def without_stale_acceptance(standing: GpuAvailability, figures: HealthFigures) -> GpuAvailability:
     """Return a standing without the excuse for a fault that is over."""
     now = lasting(figures)
-    if standing.excused is None or (now is not None and now.kind == standing.excused):
+    if standing.accepted_fault is None or (now is not None and now.kind == standing.accepted_fault):
         return standing
-    return replace(standing, excused=None)
+    return replace(standing, accepted_fault=None)
 
 
 def is_over(
-    standing: GpuAvailability, figures: Figures | None, well_for: timedelta, quiet_for: timedelta
+    standing: GpuAvailability,
+    figures: HealthFigures | None,
+    well_for: timedelta,
+    quiet_for: timedelta,
 ) -> bool:
     """Tell whether the fault that a GPU is held back for is over.
 
@@ -276,7 +282,7 @@ def is_over(
     if figures is None or well_for < quiet_for:
         return False
     still = lasting(figures)
-    return still is None or still.blame is Blame.AVOIDED or still.kind == standing.excused
+    return still is None or still.blame is Blame.AVOIDED or still.kind == standing.accepted_fault
 
 
 LONGEST_QUIET = timedelta(days=1)

@@ -20,7 +20,7 @@ class Release(StrEnum):
     RELEASE = "release"
 
 
-class IdleStep(Enum):
+class IdleAction(Enum):
     """What to do now."""
 
     NOTHING = auto()
@@ -50,7 +50,7 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class IdleState:
     """How a job rests."""
 
     last: tuple[Activity, ...] = ()
@@ -59,26 +59,26 @@ class Rest:
     """When that was, if it showed nothing happening."""
     idle_for: timedelta | None = None
     """For how long nothing was seen to happen; None: it was busy."""
-    told_for: timedelta | None = None
+    warned_for: timedelta | None = None
     """For how long of that its owner knows that the lease goes if this goes on."""
     released: bool = False
 
     def left(self, policy: IdlePolicy) -> timedelta | None:
         """Return how long until the lease goes, if nothing changes; None: it does not."""
-        if self.told_for is None or policy.release is not Release.RELEASE:
+        if self.warned_for is None or policy.release is not Release.RELEASE:
             return None
-        return max(policy.grace - self.told_for, _NOTHING)
+        return max(policy.grace - self.warned_for, _NOTHING)
 
 
-def judge_rest(
+def judge_idleness(
     seen: tuple[Activity, ...],
-    before: Rest,
+    before: IdleState,
     policy: IdlePolicy,
     *,
     wanted: bool,
     kept: bool,
     now: timedelta,
-) -> tuple[Rest, IdleStep]:
+) -> tuple[IdleState, IdleAction]:
     """Return how a job rests after one more look, and what to do about it.
 
     Args:
@@ -90,19 +90,19 @@ def judge_rest(
         now: when this look was, by a clock that nobody can set.
     """
     if kept or _is_busy(seen, before.last):
-        return Rest(seen), IdleStep.NOTHING
+        return IdleState(seen), IdleAction.NOTHING
     went = _NOTHING if before.seen_at is None else max(now - before.seen_at, _NOTHING)
     idle_for = (before.idle_for or _NOTHING) + went
     rest = replace(before, last=seen, seen_at=now, idle_for=idle_for)
     if policy.release is Release.OFF or not wanted or idle_for < policy.after:
-        return replace(rest, told_for=None), IdleStep.NOTHING
-    if before.told_for is None:
-        return replace(rest, told_for=_NOTHING), IdleStep.WARN
-    rest = replace(rest, told_for=before.told_for + went)
-    late = before.told_for + went >= policy.grace
+        return replace(rest, warned_for=None), IdleAction.NOTHING
+    if before.warned_for is None:
+        return replace(rest, warned_for=_NOTHING), IdleAction.WARN
+    rest = replace(rest, warned_for=before.warned_for + went)
+    late = before.warned_for + went >= policy.grace
     if late and policy.release is Release.RELEASE and not rest.released:
-        return replace(rest, released=True), IdleStep.RELEASE
-    return rest, IdleStep.NOTHING
+        return replace(rest, released=True), IdleAction.RELEASE
+    return rest, IdleAction.NOTHING
 
 
 def _is_busy(seen: tuple[Activity, ...], last: tuple[Activity, ...]) -> bool:

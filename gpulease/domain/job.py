@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
-from gpulease.domain.gpu import GpuUuid, Holding, JobId
+from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
 
@@ -29,9 +29,9 @@ class CommandFingerprint:
     Made by `shape.shape_of`.
     """
 
-    alike: str
+    similar_key: str
     """Of all runs of this script with options of the same names."""
-    same: str
+    exact_key: str
     """Of those with the same words all along."""
 
 
@@ -39,10 +39,10 @@ class CommandFingerprint:
 class JobUsage:
     """What is kept of a job beside its leases, to size the next one like it."""
 
-    shape: CommandFingerprint | None = None
-    sized: str | None = None
+    fingerprint: CommandFingerprint | None = None
+    size_reason: str | None = None
     """Why its lease is as large as it is, if nobody said how large it was to be."""
-    retry: Fraction | None = None
+    retry_factor: Fraction | None = None
     """How much more memory it gets if it runs out; None: it is not tried again."""
     attempt: int = 0
     """How often it was tried before."""
@@ -53,12 +53,12 @@ class JobUsage:
     """It ended because the GPU memory of its lease did not do."""
 
 
-NO_ACCOUNT = JobUsage()
+NO_USAGE = JobUsage()
 """Of a job that nothing is kept of, such as a lease without a job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class UserUsage:
     """What the ended jobs of one user asked for and used, where the use is known."""
 
     user: str
@@ -90,7 +90,7 @@ class Holder:
 
     process: Process | None
     """The lease is released when it ends; None: it is held until its time is over."""
-    asker: Process | None
+    waiting_client: Process | None
     """Who waits for the grant; the lease is not wanted any more if it ends before."""
 
 
@@ -221,7 +221,7 @@ class Job:
     """Whom the lease is for, if there is nothing to run under it."""
     kept_until_at: datetime | None = None
     """Until when nobody minds that nothing happens under its lease."""
-    account: JobUsage = NO_ACCOUNT
+    usage: JobUsage = NO_USAGE
 
     @property
     def holds_memory(self) -> bool:
@@ -234,17 +234,17 @@ class Job:
             return None
         return self.started_at + self.claim.time_limit
 
-    def holding(self, lease: Lease) -> Holding:
+    def ledger_entry(self, lease: Lease) -> LedgerEntry:
         """Return what `lease` counts for in the ledger of its GPU."""
         running = self.state in (State.ACTIVE, State.RELEASING)
-        return Holding(self.id, lease.memory, self.claim.exclusive, running)
+        return LedgerEntry(self.id, lease.memory, self.claim.exclusive, running)
 
 
 def grant(job: Job, placement: Placement, at: datetime) -> Job:
     """Give `job` the GPUs of `placement`; from here their memory is taken."""
     state = next_state(job.state, Trigger.GRANT)
     assert state is not None, "a grant is never ignored"
-    leases = tuple(Lease(gpu, memory, at) for gpu, memory in placement.shares)
+    leases = tuple(Lease(gpu, memory, at) for gpu, memory in placement.allocations)
     return replace(job, state=state, leases=leases, granted_at=at)
 
 
@@ -344,7 +344,7 @@ def _ended(job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None, a
     )
 
 
-def waits_in_vain(job: Job, at: datetime) -> bool:
+def wait_has_expired(job: Job, at: datetime) -> bool:
     """Tell whether `job` is still queued at the moment at which it would rather give up."""
     return job.state is State.QUEUED and job.gives_up_at is not None and job.gives_up_at <= at
 

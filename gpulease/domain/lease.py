@@ -144,7 +144,7 @@ class Claim:
     """Nobody else's lease on these GPUs, and no unmanaged process."""
     time_limit: timedelta | None = None
 
-    def demand(self, allocatable: int) -> int:
+    def memory_on(self, allocatable: int) -> int:
         """Return the bytes asked for on a GPU that has `allocatable` bytes to lease."""
         return self.memory.of(allocatable) if isinstance(self.memory, Share) else self.memory
 

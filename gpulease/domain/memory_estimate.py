@@ -39,7 +39,7 @@ _ENOUGH_MORE = Fraction(125, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PastRun:
     """What one ended job asked for and used, on the GPU where it used most."""
 
     leased: int
@@ -57,7 +57,7 @@ class Run:
         return self.out_of_memory or (self.over_lease and self.used > self.leased)
 
 
-def size_for(runs: Sequence[Run]) -> int | None:
+def size_for(runs: Sequence[PastRun]) -> int | None:
     """Return what the next job like `runs`, latest first, should ask for; None without any.
 
     It is what the deciding run needed: its use with a margin, but never more than a lease that was
@@ -66,11 +66,11 @@ def size_for(runs: Sequence[Run]) -> int | None:
     smallest lease that was enough for another run, or else more than that one had, and no less than
     its owner was told to ask for.
     """
-    found = deciding(runs)
+    found = deciding_run(runs)
     return None if found is None else round_up_size(_need(found, runs[:MOST_RUNS]))
 
 
-def deciding(runs: Sequence[Run]) -> Run | None:
+def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
     """Return the one of `runs`, latest first, by which the next job is sized; None without any.
 
     Of three runs or more it is the one with the second largest need: one odd run decides nothing,
@@ -86,7 +86,7 @@ def deciding(runs: Sequence[Run]) -> Run | None:
     return latest[0] if is_short else found
 
 
-def _need(run: Run, runs: Sequence[Run]) -> int:
+def _need(run: PastRun, runs: Sequence[PastRun]) -> int:
     """Return the lease that would have been enough for `run`, as far as `runs` show it."""
     if not run.fell_short:
         return _size_after(run)
@@ -95,12 +95,12 @@ def _need(run: Run, runs: Sequence[Run]) -> int:
     return need if run.used <= run.leased else max(need, _size_after(run))
 
 
-def _size_after(run: Run) -> int:
+def _size_after(run: PastRun) -> int:
     wanted = int(run.used * MARGIN)
     return min(wanted, run.leased) if run.used <= run.leased else wanted
 
 
-def more_by(leased: int, factor: Fraction) -> int:
+def retry_size(leased: int, factor: Fraction) -> int:
     """Return the lease of a new try with `factor` times as much, in whole MiB; always more."""
     return max(math.ceil(leased * factor / MIB), leased // MIB + 1) * MIB
 
@@ -130,6 +130,7 @@ _STARTERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh", "env
 _SCRIPT = (".py", ".sh")
 _LONGEST_NAME = 128
 _WORD = re.compile(r"[A-Za-z][A-Za-z_-]*")
+_SNAPSHOT = re.compile(r"\A/.*/snapshots/[0-9a-f]{16}(?=/)")
 
 
 def fingerprint_of(argv: Sequence[str], cwd: str) -> CommandFingerprint | None:
@@ -187,7 +188,8 @@ def _of_python(words: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | No
 
 
 def _path(word: str, cwd: str) -> str:
-    return normpath(join(cwd, word))
+    # The copy of a script that `run --snapshot` makes counts as the script.
+    return _SNAPSHOT.sub("", normpath(join(cwd, word)))
 
 
 def _names(words: Sequence[str]) -> Iterator[str]:
@@ -213,7 +215,7 @@ def _digest(words: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OverheadKey:
     """Where a figure holds: for a framework, on GPUs of a model, under a driver, on so many."""
 
     framework: str
@@ -236,7 +238,7 @@ LEAST, MOST = (1, 3), (3, 1)
 useless."""
 
 
-def learned(start: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
+def learned_overhead(start: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
     """Return how many bytes to keep free beside the pool of a framework, for jobs of `uid`.
 
     Args:

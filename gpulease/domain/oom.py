@@ -112,7 +112,7 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class MemoryErrors:
     """What the end of an output says of memory."""
 
     is_sure: bool = False
@@ -122,10 +122,10 @@ class Complaint:
     lacking: int | None = None
 
 
-NO_COMPLAINT = Complaint()
+NO_MEMORY_ERRORS = MemoryErrors()
 
 
-def complaint_in(tail: str) -> Complaint:
+def find_memory_errors(tail: str) -> MemoryErrors:
     """Return what the end of an output, both streams, says of memory.
 
     What was said before the exception that ended a program counts if that may come of it.
@@ -137,7 +137,7 @@ def complaint_in(tail: str) -> Complaint:
     of_a_gpu = any(_is_said_of_a_gpu(line) for line in end.split("\n"))
     is_sure = of_a_gpu or _SAID.search(end) is not None
     # How much was lacking may stand in a log line above.
-    return Complaint(is_sure, _HINTED.search(end) is not None, _lacking(end) or _lacking(tail))
+    return MemoryErrors(is_sure, _HINTED.search(end) is not None, _lacking(end) or _lacking(tail))
 
 
 def _is_said_of_a_gpu(line: str) -> bool:
@@ -146,8 +146,8 @@ def _is_said_of_a_gpu(line: str) -> bool:
     return _SAID_OF_A_DEVICE.search(line, last + 1) is not None
 
 
-def recognised(
-    exit_: Exit | None, complaint: Complaint, peak: int | None, leased: int
+def diagnose_oom(
+    exit_: Exit | None, complaint: MemoryErrors, peak: int | None, leased: int
 ) -> OutOfMemory | None:
     """Return that a job ended for want of GPU memory, or None.
 

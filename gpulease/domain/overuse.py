@@ -30,7 +30,7 @@ class Consequence(StrEnum):
     STOP = "stop"
 
 
-class Step(Enum):
+class OveruseAction(Enum):
     """What to do now."""
 
     NOTHING = auto()
@@ -91,7 +91,7 @@ def judge(
     *,
     wanted: bool,
     now: timedelta,
-) -> tuple[OveruseState, Step]:
+) -> tuple[OveruseState, OveruseAction]:
     """Return how a lease stands after one more look, and what to do about it.
 
     Args:
@@ -103,7 +103,7 @@ def judge(
         now: when this look was.
     """
     if used is None:
-        return replace(before, seen_at=None), Step.NOTHING
+        return replace(before, seen_at=None), OveruseAction.NOTHING
     if used <= memory + policy.tolerance or (policy.elastic and not wanted):
         return _within(before, policy, now)
     over_for = _over_for(before, now)
@@ -112,17 +112,17 @@ def judge(
     )
     stops = policy.consequence is Consequence.STOP
     if _is_to_stop(standing, policy):
-        return replace(standing, stopped=True), Step.STOP
+        return replace(standing, stopped=True), OveruseAction.STOP
     if _is_to_be_told(standing, policy, now):
-        return replace(standing, warned=True, warned_at=now, threatened=stops), Step.WARN
+        return replace(standing, warned=True, warned_at=now, threatened=stops), OveruseAction.WARN
     if standing.threatened and not stops:
-        return replace(standing, threatened=False), Step.CLEAR
-    return standing, Step.NOTHING
+        return replace(standing, threatened=False), OveruseAction.CLEAR
+    return standing, OveruseAction.NOTHING
 
 
 def _within(
     before: OveruseState, policy: OverusePolicy, now: timedelta
-) -> tuple[OveruseState, Step]:
+) -> tuple[OveruseState, OveruseAction]:
     """Return how a lease stands that is not over.
 
     That a threat is over is told when the lease has stayed within for a whole grace: one that comes
@@ -130,11 +130,11 @@ def _within(
     """
     quiet = OveruseState(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
     if not before.threatened:
-        return quiet, Step.NOTHING
+        return quiet, OveruseAction.NOTHING
     since = now if before.within_since is None else before.within_since
     if now - since < policy.grace:
-        return replace(quiet, threatened=True, within_since=since), Step.NOTHING
-    return quiet, Step.CLEAR
+        return replace(quiet, threatened=True, within_since=since), OveruseAction.NOTHING
+    return quiet, OveruseAction.CLEAR
 
 
 def _over_for(before: OveruseState, now: timedelta) -> timedelta:

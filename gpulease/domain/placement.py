@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, Holding, JobId
+from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
 from gpulease.units import format_size
 
@@ -38,47 +38,47 @@ class Obstacle:
 
     gpu: GpuUuid
     index: int
-    obstacle: ObstacleKind
+    kind: ObstacleKind
     why: str
     waits_for: tuple[JobId, ...] = ()
     """The jobs whose end would help."""
-    place: int | None = None
+    mig_index: int | None = None
     """Of a MIG device, on the GPU that has this index."""
 
     @property
     def label(self) -> str:
         """What people call the GPU."""
-        return str(self.index) if self.place is None else f"{self.index}:{self.place}"
+        return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
     @property
-    def order(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         """Where the GPU stands when people count them."""
-        return self.index, -1 if self.place is None else self.place
+        return self.index, -1 if self.mig_index is None else self.mig_index
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Here: which GPUs, and how many bytes on each."""
 
-    shares: tuple[tuple[GpuUuid, int], ...]
+    allocations: tuple[tuple[GpuUuid, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Not now: why, for each GPU that cannot take the claim; `fits` can, but are too few."""
 
-    hindrances: tuple[Obstacle, ...]
+    obstacles: tuple[Obstacle, ...]
     fits: tuple[GpuUuid, ...] = ()
 
     @property
     def waits_for(self) -> tuple[JobId, ...]:
         """The jobs whose end would help, lowest id first."""
-        return tuple(sorted({job for each in self.hindrances for job in each.waits_for}))
+        return tuple(sorted({job for each in self.obstacles for job in each.waits_for}))
 
 
 def best_fit(claim: Claim, gpu: GpuMemory) -> float:
     """Prefer the GPU that would be left with the least headroom."""
-    return -float((gpu.headroom or 0) - claim.demand(gpu.allocatable or 0))
+    return -float((gpu.headroom or 0) - claim.memory_on(gpu.allocatable or 0))
 
 
 def spread(claim: Claim, gpu: GpuMemory) -> float:
@@ -88,26 +88,26 @@ def spread(claim: Claim, gpu: GpuMemory) -> float:
 
 def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
     """Choose GPUs for `claim`, all or none; equal scores go to the lowest index."""
-    hindrances = {gpu.uuid: hindrance(claim, gpu) for gpu in gpus}
-    fits = [gpu for gpu in gpus if hindrances[gpu.uuid] is None]
+    obstacles = {gpu.uuid: find_obstacle(claim, gpu) for gpu in gpus}
+    fits = [gpu for gpu in gpus if obstacles[gpu.uuid] is None]
     if len(fits) < claim.gpus:
         return Refusal(
-            tuple(each for each in hindrances.values() if each is not None),
+            tuple(each for each in obstacles.values() if each is not None),
             tuple(gpu.uuid for gpu in fits),
         )
-    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.order))
+    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.sort_key))
     # In the order in which people and nvidia-smi count them.
-    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.order)
-    return Placement(tuple((gpu.uuid, claim.demand(gpu.allocatable or 0)) for gpu in chosen))
+    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.sort_key)
+    return Placement(tuple((gpu.uuid, claim.memory_on(gpu.allocatable or 0)) for gpu in chosen))
 
 
-def hindrance(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
+def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     """Return why `claim` does not fit on `gpu` now, or None where it fits."""
     found = _out_of_service(gpu) or _without_room(claim, gpu)
     if found is None:
         return None
     obstacle, why, waits_for = found
-    return Obstacle(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.place)
+    return Obstacle(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.mig_index)
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
@@ -117,7 +117,7 @@ def _out_of_service(gpu: GpuMemory) -> _Found:
     detail = gpu.reading.detail
     if gpu.reading.fault is Fault.LOST:
         return ObstacleKind.LOST, detail or "it fell off the bus", ()
-    if gpu.reading.divided:
+    if gpu.reading.mig_mode:
         return (
             ObstacleKind.DIVIDED,
             "it is divided by MIG, and its MIG devices are leased instead",
@@ -134,7 +134,7 @@ def _out_of_service(gpu: GpuMemory) -> _Found:
 
 def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
     allocatable, unmanaged = gpu.allocatable or 0, gpu.unmanaged or 0
-    demand = claim.demand(allocatable)
+    demand = claim.memory_on(allocatable)
     if not spans(claim, gpu):
         return ObstacleKind.DIVIDED, "a job of several GPUs cannot use a MIG device", ()
     if demand > allocatable or demand <= 0:
@@ -144,7 +144,7 @@ def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
     if gpu.one_process and gpu.is_computed_on:
         return ObstacleKind.UNMANAGED, f"{_who_is_there(gpu)}, and {gpu.mode}", ()
     if demand > allocatable - unmanaged:
-        also = f"; {_who_is_there(gpu)}" if gpu.without_lease else ""
+        also = f"; {_who_is_there(gpu)}" if gpu.jobs_without_lease else ""
         return (
             ObstacleKind.UNMANAGED,
             f"{format_size(unmanaged)} is used outside any lease{also}",
@@ -154,8 +154,8 @@ def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
 
 
 def _held_by_leases(claim: Claim, demand: int, gpu: GpuMemory) -> _Found:
-    holders = tuple(sorted(holding.job for holding in gpu.holdings))
-    exclusive = tuple(holding.job for holding in gpu.holdings if holding.exclusive)
+    holders = tuple(sorted(holding.job for holding in gpu.entries))
+    exclusive = tuple(holding.job for holding in gpu.entries if holding.exclusive)
     if exclusive:
         return ObstacleKind.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
     if claim.exclusive and holders:
@@ -174,14 +174,14 @@ def _unmanaged_processes(gpu: GpuMemory) -> bool:
     Memory that no process holds (residue of the driver) does not stand against `--exclusive`.
     """
     processes = gpu.reading.processes
-    return bool(gpu.strangers) if processes is not None else bool(gpu.unmanaged)
+    return bool(gpu.unmanaged_processes) if processes is not None else bool(gpu.unmanaged)
 
 
 def _who_is_there(gpu: GpuMemory) -> str:
-    if not gpu.without_lease:
+    if not gpu.jobs_without_lease:
         return "a process outside any lease is on it"
-    verb = "is" if len(gpu.without_lease) == 1 else "are"
-    return f"{_jobs(gpu.without_lease)} {verb} on it without a lease"
+    verb = "is" if len(gpu.jobs_without_lease) == 1 else "are"
+    return f"{_jobs(gpu.jobs_without_lease)} {verb} on it without a lease"
 
 
 def _jobs(jobs: Sequence[JobId]) -> str:
@@ -201,15 +201,15 @@ def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
     """Tell whether `claim` could fit on `gpu` if nothing else were there; unknown counts as yes."""
     if gpu.allocatable is None:
         return gpu.reading.fault is not None
-    return spans(claim, gpu) and 0 < claim.demand(gpu.allocatable) <= gpu.allocatable
+    return spans(claim, gpu) and 0 < claim.memory_on(gpu.allocatable) <= gpu.allocatable
 
 
 def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:
-    """Return the hindrance of a GPU that an earlier waiting job is to have first."""
+    """Return the find_obstacle of a GPU that an earlier waiting job is to have first."""
     why = f"job {job} waits for it and came first"
-    return Obstacle(gpu.uuid, gpu.index, ObstacleKind.RESERVED, why, (job,), gpu.reading.place)
+    return Obstacle(gpu.uuid, gpu.index, ObstacleKind.RESERVED, why, (job,), gpu.reading.mig_index)
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:
     """Return the ledger of `gpu` after `job` was granted `memory` bytes there."""
-    return gpu.holds(Holding(job, memory, claim.exclusive, running=False, used=0))
+    return gpu.with_entry(LedgerEntry(job, memory, claim.exclusive, running=False, used=0))

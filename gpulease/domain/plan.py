@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, Holding, JobId, take_stock
-from gpulease.domain.job import Job, waits_in_vain
+from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
+from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     Obstacle,
@@ -17,8 +17,8 @@ from gpulease.domain.placement import (
     Refusal,
     Score,
     best_fit,
+    find_obstacle,
     granted,
-    hindrance,
     place,
     reserved_for,
 )
@@ -38,17 +38,17 @@ class Snapshot:
     margin: int = 0
     """Bytes of each GPU that are never leased."""
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
-    servers: frozenset[int] = frozenset()
+    mps_servers: frozenset[int] = frozenset()
     """The pids of MPS servers, on whose account the memory of jobs may stand."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitReason:
     """Why a job waits, as of one plan."""
 
     refusal: Refusal
     expected_start_at: datetime | None = None
-    keeps: frozenset[GpuUuid] = frozenset()
+    reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs that nobody who came later may have before."""
 
 
@@ -58,7 +58,7 @@ class Plan:
 
     grants: tuple[tuple[JobId, Placement], ...]
     gives_up: tuple[JobId, ...]
-    waiting: Mapping[JobId, Waiting]
+    waiting: Mapping[JobId, WaitReason]
     """Those that were looked at. Who stands behind them waits for every GPU that they wait for."""
     gpus: tuple[GpuMemory, ...]
     """The ledgers after the grants."""
@@ -75,19 +75,19 @@ class Plan:
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
     """Draw up the ledger of every GPU."""
-    holdings: dict[GpuUuid, list[Holding]] = {}
+    holdings: dict[GpuUuid, list[LedgerEntry]] = {}
     for job in snapshot.jobs:
         if job.holds_memory:
             for lease in job.leases:
-                holdings.setdefault(lease.gpu, []).append(job.holding(lease))
+                holdings.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
     return tuple(
-        take_stock(
+        build_ledger(
             reading,
             holdings.get(reading.uuid, ()),
             snapshot.jobs_by_pid,
             snapshot.margin,
             _drained(reading, snapshot.drained),
-            snapshot.servers,
+            snapshot.mps_servers,
         )
         for reading in snapshot.readings
     )
@@ -103,7 +103,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide who is granted what; never more than the headroom, never past who came first."""
     desk = _PlanningPass(snapshot, score)
     for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
-        if desk.has_open_gpus or waits_in_vain(job, snapshot.at):
+        if desk.has_open_gpus or wait_has_expired(job, snapshot.at):
             desk.consider(job)
     return Plan(
         tuple(desk.grants),
@@ -125,9 +125,9 @@ class _PlanningPass:
         self.reserved: dict[GpuUuid, JobId] = {}
         self.grants: list[tuple[JobId, Placement]] = []
         self.gives_up: list[JobId] = []
-        self.waiting: dict[JobId, Waiting] = {}
+        self.waiting: dict[JobId, WaitReason] = {}
         self.ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
-        self._refused: dict[Claim, Waiting] = {}
+        self._refused: dict[Claim, WaitReason] = {}
         """Answers that hold until the next grant or reservation: long queues repeat themselves."""
 
     @property
@@ -144,26 +144,26 @@ class _PlanningPass:
                 return
             self._refused[job.claim] = self._explained(job, answer, open_gpus)
         waiting = self.waiting[job.id] = self._refused[job.claim]
-        if waits_in_vain(job, self.at):
+        if wait_has_expired(job, self.at):
             self.gives_up.append(job.id)
         else:
-            self._keep_for(job, waiting.keeps)
+            self._keep_for(job, waiting.reserved)
 
     def _grant(self, job: Job, placement: Placement) -> None:
         self.grants.append((job.id, placement))
-        for uuid, memory in placement.shares:
+        for uuid, memory in placement.allocations:
             self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
         self._refused.clear()
 
-    def _explained(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> Waiting:
+    def _explained(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> WaitReason:
         """Add why the GPUs kept for others are no way out, and when room may be expected."""
         kept = [
             _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
         ]
         start = expected_start(job.claim, refusal, open_gpus, self.ends, self.at)
-        all_of_them = sorted((*refusal.hindrances, *kept), key=lambda each: each.order)
+        all_of_them = sorted((*refusal.obstacles, *kept), key=lambda each: each.sort_key)
         full = Refusal(tuple(all_of_them), refusal.fits)
-        return Waiting(full, start, reserves(job.claim, full))
+        return WaitReason(full, start, reserves(job.claim, full))
 
     def _keep_for(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
         new = gpus - self.reserved.keys()
@@ -175,13 +175,13 @@ class _PlanningPass:
 
 def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
     """Return what lasts longest: a GPU that could never serve says so; else, who came first."""
-    own = hindrance(job.claim, gpu)
+    own = find_obstacle(job.claim, gpu)
     if own is not None and own.waits_for == ():
         return own
     return reserved_for(first, gpu)
 
 
-def waiting_in(plan_: Plan, job: Job) -> Waiting:
+def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, also where the plan never came to look at it."""
     seen = plan_.waiting.get(job.id)
     if seen is not None:
@@ -191,4 +191,4 @@ def waiting_in(plan_: Plan, job: Job) -> Waiting:
         for gpu in plan_.gpus
         if gpu.uuid in plan_.reserved
     )
-    return Waiting(Refusal(reasons))
+    return WaitReason(Refusal(reasons))

@@ -25,8 +25,8 @@ def reserves(claim: Claim, refusal: Refusal) -> frozenset[GpuUuid]:
     drained GPU) does not come sooner by making others wait.
     """
     in_reach = {*refusal.fits}
-    for each in refusal.hindrances:
-        if each.obstacle in ENDS_WITH_LEASES or each.obstacle is ObstacleKind.RESERVED:
+    for each in refusal.obstacles:
+        if each.kind in ENDS_WITH_LEASES or each.kind is ObstacleKind.RESERVED:
             in_reach.add(each.gpu)
     return frozenset(in_reach) if len(in_reach) >= claim.gpus else frozenset()
 
@@ -49,8 +49,8 @@ def expected_start(
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     moments = [now] * len(refusal.fits)
-    for each in refusal.hindrances:
-        if each.obstacle not in ENDS_WITH_LEASES:
+    for each in refusal.obstacles:
+        if each.kind not in ENDS_WITH_LEASES:
             continue
         moment = _free_at(claim, by_uuid[each.gpu], ends)
         if moment is not None:
@@ -62,11 +62,11 @@ def _free_at(
     claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
 ) -> datetime | None:
     """Return when enough leases on one GPU have ended, those with an end in order of it."""
-    demand = claim.demand(gpu.allocatable or 0)
+    demand = claim.memory_on(gpu.allocatable or 0)
     free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
-    known = [(end, held) for held in gpu.holdings if (end := ends.get(held.job)) is not None]
-    left = {held.job for held in gpu.holdings}
-    exclusive = {held.job for held in gpu.holdings if held.exclusive}
+    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
+    left = {held.job for held in gpu.entries}
+    exclusive = {held.job for held in gpu.entries if held.exclusive}
     for end, held in sorted(known, key=lambda pair: pair[0]):
         free += held.committed
         left.discard(held.job)

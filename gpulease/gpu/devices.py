@@ -1,7 +1,7 @@
-"""Which GPUs the driver lists, and which of them are the ones that were known before.
+"""Lists the driver's GPUs and matches them with those known before.
 
-A GPU is its UUID: its index may change whenever the driver is initialised, and a GPU that has
-fallen off the bus keeps the identity it had.
+The UUID identifies a GPU. Its index may change whenever the driver is initialised. A GPU that has
+fallen off the bus keeps its identity.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.gpu.nvml_binding import Handle
+from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 
 _UNKNOWN = "unknown-"
 _UNNAMED = "unnamed GPU"
@@ -18,7 +19,7 @@ _NO_LONGER_LISTED = "the driver no longer lists this GPU"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU of this machine; without a `handle` it cannot be read, for the `fault` given."""
+    """One GPU of this machine; without a `handle` it cannot be read, because of `fault`."""
 
     uuid: GpuUuid
     index: int
@@ -30,47 +31,47 @@ class Device:
 
     @property
     def is_identified(self) -> bool:
-        """Say whether the driver has ever told this GPU's UUID."""
+        """Whether the driver has ever reported this GPU's UUID."""
         return not self.uuid.startswith(_UNKNOWN)
 
     def unread(self, fault: Fault, detail: str) -> GpuReading:
-        """Return the reading of a GPU of which nothing but its identity is known."""
+        """Return a reading with nothing but the identity of the GPU."""
         return GpuReading(self.uuid, self.index, self.name, fault=fault, detail=detail)
 
 
 def list_devices() -> tuple[Device, ...]:
-    """Ask the driver for every GPU, by index; one that does not answer stands among them.
+    """Return every GPU of the driver by index, including those that do not answer.
 
     Raises:
-        NvmlFailure: the driver does not even tell how many there are.
+        NvmlFailure: the driver does not report how many there are.
     """
     found: dict[GpuUuid, Device] = {}
     for index in range(int(nvml_binding.call("nvmlDeviceGetCount"))):
         device = _identify(index)
         if (other := found.get(device.uuid)) is not None:
-            # Two of one name cannot be leased apart.
-            detail = f"the driver says that it has the UUID of GPU {other.index}"
-            device = replace(_nameless(index), fault=Fault.UNREADABLE, detail=detail)
+            # Two GPUs with one UUID cannot be leased separately.
+            detail = f"the driver reports the UUID of GPU {other.index} for it"
+            device = replace(_unidentified(index), fault=Fault.UNREADABLE, detail=detail)
         found[device.uuid] = device
     return tuple(found.values())
 
 
 def _identify(index: int) -> Device:
-    nameless = _nameless(index)
+    unidentified = _unidentified(index)
     try:
         handle = nvml_binding.call("nvmlDeviceGetHandleByIndex", index)
         uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", handle)))
         return complete(Device(uuid, index, _UNNAMED, handle))
     except GpuLost as failure:
-        return replace(nameless, fault=Fault.LOST, detail=str(failure))
+        return replace(unidentified, fault=Fault.LOST, detail=str(failure))
     except DriverGone:
         raise
     except NvmlFailure as failure:
-        return replace(nameless, fault=Fault.UNREADABLE, detail=str(failure))
+        return replace(unidentified, fault=Fault.UNREADABLE, detail=str(failure))
 
 
 def complete(device: Device) -> Device:
-    """Return `device` with its name and minor number, asking for those that are not known yet.
+    """Return `device` with its name and minor number, if the driver reports them.
 
     Either call may have failed when the GPUs were listed, which happens once in a session.
 
@@ -86,32 +87,34 @@ def complete(device: Device) -> Device:
     return device
 
 
-def _nameless(index: int) -> Device:
+def _unidentified(index: int) -> Device:
     return Device(GpuUuid(f"{_UNKNOWN}{index}"), index, "unknown GPU")
 
 
 def match(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the GPUs in `found`, and those in `known` that the driver cannot show any more."""
+    """Return the GPUs in `found`, and those in `known` that the driver no longer lists."""
     present = {device.uuid for device in found}
     absent = [device for device in known if device.is_identified and device.uuid not in present]
-    devices = [device if device.is_identified else _recognise(device, absent) for device in found]
-    recognised = {device.uuid for device in devices}
+    devices = [
+        device if device.is_identified else _identify_by_index(device, absent) for device in found
+    ]
+    matched = {device.uuid for device in devices}
     devices += [
         replace(device, handle=None, fault=Fault.LOST, detail=_NO_LONGER_LISTED)
         for device in absent
-        if device.uuid not in recognised
+        if device.uuid not in matched
     ]
-    return in_order(devices)
+    return by_index(devices)
 
 
-def in_order(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Return `devices` as people count them."""
+def by_index(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return `devices` sorted by index, then UUID."""
     return tuple(sorted(devices, key=lambda device: (device.index, device.uuid)))
 
 
-def _recognise(device: Device, absent: Sequence[Device]) -> Device:
-    """Give a GPU that does not tell its UUID the identity of the one absent from its place."""
-    for before in absent:
-        if before.index == device.index:
-            return replace(before, handle=None, fault=device.fault, detail=device.detail)
+def _identify_by_index(device: Device, absent: Sequence[Device]) -> Device:
+    """Give a GPU that reports no UUID the identity of the missing GPU with its index."""
+    for known in absent:
+        if known.index == device.index:
+            return replace(known, handle=None, fault=device.fault, detail=device.detail)
     return device

@@ -1,11 +1,11 @@
-"""Listens to the GPUs' health through NVML: XID events, and what it says of their memory cells.
+"""Collects the GPUs' health through NVML: XID events, memory errors and driver modes.
 
-Each GPU has an event set and a lane of its own, so that one whose driver hangs keeps nothing from
-the others, and nothing at all from those who read memory. A look begins a short round on every lane
-that is idle and takes what the rounds before have heard: it never waits.
+Each GPU has an event set and a thread, so that a hanging GPU delays neither the others nor the
+readings of memory. `poll` starts a short round on every idle thread and returns the results of the
+rounds before. It never blocks.
 
-An event set belongs to a session of NVML. So no round is begun while NVML is being initialised
-again, and the sets are freed before a session ends; see `NvmlProbe`.
+An event set belongs to a session of NVML. No round begins while NVML is being initialised again,
+and the sets are freed before a session ends; see `NvmlProbe`.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,108 +14,114 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from gpulease.call_thread import Call, CallThread, Monotonic
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.health import Figures, Heard, Modes
+from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, CallThread, Monotonic
 from gpulease.gpu.devices import Device
-from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.gpu.nvml_binding import Handle
+from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 
 _FIGURES_EVERY = timedelta(seconds=10)
-_TAKES_FOR = timedelta(seconds=0.5)
-"""How long one round takes events that are queued; the next round takes the rest.
+_LONGEST_ROUND = timedelta(seconds=0.5)
+"""For which one round takes queued events; the next round takes the rest.
 
-A program can cause thousands of events in a second, and an event of the hardware is queued behind
-them. So the bound is a time, shorter than the time between two looks, and not a number."""
-_AT_LEAST_MS = 1
-"""How long a round listens where nothing has happened: the queue in the library is looked at."""
+A program can cause thousands of events in a second, with an event of the hardware queued behind
+them. So the bound is a time, shorter than the time between two polls, and not a count."""
+_EVENT_WAIT_MS = 1
+"""Wait for an event when none is queued; with 0, some releases do not check the queue."""
 
 
 @dataclass(slots=True)
 class _Listener:
-    """What one GPU's rounds work with; only the lane touches it while a round is under way."""
+    """The state of one GPU's rounds; only the thread changes it while a round runs."""
 
-    lane: CallThread[Heard]
+    thread: CallThread[HealthReport]
     events: Any = None
-    """The event set; None where there is none (yet)."""
+    """The event set; None if there is none yet, or XIDs are not supported."""
     listens: bool | None = None
+    """Whether XIDs are reported; None while that is not known."""
     read_at: float | None = None
     """When the figures were last read."""
-    figures: Figures = field(default_factory=Figures)
+    figures: HealthFigures = field(default_factory=HealthFigures)
     """The latest that are known."""
-    round: Call[Heard] | None = field(default=None)
+    round: Call[HealthReport] | None = field(default=None)
 
 
 class HealthListener:
-    """The lanes and event sets of all GPUs; to be called by one thread at a time."""
+    """The threads and event sets of all GPUs; called by one thread at a time."""
 
     def __init__(self, clock: Monotonic) -> None:
         self._clock = clock
-        self._ears: dict[GpuUuid, _Listener] = {}
+        self._listeners: dict[GpuUuid, _Listener] = {}
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no round is under way, so that NVML's session may be ended."""
-        return not any(ears.lane.is_busy for ears in self._ears.values())
+        """Whether no round is running, so that NVML's session may be ended."""
+        return not any(each.thread.is_busy for each in self._listeners.values())
 
-    def look(self, devices: Iterable[Device]) -> tuple[Heard, ...]:
-        """Return what was heard since the last look, and begin new rounds."""
-        heard = []
+    def poll(self, devices: Iterable[Device]) -> tuple[HealthReport, ...]:
+        """Return the reports since the last poll, and start new rounds."""
+        reports = []
         for device in devices:
-            ears = self._ears.get(device.uuid)
-            if ears is None:
-                lane: CallThread[Heard] = CallThread(f"nvml-health-{device.uuid}", self._clock)
-                ears = self._ears[device.uuid] = _Listener(lane)
-            if ears.lane.is_busy:
+            listener = self._listener(device.uuid)
+            if listener.thread.is_busy:
                 continue
-            if ears.round is not None and ears.round.outcome.exception() is None:
-                # What a session heard counts when it has gone; but then nobody listens (yet).
-                heard.append(replace(ears.round.outcome.result(), listens=ears.listens))
-            ears.round = None
+            if listener.round is not None and listener.round.outcome.exception() is None:
+                # The report of a session that has ended counts, but nothing listens now.
+                reports.append(replace(listener.round.outcome.result(), listens=listener.listens))
+            listener.round = None
             if device.handle is not None:
-                ears.round = ears.lane.ask(partial(self._round, device.uuid, device.handle, ears))
-        return tuple(heard)
+                listener.round = listener.thread.submit(
+                    partial(self._round, device.uuid, device.handle, listener)
+                )
+        return tuple(reports)
+
+    def _listener(self, uuid: GpuUuid) -> _Listener:
+        if uuid not in self._listeners:
+            self._listeners[uuid] = _Listener(CallThread(f"nvml-health-{uuid}", self._clock))
+        return self._listeners[uuid]
 
     def free(self) -> None:
-        """Give the event sets back, before the session that they belong to ends."""
-        for ears in self._ears.values():
-            if ears.events is not None and not ears.lane.is_busy:
-                _try("nvmlEventSetFree", ears.events)
-                ears.events, ears.listens = None, None
+        """Free the event sets, before their session ends."""
+        for listener in self._listeners.values():
+            if listener.events is not None and not listener.thread.is_busy:
+                _try("nvmlEventSetFree", listener.events)
+                listener.events, listener.listens = None, None
 
     def forget(self) -> None:
-        """Drop event sets of a session that has gone, and the lanes that hang in it."""
-        for uuid, ears in list(self._ears.items()):
-            ears.events, ears.listens = None, None
-            if ears.lane.is_busy:
-                self._ears.pop(uuid).lane.close()
+        """Drop the event sets of a session that has ended, and the threads that hang in it."""
+        for uuid, listener in list(self._listeners.items()):
+            listener.events, listener.listens = None, None
+            if listener.thread.is_busy:
+                self._listeners.pop(uuid).thread.close()
 
     def close(self) -> None:
         """Let the threads end."""
-        for ears in self._ears.values():
-            ears.lane.close()
+        for listener in self._listeners.values():
+            listener.thread.close()
 
-    def _round(self, uuid: GpuUuid, handle: Handle, ears: _Listener) -> Heard:
-        """Take the events of one GPU; read its figures if they are due, or if there were any."""
-        if ears.listens is None:
-            ears.events, ears.listens = _listen_to(handle)
-        xids = _take_xids(ears.events, self._clock) if ears.events is not None else ()
-        due = ears.read_at is None or (
-            self._clock() - ears.read_at >= _FIGURES_EVERY.total_seconds()
+    def _round(self, uuid: GpuUuid, handle: Handle, listener: _Listener) -> HealthReport:
+        """Take the events of one GPU; read its figures if they are due or there were events."""
+        if listener.listens is None:
+            listener.events, listener.listens = _listen_to(handle)
+        xids = _take_xids(listener.events, self._clock) if listener.events is not None else ()
+        due = listener.read_at is None or (
+            self._clock() - listener.read_at >= _FIGURES_EVERY.total_seconds()
         )
         if not due and not xids:
-            return Heard(uuid, listens=ears.listens)
+            return HealthReport(uuid, listens=listener.listens)
         try:
-            figures, modes = read_figures(handle, ears.figures), read_modes(handle)
+            figures, modes = read_figures(handle, listener.figures), read_modes(handle)
         except NvmlFailure:
-            # It cannot be read, which its readings say; what was heard of it counts.
-            return Heard(uuid, xids, listens=ears.listens)
-        ears.read_at, ears.figures = self._clock(), figures
-        return Heard(uuid, xids, figures, ears.listens, modes)
+            # The GPU's readings report that it cannot be read. The events still count.
+            return HealthReport(uuid, xids, listens=listener.listens)
+        listener.read_at, listener.figures = self._clock(), figures
+        return HealthReport(uuid, xids, figures, listener.listens, modes)
 
 
 def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
-    """Return an event set for a GPU's XIDs, and whether they can be heard; None: not just now."""
+    """Return an event set for a GPU's XIDs, and whether it gets them; None: unknown for now."""
     kinds = _try("nvmlDeviceGetSupportedEventTypes", handle)
     if kinds is not None and not int(kinds) & nvml_binding.XID_EVENT:
         return None, False
@@ -126,7 +132,7 @@ def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
     except (GpuLost, DriverGone):
         listens = None
     except NvmlFailure as failure:
-        listens = False if failure.is_no_such_figure else None
+        listens = False if failure.is_not_supported else None
     else:
         return events, True
     if events is not None:
@@ -136,9 +142,9 @@ def _listen_to(handle: Handle) -> tuple[Any, bool | None]:
 
 def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
     xids: list[int] = []
-    until = clock() + _TAKES_FOR.total_seconds()
+    until = clock() + _LONGEST_ROUND.total_seconds()
     while clock() < until:
-        event = _try(nvml_binding.EVENT_WAIT, events, _AT_LEAST_MS)
+        event = _try(nvml_binding.EVENT_WAIT, events, _EVENT_WAIT_MS)
         if event is None:
             break
         if int(event.eventType) & nvml_binding.XID_EVENT:
@@ -146,14 +152,14 @@ def _take_xids(events: Any, clock: Monotonic) -> tuple[int, ...]:
     return tuple(xids)
 
 
-def read_figures(handle: Handle, before: Figures) -> Figures:
-    """Read what the driver tells of a GPU's memory cells; each has its own "not supported".
+def read_figures(handle: Handle, before: HealthFigures) -> HealthFigures:
+    """Read the memory errors and the recovery action of a GPU; unsupported figures are None.
 
-    A figure that cannot be read now is as it was in `before`: a fault is not over because the
+    A figure that cannot be read now keeps its value of `before`: a fault does not end because the
     driver does not answer.
 
     Raises:
-        GpuLost, DriverGone: it tells nothing at all now.
+        GpuLost, DriverGone: the GPU cannot be read.
     """
     errors = _latest(
         partial(
@@ -173,7 +179,7 @@ def read_figures(handle: Handle, before: Figures) -> Figures:
         before.pages_pending,
     )
     recovery = partial(nvml_binding.field, handle, nvml_binding.RECOVERY_ACTION)
-    return Figures(
+    return HealthFigures(
         None if errors is None else int(errors),
         _flag(None if rows is None else rows[2]),
         _flag(None if rows is None else rows[3]),
@@ -195,16 +201,16 @@ def _flag(answer: Any) -> bool | None:
     return None if answer is None else bool(answer)
 
 
-def read_modes(handle: Handle) -> Modes:
-    """Read how a GPU is set up.
+def read_modes(handle: Handle) -> GpuModes:
+    """Read the modes that an admin has set on a GPU.
 
     Raises:
-        GpuLost, DriverGone: it tells nothing at all now.
+        GpuLost, DriverGone: the GPU cannot be read.
     """
     ecc = nvml_binding.ask_or_none("nvmlDeviceGetEccMode", handle)
     persistence = nvml_binding.ask_or_none("nvmlDeviceGetPersistenceMode", handle)
     compute = nvml_binding.ask_or_none("nvmlDeviceGetComputeMode", handle)
-    return Modes(
+    return GpuModes(
         _flag(None if ecc is None else ecc[0]),
         _flag(persistence),
         None if compute is None else int(compute),
@@ -212,7 +218,7 @@ def read_modes(handle: Handle) -> Modes:
 
 
 def _try(name: str, *arguments: object) -> Any:
-    """Call `name`; None where it fails, whatever that means."""
+    """Call `name`; None if it fails."""
     try:
         return nvml_binding.call(name, *arguments)
     except NvmlFailure:

@@ -1,6 +1,6 @@
-"""Reads a GPU together with the MIG devices that it is divided into, each like a GPU of its own.
+"""Reads a GPU and the MIG devices on it, each as a GPU reading.
 
-Which there are is asked anew at each look: an admin may divide a GPU in another way at any time.
+The list of MIG devices is read every time: an admin may partition a GPU differently at any time.
 """
 
 from collections.abc import Iterator
@@ -8,95 +8,98 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid
-from gpulease.gpu import nvml_binding
+from gpulease.gpu import nvml_binding, nvml_errors
 from gpulease.gpu.devices import Device
-from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.gpu.nvml_binding import Handle
+from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 from gpulease.gpu.reading import read_gpu
 
 _CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
-_MOST_PARTS = 64
-"""More than any GPU is divided into, so that a nonsensical number costs no second."""
+_MOST_MIG_DEVICES = 64
+"""More than any GPU has. Bounds the loop if the driver reports a nonsensical count."""
 
 
-def read_with_parts(device: Device) -> tuple[GpuReading, ...]:
-    """Read `device`, and after it its MIG devices by their place on it.
+def read_with_mig_devices(device: Device) -> tuple[GpuReading, ...]:
+    """Return the reading of `device`, then those of its MIG devices by index.
 
     Raises:
         DriverGone: neither this GPU nor any other can be read.
     """
-    whole = read_gpu(device)
-    if not whole.divided or device.handle is None:
-        return (whole,)
+    gpu = read_gpu(device)
+    if not gpu.mig_mode or device.handle is None:
+        return (gpu,)
     try:
-        parts = tuple(_parts(device, device.handle, whole))
+        found = tuple(_mig_devices(device, device.handle, gpu))
     except GpuLost as failure:
         return (device.unread(Fault.LOST, str(failure)),)
     except DriverGone:
         raise
     except NvmlFailure as failure:
-        # Which MIG devices there are is not known now: those that were known are unreadable.
+        # The list of MIG devices is unknown now, so those seen before become unreadable.
         return (device.unread(Fault.UNREADABLE, str(failure)),)
-    if parts and all(part.processes is not None for part in parts):
-        # Each is on one of the parts, and is shown there.
-        whole = replace(whole, processes=())
-    one = len(parts) == 1
-    count = "MIG device is" if one else f"{len(parts)} MIG devices are"
-    detail = f"divided by MIG: its {count} leased, not the GPU itself"
-    if not parts:
-        detail = "MIG is enabled, and there is no MIG device on it that could be leased"
-    return (replace(whole, detail=detail), *parts)
+    if found and all(each.processes is not None for each in found):
+        # Every process is on a MIG device and listed there.
+        gpu = replace(gpu, processes=())
+    return (replace(gpu, detail=_detail(len(found))), *found)
 
 
-def _parts(device: Device, handle: Handle, whole: GpuReading) -> Iterator[GpuReading]:
+def _detail(count: int) -> str:
+    if not count:
+        return "MIG is enabled, but there is no MIG device to lease"
+    devices = "MIG device is" if count == 1 else f"{count} MIG devices are"
+    return f"divided by MIG: its {devices} leased, not the GPU itself"
+
+
+def _mig_devices(device: Device, handle: Handle, gpu: GpuReading) -> Iterator[GpuReading]:
     """Yield the reading of each MIG device.
 
     Raises:
-        NvmlFailure: the driver does not say now which there are.
+        NvmlFailure: the driver does not list them now.
     """
     count = nvml_binding.ask("nvmlDeviceGetMaxMigDeviceCount", handle)
-    for place in range(min(int(count or 0), _MOST_PARTS)):
-        part = _part_at(handle, place)
-        if part is None:
+    for index in range(min(int(count or 0), _MOST_MIG_DEVICES)):
+        mig_handle = _mig_handle(handle, index)
+        if mig_handle is None:
             continue
-        uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", part)))
-        name = nvml_binding.ask_or_none("nvmlDeviceGetName", part)
-        known = Device(uuid, device.index, str(name or "MIG device"), part, minor=whole.minor)
+        uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", mig_handle)))
+        name = nvml_binding.ask_or_none("nvmlDeviceGetName", mig_handle)
+        known = Device(uuid, device.index, str(name or "MIG device"), mig_handle, minor=gpu.minor)
         yield replace(
-            read_gpu(known, is_part=True),
+            read_gpu(known, is_mig_device=True),
             parent=device.uuid,
-            place=place,
-            temperature=whole.temperature,
-            access=_access(whole.minor, part),
+            mig_index=index,
+            temperature=gpu.temperature,
+            device_nodes=_device_nodes(gpu.minor, mig_handle),
         )
 
 
-def _part_at(handle: Handle, place: int) -> Handle | None:
-    """Return the MIG device at `place`, or None where there is none.
+def _mig_handle(handle: Handle, index: int) -> Handle | None:
+    """Return the MIG device at `index`, or None where there is none.
 
-    NVIDIA's own go-nvlib (VisitMigDevices) takes an invalid argument for an empty place, too.
+    An invalid argument also means an empty index, as in NVIDIA's go-nvlib (VisitMigDevices).
 
     Raises:
-        NvmlFailure: the driver does not say now.
+        NvmlFailure: the driver does not answer now.
     """
     try:
-        part: Handle = nvml_binding.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        found: Handle = nvml_binding.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
     except NvmlFailure as failure:
-        if failure.code in (nvml_binding.NOT_FOUND, nvml_binding.INVALID_ARGUMENT):
+        if failure.code in (nvml_errors.NOT_FOUND, nvml_errors.INVALID_ARGUMENT):
             return None
         raise
-    return part
+    return found
 
 
-def _access(minor: int | None, part: Handle) -> tuple[str, ...] | None:
-    """Return the nodes that open a MIG device; None where they cannot be found out.
+def _device_nodes(minor: int | None, mig_handle: Handle) -> tuple[str, ...] | None:
+    """Return the device nodes of a MIG device; None where they are not known.
 
     Source: NVIDIA, "MIG User Guide", "Device Nodes and Capabilities".
 
     Raises:
-        NvmlFailure: the driver does not say now.
+        NvmlFailure: the driver does not answer now.
     """
-    gpu_instance = nvml_binding.ask("nvmlDeviceGetGpuInstanceId", part)
-    compute_instance = nvml_binding.ask("nvmlDeviceGetComputeInstanceId", part)
+    gpu_instance = nvml_binding.ask("nvmlDeviceGetGpuInstanceId", mig_handle)
+    compute_instance = nvml_binding.ask("nvmlDeviceGetComputeInstanceId", mig_handle)
     if None in (gpu_instance, compute_instance, minor):
         return None
     mig = _CAPABILITIES / f"gpu{minor}" / "mig" / f"gi{int(gpu_instance)}"
@@ -112,16 +115,18 @@ def _node(access: Path) -> str | None:
         return None
 
 
-def unread(device: Device, parts: tuple[GpuReading, ...], why: GpuReading) -> Iterator[GpuReading]:
-    """Yield the reading `why` of a GPU that cannot be read, and what that makes of its parts."""
-    yield why
-    for part in parts:
+def unreadable(
+    device: Device, mig_devices: tuple[GpuReading, ...], reading: GpuReading
+) -> Iterator[GpuReading]:
+    """Yield `reading`, of a GPU that cannot be read, then the same fault for its MIG devices."""
+    yield reading
+    for each in mig_devices:
         yield GpuReading(
-            part.uuid,
+            each.uuid,
             device.index,
-            part.name,
-            fault=why.fault,
-            detail=why.detail,
+            each.name,
+            fault=reading.fault,
+            detail=reading.detail,
             parent=device.uuid,
-            place=part.place,
+            mig_index=each.mig_index,
         )

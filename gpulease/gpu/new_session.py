@@ -1,8 +1,8 @@
-"""Finds out, in a process of its own, which GPUs a new session of NVML can read.
+"""Finds out, in a separate process, which GPUs a new session of NVML can read.
 
-A GPU that is lost to the session of the daemon may answer again in a new one. While a GPU is lost,
-initialising NVML may take long or never return, and a session can only be renewed by ending the old
-one first. So a short-lived process tries it, and the daemon keeps reading the other GPUs.
+A GPU that is lost to the daemon's session may answer in a new one. While a GPU is lost,
+initialising NVML may take long or never return, and the daemon would have to end its session first.
+So a short-lived process tries it while the daemon keeps reading the other GPUs.
 """
 
 import os
@@ -14,58 +14,58 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from gpulease.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.domain.gpu import GpuUuid
 from gpulease.gpu import nvml_binding
-from gpulease.gpu.call_thread import Call, CallThread, Monotonic, Retry
 from gpulease.gpu.devices import list_devices
 from gpulease.gpu.reading import read_gpu
 
-_WITHIN = timedelta(minutes=2)
-"""Time that NVML has to be initialised and read in that process."""
+_TIMEOUT = timedelta(minutes=2)
+"""For the process to initialise NVML and read the GPUs."""
 _LONGEST_PAUSE = timedelta(minutes=5)
-"""Between two such processes: each makes the driver look for its GPUs."""
+"""Between two processes: each makes the driver probe its GPUs."""
 
 
 class NewSession:
-    """Starts such a process now and then, for as long as a GPU cannot be read; one at a time."""
+    """Starts one such process from time to time while a GPU cannot be read."""
 
     def __init__(self, first_retry: timedelta, clock: Monotonic) -> None:
         self._retry = Retry(first_retry, clock)
-        self._lane: CallThread[Mapping[GpuUuid, int]] = CallThread("nvml-new-session", clock)
+        self._thread: CallThread[Mapping[GpuUuid, int]] = CallThread("nvml-new-session", clock)
         self._call: Call[Mapping[GpuUuid, int]] | None = None
 
     def poll(self) -> Mapping[GpuUuid, int]:
-        """Return what the latest process has found, once, and start another if that is due.
+        """Return the result of the latest process, once, and start another if one is due.
 
-        Waits for nothing. The answer is the index of each GPU that could be read, by UUID.
+        Does not block. The result is the index of each readable GPU, by UUID.
         """
         if self._call is None:
             if self._retry.is_due:
-                self._retry.begun()
-                self._call = self._lane.ask(partial(readable_gpus, _WITHIN))
+                self._retry.start()
+                self._call = self._thread.submit(partial(readable_gpus, _TIMEOUT))
             return {}
         if not self._call.outcome.done():
             return {}
         found, self._call = self._call.outcome.result(), None
         return found
 
-    def wanted(self) -> None:
-        """Plan a process, after a pause that grows from one to the next."""
-        self._retry.wanted(_LONGEST_PAUSE)
+    def schedule(self) -> None:
+        """Plan a process, after a pause that grows with each attempt."""
+        self._retry.schedule(_LONGEST_PAUSE)
 
-    def needless(self) -> None:
-        """Plan none: all GPUs are read."""
-        self._retry.needless()
+    def cancel(self) -> None:
+        """Plan none: all GPUs can be read."""
+        self._retry.reset()
 
     def close(self) -> None:
         """Let the thread end."""
-        self._lane.close()
+        self._thread.close()
 
 
-def readable_gpus(within: timedelta) -> Mapping[GpuUuid, int]:
-    """Return the index of each GPU that a new session can read, by UUID; none without an answer."""
-    seconds = max(1, round(within.total_seconds()))
-    # The code of this daemon, whatever lies in the current directory.
+def readable_gpus(timeout: timedelta) -> Mapping[GpuUuid, int]:
+    """Return the index of each GPU that a new session can read, by UUID; empty on failure."""
+    seconds = max(1, round(timeout.total_seconds()))
+    # Run this daemon's code, not a package in the current directory.
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-P", "-m", "gpulease.gpu.new_session", str(seconds)]
     try:
@@ -76,7 +76,7 @@ def readable_gpus(within: timedelta) -> Mapping[GpuUuid, int]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            timeout=within.total_seconds(),
+            timeout=timeout.total_seconds(),
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -86,8 +86,8 @@ def readable_gpus(within: timedelta) -> Mapping[GpuUuid, int]:
 
 
 def main() -> None:
-    """Initialise NVML, and write the index and the UUID of each GPU that can be read."""
-    # The kernel ends this process also where the call hangs and the daemon has gone meanwhile.
+    """Initialise NVML, and write the index and the UUID of each readable GPU."""
+    # The kernel ends this process even if the call hangs and the daemon has gone.
     signal.alarm(int(sys.argv[1]))
     nvml_binding.start()
     for device in list_devices():

@@ -1,15 +1,12 @@
-"""Reads one GPU through NVML: each figure with its fallbacks, and unknown where there is none.
+"""Reads one GPU through NVML: each value with its fallbacks, and unknown where there is none.
 
-Knows what drivers get wrong about memory and process lists; knows nothing of threads or of other
+Handles known driver bugs in memory sizes and process lists. Knows nothing of threads or of other
 GPUs.
 
-Reads which processes on a GPU computed of late, where the driver tells them apart.
-
-It is asked only where the figure for the whole GPU leaves the question open: something computes,
-and there are several processes.
-
-Sources: NVML's reference for nvmlDeviceGetProcessUtilization; the threads rust-nvml/nvml-wrapper
-#56 (no samples are told as an error) and Syllo/nvtop #110 (records of nonsense on some drivers).
+The utilization of each process is read only where the value for the whole GPU leaves it open: the
+GPU computes, and several processes are on it. Sources: NVML's reference for
+nvmlDeviceGetProcessUtilization; rust-nvml/nvml-wrapper #56 (no samples are reported as an error);
+Syllo/nvtop #110 (invalid samples on some drivers).
 """
 
 from collections.abc import Sequence
@@ -18,21 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, ProcessReading
-from gpulease.gpu import nvml_binding
+from gpulease.gpu import nvml_binding, nvml_errors
 from gpulease.gpu.devices import Device, complete
-from gpulease.gpu.nvml_binding import DriverGone, GpuLost, Handle, NvmlFailure
+from gpulease.gpu.nvml_binding import Handle
+from gpulease.gpu.nvml_errors import DriverGone, GpuLost, NvmlFailure
 
 _ALL_SAMPLES = 0
-"""All that the driver still keeps, of seconds to a minute: who computed then is not idle yet."""
-_FIGURES = ("smUtil", "memUtil", "encUtil", "decUtil")
+"""The start of all samples that the driver keeps, which is seconds to a minute."""
+_UTILIZATIONS = ("smUtil", "memUtil", "encUtil", "decUtil")
 
 
-def told_apart(
+def _with_utilization(
     handle: Handle, processes: Sequence[ProcessReading], utilization: int | None
 ) -> tuple[ProcessReading, ...]:
-    """Return `processes` with how busy each was, in percent; as they are where there is no telling.
+    """Return `processes` with the utilization of each in percent, if the driver reports it.
 
-    `utilization` is the one of the whole GPU.
+    `utilization` is that of the whole GPU.
     """
     if not utilization or len(processes) < 2:
         return tuple(processes)
@@ -41,10 +39,10 @@ def told_apart(
         return tuple(processes)
     busy: dict[int, int] = {}
     for sample in samples:
-        most = max(int(getattr(sample, figure)) for figure in _FIGURES)
+        most = max(int(getattr(sample, figure)) for figure in _UTILIZATIONS)
         busy[int(sample.pid)] = max(most, busy.get(int(sample.pid), 0))
-    # There are samples only of those that computed at some time. Where they are not who is listed,
-    # as in other pid namespaces, nothing says that those who are listed did not.
+    # Only processes that computed have samples. If these are not the listed processes, as in
+    # another pid namespace, the samples do not show that the listed ones were idle.
     listed = {process.pid for process in processes}
     if not any(busy.values()) or any(share and pid not in listed for pid, share in busy.items()):
         return tuple(processes)
@@ -52,20 +50,20 @@ def told_apart(
 
 
 def _is_sane(sample: Any) -> bool:
-    return int(sample.pid) > 0 and all(int(getattr(sample, each)) <= 100 for each in _FIGURES)
+    return int(sample.pid) > 0 and all(int(getattr(sample, each)) <= 100 for each in _UTILIZATIONS)
 
 
-_NO_TOTAL = "the driver tells no memory size for this GPU (unified memory?), so it cannot be leased"
+_NO_TOTAL = "the driver reports no memory size (unified memory?), so the GPU cannot be leased"
 _LARGEST_GPU = 2**44
-"""Bytes; what is larger than 16 TiB is no size of this decade, and would be leased."""
+"""Bytes (16 TiB). A larger size is a driver bug, and must not be leased."""
 _COMPUTE_MODES = {
     0: ComputeMode.DEFAULT,
-    1: ComputeMode.EXCLUSIVE_PROCESS,  # exclusive thread: obsolete, and no wider
+    1: ComputeMode.EXCLUSIVE_PROCESS,  # exclusive thread: obsolete, and at least as narrow
     2: ComputeMode.PROHIBITED,
     3: ComputeMode.EXCLUSIVE_PROCESS,
 }
 _LARGEST_PID = 2**22
-"""The kernel's own bound on kernel.pid_max."""
+"""The kernel's limit for kernel.pid_max."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +73,10 @@ class _Memory:
     reserved: int | None = None
 
 
-def read_gpu(device: Device, *, is_part: bool = False) -> GpuReading:
-    """Read every figure of `device`; what the driver does not tell is None.
+def read_gpu(device: Device, *, is_mig_device: bool = False) -> GpuReading:
+    """Read every value of `device`; those that the driver does not report are None.
 
-    `is_part` says that it is a MIG device. Those are not divided, and what a driver says of the
-    mode of one may be that of its GPU.
+    A MIG device is not asked for its MIG mode: the driver may answer with that of its GPU.
 
     Raises:
         DriverGone: neither this GPU nor any other can be read.
@@ -87,58 +84,58 @@ def read_gpu(device: Device, *, is_part: bool = False) -> GpuReading:
     if device.handle is None:
         return device.unread(device.fault or Fault.UNREADABLE, device.detail or "it has no handle")
     try:
-        return _read(device, device.handle, is_part)
+        return _read(device, device.handle, is_mig_device)
     except GpuLost as failure:
-        # A GPU that is really lost says so itself at the next look, and its parts are lost with it.
-        return device.unread(Fault.UNREADABLE if is_part else Fault.LOST, str(failure))
+        # If the GPU itself is lost, its next reading shows that, and its MIG devices follow.
+        return device.unread(Fault.UNREADABLE if is_mig_device else Fault.LOST, str(failure))
     except DriverGone:
         raise
     except NvmlFailure as failure:
         return device.unread(Fault.UNREADABLE, str(failure))
 
 
-def _read(device: Device, handle: Handle, is_part: bool) -> GpuReading:
-    if not is_part:
+def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
+    if not is_mig_device:
         device = complete(device)
-    divided = not is_part and _is_divided(handle)
-    memory = _read_memory(handle, is_leased=not divided)
-    detail = _NO_TOTAL if memory.total is None and not divided else None
+    mig_mode = not is_mig_device and _is_in_mig_mode(handle)
+    memory = _read_memory(handle, is_leased=not mig_mode)
+    detail = _NO_TOTAL if memory.total is None and not mig_mode else None
     utilization = _read_utilization(handle)
     processes = _read_processes(handle, memory.total)
     return GpuReading(
         uuid=device.uuid,
         index=device.index,
         name=device.name,
-        total=None if divided else memory.total,
+        total=None if mig_mode else memory.total,
         used=memory.used,
         reserved=memory.reserved,
-        processes=processes and told_apart(handle, processes, utilization),
+        processes=processes and _with_utilization(handle, processes, utilization),
         utilization=utilization,
         # A MIG device is shown with the temperature of its GPU.
-        temperature=None if is_part else _read_temperature(handle),
+        temperature=None if is_mig_device else _read_temperature(handle),
         detail=detail,
         minor=device.minor,
-        divided=divided,
+        mig_mode=mig_mode,
         compute_mode=_read_compute_mode(handle),
     )
 
 
 def _read_compute_mode(handle: Handle) -> ComputeMode | None:
-    """Return the default where there are no compute modes, and None where there is no answer now.
+    """Return the compute mode: the default if unsupported, None if there is no answer now.
 
-    Of a GPU that MIG divides, only its MIG devices have one (nvmlDeviceGetComputeMode).
+    In MIG mode only the MIG devices have one (NVML, nvmlDeviceGetComputeMode).
     """
     try:
         return _COMPUTE_MODES.get(int(nvml_binding.call("nvmlDeviceGetComputeMode", handle)))
     except (GpuLost, DriverGone):
         raise
     except NvmlFailure as failure:
-        has_none = failure.is_no_such_figure or failure.code == nvml_binding.INVALID_ARGUMENT
+        has_none = failure.is_not_supported or failure.code == nvml_errors.INVALID_ARGUMENT
         return ComputeMode.DEFAULT if has_none else None
 
 
 def _read_memory(handle: Handle, is_leased: bool) -> _Memory:
-    """Read the memory figures; those of a GPU that is not leased itself may stay unknown."""
+    """Read the memory sizes; they may be unknown for a GPU that is not leased itself."""
     try:
         return _read_memory_info(handle)
     except (GpuLost, DriverGone):
@@ -150,9 +147,10 @@ def _read_memory(handle: Handle, is_leased: bool) -> _Memory:
 
 
 def _read_memory_info(handle: Handle) -> _Memory:
-    """Read the second version of the memory figures, else the first, which has no `reserved`.
+    """Read version 2 of the memory info, else version 1, which has no `reserved`.
 
-    The first is asked only where there is no second: without `reserved`, more could be leased.
+    Version 1 is used only where version 2 is unsupported: without `reserved`, too much would be
+    leased.
     """
     if nvml_binding.MEMORY_V2 is not None:
         answer = nvml_binding.ask("nvmlDeviceGetMemoryInfo", handle, nvml_binding.MEMORY_V2)
@@ -163,7 +161,7 @@ def _read_memory_info(handle: Handle) -> _Memory:
 
 
 def _memory(answer: Any, reserved: int | None) -> _Memory:
-    """Take over the sizes that can be true."""
+    """Return the sizes that are plausible."""
     total = _size(int(answer.total), at_most=_LARGEST_GPU)
     if not total:
         return _Memory()
@@ -179,7 +177,7 @@ def _size(size: int, at_most: int | None) -> int | None:
     return size
 
 
-def _is_divided(handle: Handle) -> bool:
+def _is_in_mig_mode(handle: Handle) -> bool:
     answer = nvml_binding.ask("nvmlDeviceGetMigMode", handle)
     return answer is not None and int(answer[0]) == 1
 
@@ -190,7 +188,7 @@ def _read_utilization(handle: Handle) -> int | None:
 
 
 def _read_temperature(handle: Handle) -> int | None:
-    # The first is to go with CUDA 14; bindings and drivers of today may not have the second.
+    # CUDA 14 will remove the first; present bindings and drivers may lack the second.
     for name in ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"):
         answer = nvml_binding.ask_or_none(name, handle, nvml_binding.TEMPERATURE_OF_GPU)
         if answer is not None:
@@ -199,13 +197,13 @@ def _read_temperature(handle: Handle) -> int | None:
 
 
 def _read_processes(handle: Handle, total: int | None) -> tuple[ProcessReading, ...] | None:
-    """Merge the processes that compute with those that draw; a process in both counts once.
+    """Merge the compute and the graphics processes; a process in both lists counts once.
 
-    The answer is unknown without the first list. Where the driver has no second list, what draws
-    counts as memory in use with no process.
+    Unknown without the compute list. Without a graphics list, graphics memory counts as used by no
+    process.
     """
-    compute = _read_list("nvmlDeviceGetComputeRunningProcesses", handle, total, without=None)
-    graphics = _read_list("nvmlDeviceGetGraphicsRunningProcesses", handle, total, without=[])
+    compute = _read_list("nvmlDeviceGetComputeRunningProcesses", handle, total, default=None)
+    graphics = _read_list("nvmlDeviceGetGraphicsRunningProcesses", handle, total, default=[])
     if compute is None or graphics is None:
         return None
     held: dict[int, int | None] = {}
@@ -226,16 +224,16 @@ def _larger(one: int | None, other: int | None) -> int | None:
 _List = list[tuple[int, int | None]]
 
 
-def _read_list(name: str, handle: Handle, total: int | None, without: _List | None) -> _List | None:
-    """Return pids and sizes by the newest function whose answer can be true, or None.
+def _read_list(name: str, handle: Handle, total: int | None, default: _List | None) -> _List | None:
+    """Return pids and bytes by the newest function with a plausible answer, or None.
 
-    Some drivers of the 530 series are said to write records longer than the binding expects, so
-    that all but the first are misread; their older function is right. Where the driver has no such
-    function at all, the answer is `without`.
+    Some drivers of the 530 series write longer structs than the binding expects, so that all but
+    the first are misread; their older function is correct. Return `default` if the driver has no
+    such function.
 
     Raises:
-        NvmlFailure: there is no answer at this moment. The GPU is then unreadable: without the list
-            a stranger's memory would pass for that of a job which uses less than its lease.
+        NvmlFailure: there is no answer now. The GPU is then unreadable: without the list, unmanaged
+            memory could pass for that of a job which uses less than its lease.
     """
     versions = [
         f"{name}{version}" for version in ("_v3", "_v2") if nvml_binding.has(f"{name}{version}")
@@ -253,9 +251,9 @@ def _read_list(name: str, handle: Handle, total: int | None, without: _List | No
         exists |= answer is not None
         if answer is not None and all(0 < int(process.pid) <= highest for process in answer):
             return [(int(process.pid), _held(process, total)) for process in answer]
-    if failure is not None and failure.code != nvml_binding.NO_PERMISSION:
+    if failure is not None and failure.code != nvml_errors.NO_PERMISSION:
         raise failure
-    return None if exists or failure else without
+    return None if exists or failure else default
 
 
 def _ask_list(version: str, handle: Handle) -> Any:
@@ -264,7 +262,7 @@ def _ask_list(version: str, handle: Handle) -> Any:
     except (GpuLost, DriverGone):
         raise
     except NvmlFailure:
-        # A process that starts between the binding's two calls can overfill its array: ask again.
+        # A process that starts between the binding's two calls overflows its array: ask again.
         return nvml_binding.ask(version, handle)
 
 

@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, ProcessReading
-from gpulease.domain.health import Heard
+from gpulease.domain.health import HealthReport
 from gpulease.errors import BadValue
 from gpulease.units import format_size, parse_size
 
@@ -281,7 +281,7 @@ class SimulatedGpus:
         self.unmanaged = dict(unmanaged or {})
         self.processes = {gpu: dict(held) for gpu, held in (processes or {}).items()}
         self.faults = dict(faults or {})
-        self.heard: list[Heard] = []
+        self.heard: list[HealthReport] = []
         self._residents = residents
         self._busy = BusyTime()
 
@@ -314,7 +314,7 @@ class SimulatedGpus:
         """Return None: NVML is not used."""
         return None
 
-    def health(self) -> tuple[Heard, ...]:
+    def health(self) -> tuple[HealthReport, ...]:
         """Return what a test has put into `heard`; each is heard once."""
         heard, self.heard = tuple(self.heard), []
         return heard

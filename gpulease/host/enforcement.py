@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulease.domain.enforcement import EnforcementLevel, ladder
+from gpulease.domain.enforcement import EnforcementLevel, in_level_order
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Lease
@@ -55,12 +55,13 @@ class EnforcementLevels:
         driver_limits: bool = True,
         watch: Callable[[], bool] = lambda: False,
         watch_varies: Callable[[], bool] = lambda: False,
+        watch_is_blind: Callable[[], bool] = lambda: False,
     ) -> None:
         """`limiter` is that of the real driver; `driver_limits` whether it is to be used."""
         self.driver_limits = driver_limits
         self.watch = watch
         self.watch_varies = watch_varies
-        self.watch_is_blind: Callable[[], bool] = lambda: False
+        self.watch_is_blind = watch_is_blind
         self._around = around
         self._limiter = limiter
         self._driver = driver
@@ -74,7 +75,7 @@ class EnforcementLevels:
             EnforcementLevel.FRAMEWORK: self._framework()[0],
             EnforcementLevel.WATCH: self.watch() and not self.watch_is_blind(),
         }
-        return ladder(rung for rung, there in has.items() if there)
+        return in_level_order(rung for rung, there in has.items() if there)
 
     def limiter(self) -> MemoryLimiter | None:
         """Return what sets the driver's limits, or None if there is no use in trying."""
@@ -91,7 +92,7 @@ class EnforcementLevels:
         for reading in _leasable(seen):
             with suppress(NotLimited):  # no answer now: there is another look
                 answers[reading.label] = await asyncio.to_thread(
-                    self._limiter.obstacle, reading.uuid, cgroup
+                    self._limiter.why_unavailable, reading.uuid, cgroup
                 )
         self._asked = version, answers
 
@@ -174,7 +175,7 @@ class EnforcementLevels:
 
 def _leasable(seen: Observation) -> list[GpuReading]:
     """Return the GPUs that can be read, and of one that MIG divides its MIG devices alone."""
-    return [each for each in seen.readings if each.fault is None and not each.divided]
+    return [each for each in seen.readings if each.fault is None and not each.mig_mode]
 
 
 def why_no_scopes(confined: bool) -> str | None:
@@ -221,7 +222,7 @@ class LimitRemoval:
         assert self._limiter is not None
         for gpu in gpus:
             try:
-                await asyncio.to_thread(self._limiter.lift, gpu, directory)
+                await asyncio.to_thread(self._limiter.remove_limit, gpu, directory)
                 self._complaints.passed(gpu)
             except NotLimited as failure:
                 if directory.exists():
@@ -286,7 +287,7 @@ class LimitRestore:
         assert self._limiter is not None
         gpu = lease.gpu
         try:
-            kept = self._limiter.kept(gpu, directory)
+            kept = self._limiter.current_limit(gpu, directory)
         except NotLimited as failure:
             # It may be in force or not: what is on record is of the launch.
             text = f"job {job}: its limit on {gpu} cannot be read back: {failure}"
@@ -296,7 +297,7 @@ class LimitRestore:
             return None
         short = gpu[:_SHORT_UUID]
         try:
-            now = self._limiter.limit(gpu, directory, lease.memory)
+            now = self._limiter.set_limit(gpu, directory, lease.memory)
         except NotLimited as failure:
             return gpu, None, f"the driver limits it no more on {short}: {failure}"
         return gpu, now, f"the driver had dropped its limit on {short}, which is set again"

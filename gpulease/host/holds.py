@@ -217,4 +217,4 @@ class WaitingClients:
 
 def _asker(job: Job) -> Process | None:
     waits = job.holder is not None and job.state is State.QUEUED
-    return job.holder.asker if waits and job.holder is not None else None
+    return job.holder.waiting_client if waits and job.holder is not None else None

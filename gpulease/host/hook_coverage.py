@@ -17,9 +17,9 @@ from gpulease.domain.enforcement import (
     PATH,
     SAID,
     EnforcementLevel,
-    Start,
-    Unheld,
-    why_unheld,
+    ProcessStart,
+    UncoveredProcess,
+    why_uncovered,
 )
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
@@ -105,10 +105,10 @@ class HookCoverage:
         self._tell = tell
         self._was_told = was_told
         self._told: set[JobId] = set()
-        self._judged: dict[tuple[int, bytes], Unheld | None] = {}
-        self._of: dict[JobId, tuple[Unheld, ...]] = {}
+        self._judged: dict[tuple[int, bytes], UncoveredProcess | None] = {}
+        self._of: dict[JobId, tuple[UncoveredProcess, ...]] = {}
 
-    def of(self, job: JobId) -> tuple[Unheld, ...]:
+    def of(self, job: JobId) -> tuple[UncoveredProcess, ...]:
         """Return the processes of a job that the latest look showed, and that are not held."""
         return self._of.get(job, ())
 
@@ -120,7 +120,7 @@ class HookCoverage:
             jobs = set()
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
         found = await asyncio.to_thread(self._judge, pids) if pids else {}
-        of: dict[JobId, list[Unheld]] = defaultdict(list)
+        of: dict[JobId, list[UncoveredProcess]] = defaultdict(list)
         for pid, unheld in found.items():
             of[seen.jobs_by_pid[pid]].append(unheld)
         self._of = {job: tuple(processes) for job, processes in of.items()}
@@ -131,8 +131,8 @@ class HookCoverage:
                 await self._tell(job, text)
             self._told.add(job)
 
-    def _judge(self, pids: Iterable[int]) -> dict[int, Unheld]:
-        judged: dict[tuple[int, bytes], Unheld | None] = {}
+    def _judge(self, pids: Iterable[int]) -> dict[int, UncoveredProcess]:
+        judged: dict[tuple[int, bytes], UncoveredProcess | None] = {}
         for pid in pids:
             mark = pid, exec_mark(pid)
             if mark[1]:
@@ -140,13 +140,15 @@ class HookCoverage:
         self._judged = judged
         return {pid: unheld for (pid, _), unheld in judged.items() if unheld is not None}
 
-    def _one(self, pid: int) -> Unheld | None:
+    def _one(self, pid: int) -> UncoveredProcess | None:
         start = started(pid, (HOOK, PATH))
-        why = why_unheld(
-            Start(start.command, start.variables, start.is_python, cgroups.container_of(pid)),
+        why = why_uncovered(
+            ProcessStart(
+                start.command, start.variables, start.is_python, cgroups.container_of(pid)
+            ),
             self._hooks,
         )
         if why is None:
             return None
         command = os.fsencode(shlex.join(start.command)).decode(errors="backslashreplace")
-        return Unheld(pid, command[:_LONGEST_COMMAND], why)
+        return UncoveredProcess(pid, command[:_LONGEST_COMMAND], why)

@@ -11,14 +11,14 @@ from typing import Any, Final
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
-from gpulease.domain.memory_estimate import Kind
+from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
 from gpulease.worker.environment import (
-    Beside,
     LeasedGpu,
+    OverheadOf,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -47,7 +47,7 @@ class LaunchContext:
     """Takes away what the driver holds an ended job by."""
     socket: str = ""
     """Where the hooks in jobs may tell what they see."""
-    beside: Callable[[int, Kind, int], int] = lambda uid, kind, start: start
+    beside: Callable[[int, OverheadKey, int], int] = lambda uid, kind, start: start
     """Tells what was learnt of frameworks, for the jobs of a user, from where it starts."""
 
 
@@ -121,13 +121,13 @@ def environment_of(
     )
 
 
-def _beside(job: Job, around: LaunchContext) -> Beside:
+def _beside(job: Job, around: LaunchContext) -> OverheadOf:
     """Return what tells how much a framework takes beside its pool, for who owns `job`."""
     gpus, driver = len(job.leases), around.driver()
 
     def beside(framework: str, gpu: LeasedGpu) -> int:
-        start = outside_the_pool(framework, gpus, gpu.name, driver)
-        kind = Kind(framework, gpu.name, driver or "", gpus)
+        start = default_overhead(framework, gpus, gpu.name, driver)
+        kind = OverheadKey(framework, gpu.name, driver or "", gpus)
         return around.beside(job.owner.uid, kind, start)
 
     return beside
@@ -147,7 +147,7 @@ def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
     """Return the device nodes that a program opens for one GPU; None where that is not known."""
     if reading is None or reading.minor is None:
         return None
-    beside = () if reading.parent is None else reading.access
+    beside = () if reading.parent is None else reading.device_nodes
     return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
 
 

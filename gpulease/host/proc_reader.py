@@ -1,117 +1,94 @@
-"""Reads of /proc/PID that the process itself can hold up, with a deadline.
+"""Read files in /proc/PID that the process itself can block, with a time limit.
 
-The kernel reads `environ`, `cmdline` and `maps` under the lock of the process's memory map, and a
-process may hold that lock for as long as a file system pleases that it maps a file of: one of its
-own (FUSE), or one whose server is gone (NFS). Whoever reads then waits with it, for ever.
+The kernel reads `environ`, `cmdline` and `maps` under the lock of the process's memory map. A
+process may hold that lock as long as a file system from which it maps a file does not answer, such
+as its own (FUSE) or one without a server (NFS). The reader waits as long.
 
-So each such read is made by a thread that may be left behind. The wait in the kernel ends with a
-fatal signal, so that such a thread keeps no daemon from ending. A process that keeps one is not
-read again before it lets go, and a user's processes keep a few threads at most: of that user no
-others are read meanwhile.
+So each read is made by a thread that may be abandoned. A fatal signal ends the wait in the kernel,
+so such a thread does not keep the daemon from ending. A process that blocks a read is not read
+again until that read returns. If the processes of one user block a few reads, no other process of
+that user is read meanwhile.
 """
 
 import os
 import threading
+import time
 from collections import Counter
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
+from gpulease.call_thread import Call, CallThread
 from gpulease.shim.process_tree import entry
 
 _WITHIN_S = 1.0
-"""The kernel answers in microseconds; a machine under load may take its time to wake a thread."""
+"""The kernel answers in microseconds, but a loaded machine may take longer to wake a thread."""
 _NEXT_WITHIN_S = 0.05
-"""For a user some of whose processes hold a read up."""
-_MOST_HELD_UP = 4
-"""Of one user's."""
+"""Time for a process of a user who blocks another read."""
+_MOST_BLOCKED = 4
+"""Blocked reads of one user."""
 _PIECE = 1 << 16
 
-Read = tuple[Future[bytes], str, int]
 
-
-class _HeldUp(NamedTuple):
-    """A read that has not come back, and the thread that is left behind with it."""
+class _BlockedRead(NamedTuple):
+    """A read that has not returned, and its thread."""
 
     uid: int | None
-    read: Future[bytes]
-    worker: "SimpleQueue[Read]"
+    call: Call[bytes]
+    thread: CallThread[bytes]
 
 
-class PatientReader:
-    """Reads files of /proc, as many at once as there are callers."""
+class ProcReader:
+    """Reads files in /proc, as many at once as there are callers."""
 
     def __init__(self, proc: Path = Path("/proc"), within_s: float = _WITHIN_S) -> None:
         self._proc = str(proc)
         self._within_s = within_s
         self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[Read]] = []
-        self._held_up: dict[tuple[int, int], _HeldUp] = {}
+        self._idle: list[CallThread[bytes]] = []
+        self._blocked: dict[tuple[int, int], _BlockedRead] = {}
         """By pid and start time."""
-
-    @property
-    def is_held_up(self) -> bool:
-        """Say whether some read has not come back."""
-        with self._lock:
-            return any(not each.read.done() for each in self._held_up.values())
 
     def read(self, pid: int, name: str, most: int) -> bytes | None:
         """Return up to `most` bytes of /proc/`pid`/`name`.
 
-        None where it may not be read, is gone, or does not let itself be read now.
+        None if the file is gone, may not be read, or blocks.
         """
         found = entry(pid)
         if found is None:
             return None
         key, uid = (pid, found.started), real_uid(pid)
-        within_s = self._patience(key, uid)
+        within_s = self._time_for(key, uid)
         if within_s is None:
             return None
-        future: Future[bytes] = Future()
-        worker = self._worker()
-        worker.put((future, f"{self._proc}/{pid}/{name}", most))
-        try:
-            content = future.result(timeout=within_s)
-        except FutureTimeout:
+        thread = self._idle_thread()
+        call = thread.submit(partial(_content, f"{self._proc}/{pid}/{name}", most))
+        if not call.wait(within_s):
             with self._lock:
-                self._held_up[key] = _HeldUp(uid, future, worker)
+                self._blocked[key] = _BlockedRead(uid, call, thread)
             return None
-        except OSError:
-            content = None
         with self._lock:
-            self._idle.append(worker)
-        return content
-
-    def _patience(self, key: tuple[int, int], uid: int | None) -> float | None:
-        """Return how long to wait for a process; None: it is not to be tried."""
-        with self._lock:
-            for other, each in list(self._held_up.items()):
-                if each.read.done():
-                    del self._held_up[other]
-                    self._idle.append(each.worker)
-            held_up = Counter(each.uid for each in self._held_up.values())
-            if key in self._held_up or held_up[uid] >= _MOST_HELD_UP:
-                return None
-            return min(_NEXT_WITHIN_S, self._within_s) if held_up[uid] else self._within_s
-
-    def _worker(self) -> "SimpleQueue[Read]":
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        queue: SimpleQueue[Read] = SimpleQueue()
-        threading.Thread(target=_serve, args=(queue,), name="proc-reader", daemon=True).start()
-        return queue
-
-
-def _serve(queue: "SimpleQueue[Read]") -> None:
-    while True:
-        future, path, most = queue.get()
+            self._idle.append(thread)
         try:
-            future.set_result(_content(path, most))
-        except OSError as error:
-            future.set_exception(error)
+            return call.outcome.result()
+        except OSError:
+            return None
+
+    def _time_for(self, key: tuple[int, int], uid: int | None) -> float | None:
+        """Return how long to wait for a process, in seconds; None to skip it."""
+        with self._lock:
+            for other, each in list(self._blocked.items()):
+                if each.call.outcome.done():
+                    del self._blocked[other]
+                    self._idle.append(each.thread)
+            blocked = Counter(each.uid for each in self._blocked.values())
+            if key in self._blocked or blocked[uid] >= _MOST_BLOCKED:
+                return None
+            return min(_NEXT_WITHIN_S, self._within_s) if blocked[uid] else self._within_s
+
+    def _idle_thread(self) -> CallThread[bytes]:
+        with self._lock:
+            return self._idle.pop() if self._idle else CallThread("proc-reader", time.monotonic)
 
 
 def _content(path: str, most: int) -> bytes:
@@ -127,7 +104,7 @@ def _content(path: str, most: int) -> bytes:
 
 
 def real_uid(pid: int) -> int | None:
-    """Return the real uid of a process, which the effective one of a setuid program is not."""
+    """Return the real uid of a process. The effective one of a setuid program may differ."""
     for line in _status(pid):
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
@@ -135,7 +112,7 @@ def real_uid(pid: int) -> int | None:
 
 
 def name_of(pid: int) -> str | None:
-    """Return the name of a process as the kernel has it, of at most 15 bytes."""
+    """Return the name that the kernel has for a process, of at most 15 bytes."""
     try:
         return os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n"))
     except OSError:
@@ -149,21 +126,21 @@ def _status(pid: int) -> list[bytes]:
         return []
 
 
-_reader = PatientReader()
+_reader = ProcReader()
 
 
 def read(pid: int, name: str, most: int = 8 << 20) -> bytes | None:
-    """Return what `PatientReader.read` does, of the one for this process."""
+    """Return the result of `ProcReader.read` from the reader that this process shares."""
     return _reader.read(pid, name, most)
 
 
 def command_of(pid: int) -> tuple[str, ...] | None:
-    """Return the arguments of a process; empty for a kernel thread, None where they are kept."""
+    """Return the arguments of a process; empty for a kernel thread, None if unreadable."""
     content = read(pid, "cmdline")
     if not content:
         return None if content is None else ()
     words = content.removesuffix(b"\0").split(b"\0")
     if len(words) == 1:
-        # Many a server writes a sentence over its arguments.
+        # Many servers overwrite their arguments with one string.
         words = words[0].split(b" ")
     return tuple(map(os.fsdecode, words))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.errors import LaunchDeferred, RecordUnwritable
 from gpulease.host import cgroups, scopes
@@ -32,7 +32,7 @@ _MAKES_WITHIN_S = 30
 _MAKE_AGAIN_AFTER_S = 60.0
 _SHORT_UUID = len("GPU-12345678")
 
-Note = Callable[[JobId, Enclosed], Awaitable[object]]
+Note = Callable[[JobId, AppliedEnforcement], Awaitable[object]]
 """Stores what is around a job; may raise RecordUnwritable."""
 MakeScope = Callable[[int, scopes.Scope], Awaitable[None]]
 """As scopes.enclose."""
@@ -79,14 +79,14 @@ class Sandbox:
         limits = {str(gpu): kept for gpu, kept in enclosed.limits.items()}
         return launch.environment_within(limits, enclosed.devices)
 
-    async def _lift(self, job: int, enclosed: Enclosed) -> None:
+    async def _lift(self, job: int, enclosed: AppliedEnforcement) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)
         for gpu in enclosed.limits if limiter is not None and directory is not None else ():
             assert limiter is not None and directory is not None
             with suppress(NotLimited):
-                await asyncio.to_thread(limiter.lift, gpu, directory)
+                await asyncio.to_thread(limiter.remove_limit, gpu, directory)
 
-    async def _enclose(self, pid: int, launch: Launch) -> Enclosed:
+    async def _enclose(self, pid: int, launch: Launch) -> AppliedEnforcement:
         gpus = launch.gpus if self._uvm.has_neighbours else None
         if gpus is not None and (why := await self._uvm.obstacle()) is not None:
             raise LaunchDeferred(why)
@@ -100,7 +100,7 @@ class Sandbox:
                 why=str(error),
             )  # fmt: skip
             why = "it runs without a scope, may open every GPU, and has no limit by the driver"
-            return Enclosed(missing=(why,))
+            return AppliedEnforcement(missing=(why,))
         self._complaints.passed("scope")
         _remember(launch)
         missing = []
@@ -112,7 +112,7 @@ class Sandbox:
         if devices:
             self._complaints.passed("devices")
         limits, refusals = await self._limit(launch)
-        return Enclosed(devices, limits, (*missing, *refusals))
+        return AppliedEnforcement(devices, limits, (*missing, *refusals))
 
     async def _limit(self, launch: Launch) -> tuple[dict[GpuUuid, int], list[str]]:
         """Have the driver limit the job; return what it keeps to, and why it does not."""
@@ -124,7 +124,7 @@ class Sandbox:
         # Of several GPUs each has its own patience: together they take no longer than one.
         answers = await asyncio.gather(
             *(
-                asyncio.to_thread(limiter.limit, uuid, directory, launch.memory[uuid])
+                asyncio.to_thread(limiter.set_limit, uuid, directory, launch.memory[uuid])
                 for uuid in uuids
             ),
             return_exceptions=True,

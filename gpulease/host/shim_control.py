@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +23,7 @@ import psutil
 
 from gpulease.domain.job import Job
 from gpulease.host.proc_reader import real_uid
+from gpulease.peer_credentials import peer_credentials
 from gpulease.shim.process_tree import Entry, entry
 from gpulease.shim.record import (
     Exited,
@@ -134,9 +134,8 @@ def shim_pid(directory: Path) -> int | None:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.setblocking(False)
             asking.connect(f"/proc/self/fd/{fd}/socket")
-            # Who called listen(2), see SO_PEERCRED in unix(7).
-            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            return int(struct.unpack("3i", credentials)[0])
+            # The process that called listen(2).
+            return peer_credentials(asking).pid
     except OSError:
         return None
     finally:

@@ -1,4 +1,4 @@
-"""Leases for the process that runs: the Python API; its face, through which others import it."""
+"""The Python API: leases for the calling process. Other packages import from here."""
 
 from gpulease.lease_api.api import Lease, LeasedGpu, lease
 

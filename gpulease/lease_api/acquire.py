@@ -1,9 +1,4 @@
-"""Wait until a lease is granted, through any absence of the daemon.
-
-From the arguments of `gpulease.lease` to the request that the daemon reads.
-
-Find the daemon as the command does, and start one for this user where there is none.
-"""
+"""From the arguments of `gpulease.lease` to a granted lease, also while the daemon restarts."""
 
 import logging
 import os
@@ -25,14 +20,14 @@ from gpulease.wire.views import EnvironmentView, JobView
 
 _log = logging.getLogger("gpulease")
 
-SOUGHT_EVERY = 1.0
-"""Seconds between looks for a daemon that went away."""
-LOOKED_AT_EVERY = 10.0
-"""Seconds between looks where too many of the user are followed to follow this one."""
-SPEAKS_AFTER = 1.0
-"""Seconds in the queue before that is worth a word: most leases are granted at once."""
-SPEAKS_EVERY = 30.0
-_LONGER = "wait=None waits for as long as it takes, wait='30m' gives up after a while"
+RECONNECT_EVERY = 1.0
+"""Seconds between attempts to reach a daemon that restarts."""
+POLL_EVERY = 10.0
+"""Seconds between requests where the user has too many streams for another `watch`."""
+LOG_AFTER = 1.0
+"""Seconds in the queue before the log says so: most leases are granted at once."""
+LOG_EVERY = 30.0
+_LONGER = "wait=None waits without limit, wait='30m' waits for half an hour"
 _SETTLED = ("active", "releasing", "ended")
 
 Result = TypeVar("Result")
@@ -40,25 +35,25 @@ Result = TypeVar("Result")
 
 @contextmanager
 def granted(client: Client, request: HoldRequest) -> Iterator[tuple[JobView, EnvironmentView]]:
-    """Queue a lease and yield it once it is held, with its environment.
+    """Queue a lease and yield it once it is granted, with its environment.
 
-    Whatever interrupts the wait or the block, Ctrl-C included, gives the lease back.
+    An exception in the wait or in the block, such as Ctrl-C, releases the lease.
 
     Raises:
-        NoRoomNow: it was not to wait for so long.
-        GpuleaseError: it will never be granted, or somebody cancelled it.
+        NoRoomNow: it was not granted within the time to wait.
+        GpuleaseError: it can never be granted, or was cancelled.
     """
-    job = _asked_for(client, request)
+    job = _queued(client, request)
     try:
-        job = _until_held(client, job)
-        yield job, _through_absence(lambda: client.environment(job.id))
+        job = _until_granted(client, job)
+        yield job, _until_answered(lambda: client.environment(job.id))
     except BaseException:
         _cancel(client, job)
         raise
 
 
-def _asked_for(client: Client, request: HoldRequest) -> JobView:
-    """Queue the lease, in a thread: a Ctrl-C that cuts off the answer would lose track of it."""
+def _queued(client: Client, request: HoldRequest) -> JobView:
+    """Queue the lease in a thread, so that a Ctrl-C before the answer can still cancel it."""
     with ThreadPoolExecutor(1, "gpulease") as thread:
         answer = thread.submit(client.hold, request)
         try:
@@ -80,12 +75,12 @@ def _cancel(client: Client, job: JobView) -> None:
         client.cancel(job.id)
 
 
-def _until_held(client: Client, job: JobView) -> JobView:
+def _until_granted(client: Client, job: JobView) -> JobView:
     views = _watch(client, job.id)
-    with _Speaker() as speaker:
+    with _WaitLog() as log:
         while job.state not in _SETTLED:
             job = next(views)
-            speaker.waits(job)
+            log.update(job)
     if job.state != "active":
         raise _not_granted(job)
     return job
@@ -99,53 +94,55 @@ def _not_granted(job: JobView) -> GpuleaseError:
 
 
 def _watch(client: Client, number: int) -> Iterator[JobView]:
-    """Yield the lease as it changes, with no end but that of the caller's patience."""
+    """Yield the lease at each change, without end."""
     while True:
         try:
             yield from client.watch(number)
         except NoDaemon:
-            _log.debug("no daemon answers on %s; job %s keeps its turn", client.path, number)
-            time.sleep(SOUGHT_EVERY)
+            _log.debug(
+                "no daemon answers on %s; job %s keeps its place in the queue", client.path, number
+            )
+            time.sleep(RECONNECT_EVERY)
         except TooMany as error:
-            _log.debug("%s; job %s keeps its turn", error.message, number)
+            _log.debug("%s; job %s keeps its place in the queue", error.message, number)
             with suppress(NoDaemon, TooMany):
                 yield client.job(number)
-            time.sleep(LOOKED_AT_EVERY)
+            time.sleep(POLL_EVERY)
 
 
-def _through_absence(ask: Callable[[], Result]) -> Result:
+def _until_answered(ask: Callable[[], Result]) -> Result:
     while True:
         with suppress(NoDaemon, TooMany):
             return ask()
-        time.sleep(SOUGHT_EVERY)
+        time.sleep(RECONNECT_EVERY)
 
 
-class _Speaker:
-    """Says why it takes so long: to the logger `gpulease`, by default on stderr."""
+class _WaitLog:
+    """Logs why the lease waits: to the logger `gpulease`, by default on stderr."""
 
     def __init__(self) -> None:
         self._text = ""
-        self._said: str | None = None
-        self._said_at = 0.0
-        self._patience = threading.Timer(SPEAKS_AFTER, self._say)
-        self._patience.daemon = True
+        self._logged: str | None = None
+        self._logged_at = 0.0
+        self._timer = threading.Timer(LOG_AFTER, self._write)
+        self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        self._patience.start()
+        self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patience.cancel()
+        self._timer.cancel()
 
-    def waits(self, job: JobView) -> None:
-        place = f", number {job.position} in line" if job.position else ""
+    def update(self, job: JobView) -> None:
+        place = f", number {job.position} in the queue" if job.position else ""
         self._text = f"job {job.id} waits{place}" + (f": {job.reason}" if job.reason else "")
-        new = self._said is not None and self._text != self._said
-        if job.state == "queued" and new and time.monotonic() - self._said_at >= SPEAKS_EVERY:
-            self._say()
+        changed = self._logged is not None and self._text != self._logged
+        if job.state == "queued" and changed and time.monotonic() - self._logged_at >= LOG_EVERY:
+            self._write()
 
-    def _say(self) -> None:
-        self._said, self._said_at = self._text, time.monotonic()
+    def _write(self) -> None:
+        self._logged, self._logged_at = self._text, time.monotonic()
         _log.warning("gpulease: %s", self._text)
 
 
@@ -157,14 +154,14 @@ Visible = Literal["uuid", "index"]
 def claim_of(
     memory: str | int | None, gpus: int, exclusive: bool, time_limit: Span | None
 ) -> ClaimRequest:
-    """Return what is asked for; `memory` is bytes, "4G", "40%", or None for the default.
+    """Return the claim; `memory` is bytes, "4G", "40%", or None for the default.
 
     Raises:
-        BadValue: one of them says something that cannot be.
+        BadValue: an argument is out of range.
     """
     if gpus < 1:
         raise BadValue(
-            f"cannot lease {gpus} GPUs: a lease is of at least one", "leave out gpus= for one"
+            f"cannot lease {gpus} GPUs: a lease has at least one", "leave out gpus= for one"
         )
     asked = parse_memory(memory) if isinstance(memory, str) else _bytes(memory)
     return ClaimRequest(
@@ -186,18 +183,18 @@ def _bytes(memory: int | None) -> int | None:
 
 
 def seconds(span: Span) -> float:
-    """Return a length of time in seconds, 0 included.
+    """Return a span in seconds, 0 or more.
 
     Raises:
-        BadValue: it is not a length of time, or is below zero.
+        BadValue: it is not a span, or is negative.
     """
     if isinstance(span, str):
         return parse_span(span).total_seconds()
     amount = span.total_seconds() if isinstance(span, timedelta) else float(span)
     if not 0 <= amount < float("inf"):
         raise BadValue(
-            f"cannot use the time {span!r}: it must be zero or above, and have an end",
-            'write seconds, "30m", or a timedelta; None has no end',
+            f"cannot use the time {span!r}: it must be finite and not negative",
+            'write seconds, "30m" or a timedelta; None means without limit',
         )
     return amount
 
@@ -221,7 +218,7 @@ def hold_request(
     """Return the request for a lease that this process holds.
 
     Raises:
-        BadValue: an argument says something that cannot be.
+        BadValue: an argument is out of range.
     """
     if split < 1:
         raise BadValue(f"cannot use split={split}: it must be at least 1")
@@ -235,13 +232,13 @@ def hold_request(
     )
 
 
-def reach() -> Client:
-    """Return a client of the first daemon that answers, if need be one that is started now.
+def connect() -> Client:
+    """Return a client of the first daemon that answers, starting one if there is none.
+
+    A daemon that GPULEASE_SOCKET names is not checked here: requests fail if it does not answer.
 
     Raises:
-        NoDaemon: the machine's does not come back, or none could be started. One that
-            GPULEASE_SOCKET names is not looked for here: the client's methods say that it does
-            not answer.
+        NoDaemon: the machine's daemon does not come back, or none can be started.
     """
     *system, own = config.candidate_sockets(None)
     if not system:

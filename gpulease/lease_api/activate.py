@@ -1,8 +1,8 @@
-"""Put a lease into force in this process: its environment, and the hooks of the frameworks.
+"""Apply a lease to this process: its environment, and the hooks of the frameworks.
 
-The one place that writes to os.environ. The hooks are the daemon's, since it wrote the variable
-that they read; they are loaded by path from the folder that it put first on PYTHONPATH, so that the
-folder is on no sys.path of ours. Processes that are started from here inherit all of it.
+The only module that writes to os.environ. The hooks are those of the daemon, which wrote the
+variable that they read: they are loaded by path from the directory that the daemon put first on
+PYTHONPATH, which is not added to sys.path here. Child processes inherit the variables.
 """
 
 import os
@@ -17,39 +17,39 @@ from gpulease.wire.views import EnvironmentView
 
 _LEASE = "GPULEASE_HOOK"
 _SITE = "_gpulease_site"
-"""Under this name the hooks' sitecustomize does nothing of its own accord."""
+"""Loaded under this name, the sitecustomize of the hooks does nothing by itself."""
 
-Lift = Callable[[], None]
+Undo = Callable[[], None]
 
 
 def variables(view: EnvironmentView) -> dict[str, str]:
-    """Return what the lease sets, as the operating system's strings."""
+    """Return the variables that the lease sets, as the operating system's strings."""
     return {from_wire(name): from_wire(value) for name, value in view.set.items()}
 
 
-def put_into_force(view: EnvironmentView) -> Lift:
-    """Set the variables of a lease here and install its hooks; what is returned undoes both.
+def activate(view: EnvironmentView) -> Undo:
+    """Set the variables of a lease and install its hooks; return what undoes both.
 
     Raises:
-        GpuleaseError: the hooks cannot be loaded; nothing has been changed then.
+        GpuleaseError: the hooks cannot be loaded; nothing has been changed.
     """
     new = variables(view)
-    # What is as it was before is not in the view.
+    # The view has only the variables that change.
     path = new.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     site, running = _hooks(Path(path.split(os.pathsep)[0]))
     before = _change(new, [from_wire(name) for name in view.unset])
-    lift_hooks = running.enforce(site, new[_LEASE])
+    remove_hooks = running.enforce(site, new[_LEASE])
 
-    def lift() -> None:
-        # The hooks first: under them os.environ gives nothing of the lease away.
-        lift_hooks()
+    def undo() -> None:
+        # The hooks first: while they are installed, os.environ keeps the variables of the lease.
+        remove_hooks()
         _restore(before)
 
-    return lift
+    return undo
 
 
 def _hooks(folder: Path) -> tuple[Any, Any]:
-    """Load what the hooks do at the start of an interpreter, and what in one that runs already."""
+    """Load the hooks for the start of an interpreter, and those for a running one."""
     try:
         spec = spec_from_file_location(_SITE, folder / "sitecustomize.py")
         assert spec is not None and spec.loader is not None, "a .py file has a loader"
@@ -58,8 +58,8 @@ def _hooks(folder: Path) -> tuple[Any, Any]:
         return site, site.hooks_module("running")
     except (OSError, ImportError, AttributeError) as error:
         raise GpuleaseError(
-            f"cannot put the lease into force: the hooks in {folder} cannot be loaded: {error}",
-            "the daemon and this gpulease may be of different versions: restart the daemon",
+            f"cannot apply the lease: the hooks in {folder} cannot be loaded: {error}",
+            "the daemon may be of another version than this gpulease: restart the daemon",
         ) from error
 
 

@@ -1,9 +1,8 @@
-"""Tell whether this process has begun to use its GPUs. Looks only at what is loaded already.
+"""Whether this process has started to use its GPUs. Looks at loaded modules only.
 
-From that moment on a lease comes too late: which GPUs a process sees is settled when CUDA starts
-in it (CUDA_VISIBLE_DEVICES is read once, by cuInit), and how much memory a framework takes, when
-the framework sets up its devices. And from that moment on the memory is the process's until its
-end: no framework gives a CUDA context back.
+After that a lease comes too late: CUDA reads CUDA_VISIBLE_DEVICES once, in cuInit, and a framework
+sets the size of its pool when it sets up its devices. And the memory stays with the process until
+its end: no framework destroys its CUDA context.
 """
 
 import ctypes
@@ -12,14 +11,14 @@ import sys
 from typing import Any
 
 CUDA = "CUDA"
-"""What `claimed_by` says where it is not known which framework it was."""
+"""What `claimed_by` returns if the framework is unknown."""
 _DRIVER = "libcuda.so.1"
 _NOT_INITIALIZED = 3
-"""CUDA_ERROR_NOT_INITIALIZED: the driver is loaded, and nobody has called cuInit."""
+"""CUDA_ERROR_NOT_INITIALIZED: the driver is loaded, and cuInit has not been called."""
 
 
 def claimed_by() -> str | None:
-    """Return the name of what has begun to use this process's GPUs, or None if nothing has."""
+    """Return what has started to use the GPUs of this process, None if nothing has."""
     for name, has_claimed in _FRAMEWORKS.items():
         if has_claimed():
             return name
@@ -27,23 +26,23 @@ def claimed_by() -> str | None:
 
 
 def _loaded(module: str, attribute: str) -> Any:
-    """Return an attribute of a module that somebody has imported; None where there is none."""
+    """Return an attribute of a module that is already imported; None if there is none."""
     return getattr(sys.modules.get(module), attribute, None)
 
 
 def _tensorflow() -> bool:
-    # The one eager context of a process; a TF1 session without it shows in CUDA itself.
+    # The eager context of the process; a TF1 session has none, and shows in CUDA itself.
     context = _loaded("tensorflow.python.eager.context", "_context")
     return bool(getattr(context, "_initialized", False))
 
 
 def _torch() -> bool:
-    # What torch.cuda.is_initialized() looks at, without its look at whether we were forked.
+    # What torch.cuda.is_initialized() reads, without its check for a fork.
     return bool(_loaded("torch.cuda", "_initialized"))
 
 
 def _jax() -> bool:
-    # JAX makes the backends of all platforms at once, and never again.
+    # JAX creates the backends of all platforms at once.
     return bool(_loaded("jax._src.xla_bridge", "_backends"))
 
 
@@ -51,7 +50,7 @@ _FRAMEWORKS = {"TensorFlow": _tensorflow, "PyTorch": _torch, "JAX": _jax}
 
 
 def _cuda_has_started() -> bool:
-    """Ask the driver's own library, if it is loaded; this starts nothing."""
+    """Ask the driver's library, if it is loaded; this starts nothing."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         answer = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))

@@ -1,4 +1,4 @@
-"""The table of routes: what is served, to whom, and in which shape."""
+"""The table of routes: what is served, who may use it, and the shapes of requests and answers."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from starlette.types import ASGIApp
 
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
-from gpulease.server.auth import ABOUT_A_JOB, Who, caller_in
-from gpulease.server.context import RequestContext
-from gpulease.server.jobs import FRAMES, JSON_LINES, Handlers, existing_job, json_response
+from gpulease.server.auth import Access
+from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.holds import HoldHandlers
+from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
+from gpulease.server.machine import MachineHandlers
 from gpulease.server.request_limits import RequestLimits
-from gpulease.server.usage import AccountHandlers
+from gpulease.server.usage import UsageHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
     CancelRequest,
@@ -43,18 +45,8 @@ from gpulease.wire.views import (
     StatusView,
 )
 
-_SHAPES = "#/components/schemas/"
-_BODIES = (
-    SubmitRequest,
-    HoldRequest,
-    NestedRequest,
-    ExtendRequest,
-    CancelRequest,
-    KeepRequest,
-    DrainRequest,
-    UsageRequest,
-)
-_MAY_BE_LEFT_OUT = (CancelRequest, KeepRequest, DrainRequest)
+_SCHEMAS = "#/components/schemas/"
+_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,211 +55,163 @@ class Route:
 
     method: str
     path: str
-    who: Who
-    endpoint: Callable[..., Any]
-    reply: type | None
+    access: Access
+    verb: str
+    """What a caller without access cannot do; the job follows where the path has one."""
+    handler: Callable[..., Any]
+    reply: type | str | None
+    """The shape of the answer, or the media type of a stream; None: no content."""
+    body: type | None = None
     status: int = 200
-    takes: type | None = None
-    streams: str = ""
-    """What is streamed where there is no one reply: its media type."""
-    verb: str = ""
-    """What a caller who is refused cannot do: "cancel", and the job follows."""
 
 
-def table(handlers: Handlers, accounts: AccountHandlers) -> tuple[Route, ...]:
-    """Return every route with who may use it; there is no other, and no handler checks that again.
+def routes(context: RequestContext) -> tuple[Route, ...]:
+    """Return every route with its access, which the router checks before the handler runs.
 
-    What of an answer is hidden from a caller is the handler's.
+    Handlers do not check access again; they decide which fields of an answer a caller sees.
     """
+    jobs, holds = JobHandlers(context), HoldHandlers(context)
+    machine, usage = MachineHandlers(context), UsageHandlers(context)
+    everyone, submitter = Access.ANYONE, Access.SUBMITTER
+    owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
+    get, post = "GET", "POST"
+    read_env, read_logs = "read the environment of", "read the output of"
     return (
-        Route("GET", "/status", Who.ANYONE, handlers.status, StatusView),
-        Route("GET", "/doctor", Who.ANYONE, handlers.doctor, DoctorView),
-        Route("POST", "/jobs", Who.SUBMITTER, handlers.submit, JobView, 201, SubmitRequest),
-        Route("POST", "/holds", Who.SUBMITTER, handlers.hold, JobView, 201, HoldRequest),
-        Route("POST", "/nested", Who.ANYONE, handlers.nested, NestedView, takes=NestedRequest),
-        Route("GET", "/jobs", Who.ANYONE, handlers.jobs, JobList),
-        Route("GET", "/jobs/{job_id}", Who.ANYONE, handlers.show, JobView),
-        Route("GET", "/jobs/{job_id}/watch", Who.ANYONE, handlers.watch, None, streams=JSON_LINES),
+        Route(get, "/status", everyone, "", machine.status, StatusView),
+        Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
+        Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
+        Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
+        Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
+        Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
+        Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
+        Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
+        Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),
         Route(
-            "POST",
-            "/jobs/{job_id}/extend",
-            Who.MANAGER,
-            handlers.extend,
-            JobView,
-            takes=ExtendRequest,
-            verb="extend",
+            get, "/jobs/{job_id}/environment", owner, read_env, holds.environment, EnvironmentView
         ),
         Route(
-            "POST",
-            "/jobs/{job_id}/keep",
-            Who.MANAGER,
-            handlers.keep,
-            JobView,
-            takes=KeepRequest,
-            verb="keep",
+            post, "/jobs/{job_id}/usage", owner, "report on", usage.usage, None, UsageRequest, 204
         ),
         Route(
-            "GET",
-            "/jobs/{job_id}/environment",
-            Who.OWNER,
-            handlers.environment,
-            EnvironmentView,
-            verb="read the environment of",
+            post, "/jobs/{job_id}/cancel", manager, "cancel", jobs.cancel, JobView, CancelRequest
         ),
         Route(
-            "POST",
-            "/jobs/{job_id}/usage",
-            Who.OWNER,
-            accounts.usage,
-            None,
-            204,
-            UsageRequest,
-            verb="report on",
+            post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),
-        Route("GET", "/report", Who.ANYONE, accounts.report, ReportView),
+        Route(post, "/jobs/{job_id}/keep", manager, "keep", jobs.keep, JobView, KeepRequest),
         Route(
-            "GET",
-            "/jobs/{job_id}/logs",
-            Who.OWNER,
-            handlers.logs,
-            None,
-            streams=FRAMES,
-            verb="read the output of",
+            post, "/gpus/{gpu}/drain", admin, "drain a GPU", machine.drain, GpuAvailabilityView,
+            DrainRequest,
         ),
         Route(
-            "POST",
-            "/jobs/{job_id}/cancel",
-            Who.MANAGER,
-            handlers.cancel,
-            JobView,
-            takes=CancelRequest,
-            verb="cancel",
+            post, "/gpus/{gpu}/resume", admin, "resume a GPU", machine.resume, GpuAvailabilityView
         ),
-        Route(
-            "POST",
-            "/gpus/{gpu}/drain",
-            Who.ADMIN,
-            handlers.gpus.drain,
-            GpuAvailabilityView,
-            takes=DrainRequest,
-            verb="drain a GPU",
-        ),
-        Route(
-            "POST",
-            "/gpus/{gpu}/resume",
-            Who.ADMIN,
-            handlers.gpus.resume,
-            GpuAvailabilityView,
-            verb="resume a GPU",
-        ),
-    )
+    )  # fmt: skip
 
 
-def guard(route: Route, desk: RequestContext) -> Callable[..., Awaitable[None]]:
-    """Return what runs before the handler of `route`, and refuses those who may not use it."""
+def access_check(route: Route, context: RequestContext) -> Callable[..., Awaitable[None]]:
+    """Return what runs before the handler of `route`, and raises if the caller lacks access."""
 
     async def check(request: Request) -> None:
-        desk.rights.check(route.who, caller_in(dict(request.scope)), route.verb)
+        context.rights.check(route.access, caller_of_request(request), route.verb)
 
     async def check_with_job(request: Request, job_id: int) -> None:
-        caller = caller_in(dict(request.scope))
-        desk.rights.check(route.who, caller, route.verb, existing_job(desk, job_id))
+        job = context.existing_job(job_id)
+        context.rights.check(route.access, caller_of_request(request), route.verb, job)
 
-    return check_with_job if route.who in ABOUT_A_JOB else check
+    return check_with_job if route.access.concerns_job else check
 
 
-def build_api(desk: RequestContext, routes: Sequence[Route] | None = None) -> ASGIApp:
-    """Return the ASGI application, which serves the table, or `routes` in its place."""
+def build_api(context: RequestContext, served: Sequence[Route] | None = None) -> ASGIApp:
+    """Return the ASGI application, which serves the table, or `served` in its place."""
     api = FastAPI(
         title="gpulease", version=__version__, docs_url=None, redoc_url=None,
         openapi_url=f"{API_PREFIX}/openapi.json",
     )  # fmt: skip
-    for route in table(Handlers(desk), AccountHandlers(desk)) if routes is None else routes:
+    table = routes(context) if served is None else served
+    for route in table:
         api.add_api_route(
             API_PREFIX + route.path,
-            route.endpoint,
+            route.handler,
             methods=[route.method],
-            dependencies=[Depends(guard(route, desk))],
+            dependencies=[Depends(access_check(route, context))],
             status_code=route.status,
             response_model=None,
-            response_class=StreamingResponse if route.streams else JSONResponse,
-            openapi_extra=_body(route.takes) if route.takes else None,
-            responses={route.status: _reply(route), "default": {"model": ErrorReply}},
+            response_class=StreamingResponse if isinstance(route.reply, str) else JSONResponse,
+            openapi_extra=_body_schema(route.body) if route.body else None,
+            responses={route.status: _reply_schema(route), "default": {"model": ErrorReply}},
         )
-    _describe_bodies(api)
-    api.add_exception_handler(GpuleaseError, _refusal)
-    api.add_exception_handler(RequestValidationError, _not_understood)
+    _add_schemas(api, [route.body for route in table if route.body])
+    api.add_exception_handler(GpuleaseError, _error)
+    api.add_exception_handler(RequestValidationError, _bad_parameter)
     api.add_exception_handler(HTTPException, _no_such_route)
-    api.add_exception_handler(ClientDisconnect, _to_nobody)
+    api.add_exception_handler(ClientDisconnect, _disconnected)
     api.add_exception_handler(Exception, _bug)
-    return RequestLimits(api, _refusal)
+    return RequestLimits(api, _error)
 
 
-def _reply(route: Route) -> dict[str, Any]:
-    if route.streams:
-        return {"content": {route.streams: {"schema": {"type": "string"}}}}
+def _reply_schema(route: Route) -> dict[str, Any]:
+    if isinstance(route.reply, str):
+        return {"content": {route.reply: {"schema": {"type": "string"}}}}
     return {"model": route.reply} if route.reply is not None else {"description": "Done"}
 
 
-def _schema(kind: type) -> dict[str, Any]:
-    return TypeAdapter(kind).json_schema(ref_template=f"{_SHAPES}{{model}}")
-
-
-def _body(kind: type) -> dict[str, Any]:
-    """Describe a request's body for the OpenAPI document; reading it is the handler's."""
-    schema = {"$ref": f"{_SHAPES}{kind.__name__}"}
+def _body_schema(kind: type) -> dict[str, Any]:
+    """Describe the body of a request for the OpenAPI document; handlers read it themselves."""
+    schema = {"$ref": f"{_SCHEMAS}{kind.__name__}"}
     return {
         "requestBody": {
-            "required": kind not in _MAY_BE_LEFT_OUT,
+            "required": kind not in _OPTIONAL_BODIES,
             "content": {"application/json": {"schema": schema}},
         }
     }
 
 
-def _describe_bodies(api: FastAPI) -> None:
-    """Put what `_body` refers to into the document, where FastAPI puts the shapes it knows of."""
-    describe = api.openapi  # replaced below, which is FastAPI's own way to change the document
+def _add_schemas(api: FastAPI, bodies: Sequence[type]) -> None:
+    """Add the schemas that `_body_schema` refers to: FastAPI knows only those of the answers."""
+    describe = api.openapi  # replaced below, as FastAPI documents for extensions
 
-    def whole() -> dict[str, Any]:
+    def complete() -> dict[str, Any]:
         document = describe()
-        shapes = document["components"]["schemas"]
-        for kind in _BODIES:
-            shape = _schema(kind)
-            shapes |= {**shape.pop("$defs", {}), kind.__name__: shape}
+        schemas = document["components"]["schemas"]
+        for kind in bodies:
+            schema = TypeAdapter(kind).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+            schemas |= {**schema.pop("$defs", {}), kind.__name__: schema}
         return document
 
-    api.openapi = whole  # type: ignore[method-assign]
+    api.openapi = complete  # type: ignore[method-assign]
 
 
-async def _refusal(_request: object, error: Exception) -> Response:
+async def _error(_request: object, error: Exception) -> Response:
     assert isinstance(error, GpuleaseError)
     body = ErrorBody(error.code, error.message, error.hint)
     return json_response(ErrorReply(body), error.http_status)
 
 
-async def _not_understood(request: object, error: Exception) -> Response:
+async def _bad_parameter(request: object, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return await _refusal(request, BadValue(f"cannot read the request: {where}: {first['msg']}"))
+    return await _error(request, BadValue(f"cannot read the request: {where}: {first['msg']}"))
 
 
 async def _no_such_route(_request: object, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = ErrorBody(NoSuchRoute.code, f"cannot serve this: {error.detail}")
+    body = ErrorBody(NoSuchRoute.code, f"cannot serve this request: {error.detail}")
     return json_response(ErrorReply(body), error.status_code)
 
 
-async def _to_nobody(_request: object, _error: Exception) -> Response:
-    """Answer one who left in the middle of a request, which is nothing to tell the log of."""
+async def _disconnected(_request: object, _error: Exception) -> Response:
+    """Answer a client that has closed the connection; nothing is logged."""
     return Response(status_code=400)
 
 
 async def _bug(_request: object, _error: Exception) -> Response:
-    """Answer; the traceback is the log's, where the one who can mend it will find it."""
+    """Answer after an unexpected exception; the server has logged its traceback."""
     body = ErrorBody(
         GpuleaseError.code,
-        "cannot do this: gpuleased met an error of its own",
-        "its log has the details; an admin finds them with journalctl -u gpuleased",
+        "cannot answer: internal error in gpuleased",
+        "an admin finds the details in the log: journalctl -u gpuleased",
     )
     return json_response(ErrorReply(body), 500)

@@ -1,28 +1,18 @@
-"""Who is at the other end of a connection: what the kernel says, never what they write.
+"""Who calls, as the kernel says, and which routes and jobs that user may access."""
 
-Who may do what: a table of routes is held against the caller that the kernel names.
-"""
-
-import asyncio
 import ctypes
 import grp
+import pwd
 import socket
-import struct
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 from errno import ERANGE
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from gpulease.domain.job import Job, Owner
+from gpulease.errors import NotAllowed
+from gpulease.peer_credentials import peer_credentials
 
-from gpulease.domain.job import Job
-from gpulease.errors import GpuleaseError, NotAllowed, TooLarge
-from gpulease.units import format_size
-from gpulease.wire.views import ErrorBody, ErrorReply
-
-_UCRED = struct.Struct("iII")
 _SO_PEERGROUPS = 59
 """Of asm-generic/socket.h; Python does not name it."""
 _GID_BYTES = 4
@@ -32,253 +22,152 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The process that opened the connection: its ids at that moment (SO_PEERCRED, unix(7))."""
+    """The process that opened the connection, with its ids at that moment."""
 
     pid: int
+    """0 if the daemon cannot see the process, as in another pid namespace."""
     uid: int
     gid: int
     groups: tuple[int, ...] | None = None
-    """Its supplementary groups; None where the kernel does not say."""
+    """Supplementary groups; None where the kernel does not say."""
+
+    @property
+    def user(self) -> str:
+        """The name of the user, or the uid if it has no name."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return str(self.uid)
+
+    @property
+    def owner(self) -> Owner:
+        """The user as the owner of jobs."""
+        return Owner(self.uid, self.gid, self.user)
 
 
 def caller_of(connection: socket.socket) -> Caller:
-    """Ask the kernel who is at the other end of a connected Unix socket."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, gid = _UCRED.unpack(packed)
-    return Caller(pid, uid, gid, _groups_of(connection))
+    """Return the process at the other end of a connected Unix socket."""
+    return Caller(*peer_credentials(connection), _groups_of(connection))
 
 
 def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
     """Return the supplementary groups at the other end; None on kernels before 4.13."""
-    # By hand, since Python's getsockopt() has no room for more than 256 groups.
-    room = 64
-    while room <= _MOST_GROUPS:
-        found = (ctypes.c_uint32 * room)()
-        size = ctypes.c_uint32(ctypes.sizeof(found))
-        asked = (connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS)
-        if _libc.getsockopt(*asked, found, ctypes.byref(size)) == 0:
-            return tuple(found[: size.value // _GID_BYTES])
+    # Through libc: Python's getsockopt() returns at most 1024 bytes, which is 256 groups.
+    capacity = 64
+    while capacity <= _MOST_GROUPS:
+        groups = (ctypes.c_uint32 * capacity)()
+        size = ctypes.c_uint32(ctypes.sizeof(groups))
+        option = (connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS)
+        if _libc.getsockopt(*option, groups, ctypes.byref(size)) == 0:
+            return tuple(groups[: size.value // _GID_BYTES])
         if ctypes.get_errno() != ERANGE:
             return None
-        # The kernel said how much it takes.
-        room = max(2 * room, size.value // _GID_BYTES)
+        # The kernel has set the size that it needs.
+        capacity = max(2 * capacity, size.value // _GID_BYTES)
     return None
 
 
-_LARGEST_HEAD = 64 * 1024
-"""Bytes of a request's line and headers."""
-_HEAD_WITHIN_S = 10.0
-MOST_CONNECTIONS = 1000
-"""Of one user at once; every `run` that waits holds one. Root has no such limit."""
-
-
-class Pipelined(Exception):
-    """A second request came before the first was answered; httptools makes it a refusal."""
-
-
-class HeadTooLarge(Exception):
-    """A request's line and headers are over the bound; httptools makes it a refusal."""
-
-
-def plain_answer(error: GpuleaseError, phrase: str) -> bytes:
-    """Return a whole HTTP answer that says an error, for whoever never gets to a handler."""
-    body = msgspec.json.encode(ErrorReply(ErrorBody(error.code, error.message, error.hint)))
-    head = (
-        f"HTTP/1.1 {error.http_status} {phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with the caller in each request's state, and with bounds.
-
-    Until a request's headers are complete nobody has been identified to any handler, so what one
-    user can make the daemon hold by then is bounded here.
-    """
-
-    most_connections: ClassVar[int] = MOST_CONNECTIONS
-    _connections: ClassVar[Counter[int]] = Counter()
-
-    @classmethod
-    def has_room_for(cls, uid: int, coming: int) -> bool:
-        """Tell whether a user may have one more connection, where so many more are coming."""
-        return uid == 0 or cls._connections[uid] + coming < cls.most_connections
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        caller = caller_of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "caller": caller, "abort": transport.abort}
-        self._uid = caller.uid
-        self._unparsed: int | None = 0
-        """Bytes that came of a head which is not complete; None between its end and the next."""
-        self._head_size = 0
-        """Bytes of the head so far as it is parsed, which may all have come at once."""
-        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
-        self._connections[self._uid] += 1
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        self._connections[self._uid] -= 1
-        if not self._connections[self._uid]:
-            del self._connections[self._uid]
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._unparsed is None or self.transport.is_closing():
-            return
-        self._unparsed += len(data)
-        if self._unparsed > _LARGEST_HEAD:
-            self._refuse_head()
-
-    def send_400_response(self, msg: str) -> None:
-        if self._head_size > _LARGEST_HEAD:
-            self._refuse_head()
-        else:
-            super().send_400_response(msg)
-
-    def _refuse_head(self) -> None:
-        error = TooLarge(
-            "cannot take this request: its line and headers are larger than "
-            f"{format_size(_LARGEST_HEAD)}",
-            "what is large belongs into the body",
-        )
-        self.transport.write(plain_answer(error, "Content Too Large"))
-        self.transport.close()
-
-    def on_message_begin(self) -> None:
-        # Nobody we know does it, and one connection could queue requests without bound.
-        if self._is_busy:
-            raise Pipelined
-        self._unparsed = self._head_size = 0
-        self._deadline.cancel()
-        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self._waited_enough)
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + len(b": \r\n"))
-        super().on_header(name, value)
-
-    def _count_head(self, size: int) -> None:
-        self._head_size += size
-        if self._head_size > _LARGEST_HEAD:
-            raise HeadTooLarge
-
-    def on_headers_complete(self) -> None:
-        self._unparsed = None
-        self._deadline.cancel()
-        super().on_headers_complete()
-
-    @property
-    def _is_busy(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete
-
-    def _waited_enough(self) -> None:
-        self.transport.abort()
-
-
 def caller_in(scope: dict[str, Any]) -> Caller:
-    """Return the caller of a request, as `PeerProtocol` left it in the ASGI scope."""
+    """Return the caller of a request, which the HTTP server has put into the ASGI scope."""
     caller = scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
-class Who(Enum):
+class Access(Enum):
     """Who may use a route."""
 
     ANYONE = auto()
     """Every local user."""
     SUBMITTER = auto()
-    """The users as whom the daemon can run jobs: all where it is root's, else its own user."""
+    """Users whose jobs the daemon can run: everyone if it runs as root, else its own user."""
     MANAGER = auto()
-    """The job's owner, and the admins: they may act on it, and see what it runs."""
+    """The owner of the job, and admins."""
     OWNER = auto()
-    """The job's owner: what it printed and its environment may hold secrets."""
+    """The owner of the job, and root: output and environment may hold secrets."""
     ADMIN = auto()
-    """The admins alone: it concerns everyone."""
+    """Admins."""
 
-
-ABOUT_A_JOB = frozenset({Who.MANAGER, Who.OWNER})
+    @property
+    def concerns_job(self) -> bool:
+        """Whether it depends on the job in the path of the route."""
+        return self in (Access.MANAGER, Access.OWNER)
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Who is more than a user here: root, whose daemon it is, and a group of admins."""
+    """Decides what a caller may do on this machine."""
 
     daemon_uid: int
     admins: str | None = None
-    """The name of the group; a daemon of one user has none."""
+    """The name of a group; the daemon of one user has none."""
     hide_commands: bool = False
-    """Whether what a job runs is for its managers alone."""
+    """Whether only managers see what a job runs."""
 
-    def is_master(self, caller: Caller) -> bool:
-        """Tell whether `caller` could do everything anyway."""
+    def is_root(self, caller: Caller) -> bool:
+        """Tell whether `caller` is root or the user of the daemon, who could do all by hand."""
         return caller.uid in (0, self.daemon_uid)
 
     def is_admin(self, caller: Caller) -> bool:
-        """Tell whether `caller` may act on everyone's jobs."""
-        return self.is_master(caller) or self._admins_gid() in (caller.gid, *(caller.groups or ()))
+        """Tell whether `caller` may manage the jobs of all users."""
+        return self.is_root(caller) or self._admins_gid() in (caller.gid, *(caller.groups or ()))
 
-    def hides_from(self, caller: Caller) -> bool:
-        """Tell whether what others run is hidden from `caller`."""
+    def owns(self, caller: Caller, job: Job) -> bool:
+        """Tell whether `caller` may see all of `job`."""
+        return caller.uid == job.owner.uid or self.is_root(caller)
+
+    def manages(self, caller: Caller, job: Job) -> bool:
+        """Tell whether `caller` may change `job`."""
+        return caller.uid == job.owner.uid or self.is_admin(caller)
+
+    def redacts_for(self, caller: Caller) -> bool:
+        """Tell whether `caller` does not see what other users run."""
         return self.hide_commands and not self.is_admin(caller)
 
-    def has(self, who: Who, caller: Caller, job: Job) -> bool:
-        """Tell whether `caller` may do with `job` what is open to MANAGER or OWNER."""
-        above = self.is_master(caller) if who is Who.OWNER else self.is_admin(caller)
-        return caller.uid == job.owner.uid or above
-
-    def check(self, who: Who, caller: Caller, verb: str, job: Job | None = None) -> None:
-        """Check that `caller` is among `who` and so may do `verb`, with `job` if it is about one.
+    def check(self, access: Access, caller: Caller, verb: str, job: Job | None = None) -> None:
+        """Check that `caller` has the access that a route needs, to `job` if it concerns one.
 
         Raises:
-            NotAllowed: they may not.
+            NotAllowed: the caller does not.
         """
-        match who:
-            case Who.ANYONE:
+        match access:
+            case Access.ANYONE:
                 return
-            case Who.SUBMITTER:
+            case Access.SUBMITTER:
                 self._check_submitter(caller)
-            case Who.MANAGER | Who.OWNER:
+            case Access.MANAGER | Access.OWNER:
                 assert job is not None, "the router finds the job"
-                self._check_job(who, caller, verb, job)
-            case Who.ADMIN:
+                self._check_job(access, caller, verb, job)
+            case Access.ADMIN:
                 self._check_admin(caller, verb)
 
     def _check_submitter(self, caller: Caller) -> None:
-        # Only root's daemon can become another user.
+        # Only a daemon of root can run jobs as another user.
         if self.daemon_uid not in (0, caller.uid):
             raise NotAllowed(
-                "cannot submit: this daemon belongs to another user and runs jobs as them alone",
-                "unset GPULEASE_SOCKET to use the system's daemon, or one of your own",
+                "cannot submit: this daemon belongs to another user and runs only their jobs",
+                "unset GPULEASE_SOCKET to use the system's daemon or your own",
             )
 
-    def _check_job(self, who: Who, caller: Caller, verb: str, job: Job) -> None:
-        if not self.has(who, caller, job):
-            raise NotAllowed(
-                f"cannot {verb} job {job.id}: it belongs to {job.owner.user}",
-                "only its owner and root may"
-                if who is Who.OWNER
-                else "only its owner, the machine's admins and root may",
-            )
+    def _check_job(self, access: Access, caller: Caller, verb: str, job: Job) -> None:
+        is_owner = access is Access.OWNER
+        if self.owns(caller, job) if is_owner else self.manages(caller, job):
+            return
+        allowed = "its owner and root" if is_owner else "its owner, the machine's admins and root"
+        raise NotAllowed(
+            f"cannot {verb} job {job.id}: it belongs to {job.owner.user}", f"only {allowed} may"
+        )
 
     def _check_admin(self, caller: Caller, verb: str) -> None:
         if self.is_admin(caller):
             return
-        group = f"members of the group {self.admins}" if self.admins else "whose daemon it is"
+        others = f"members of the group {self.admins}" if self.admins else "the daemon's user"
         raise NotAllowed(
-            f"cannot {verb}: that is for the admins of this machine", f"root and {group} may"
+            f"cannot {verb}: only admins of this machine may", f"admins are root and {others}"
         )
 
     def _admins_gid(self) -> int | None:
-        # Looked up each time, since a group may be made or made anew while the daemon runs.
+        # Looked up each time: the group may be created while the daemon runs.
         try:
             return grp.getgrnam(self.admins).gr_gid if self.admins else None
         except KeyError:

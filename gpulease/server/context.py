@@ -1,47 +1,124 @@
-"""What the handlers of requests have at hand."""
+"""What all handlers of requests share: the daemon's objects, and how bodies are read and sent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Owner, Use
-from gpulease.server.auth import Rights
-from gpulease.server.job_views import Views
+from gpulease.domain.job import Invocation, Job, Owner, UserUsage
+from gpulease.domain.lease import State
+from gpulease.errors import BadValue, NoSuchJob
+from gpulease.server.auth import Caller, Rights, caller_in
+from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
+from gpulease.server.machine_views import MachineViews
+from gpulease.server.redaction import redact_job
+from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains
-from gpulease.service.ports import Clock, ProcessFinder
+from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
-from gpulease.wire.views import DoctorView, OveruseView
+from gpulease.wire.views import DoctorView, JobView, OveruseView
+
+Body = TypeVar("Body")
+
+_LARGEST_ID = (1 << 63) - 1
+"""Of an integer in SQLite."""
+_MOST_DETAIL = 200
+"""Characters of a parser's message that are shown."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """All that the handlers work with; what the admin may change is read anew at each request."""
+    """What the handlers work with. A reload of the settings changes some of the fields."""
 
-    keeper: Scheduler
-    views: Views
-    board: Listings
+    scheduler: Scheduler
+    job_views: JobViews
+    machine_views: MachineViews
+    listings: Listings
     clock: Clock
     defaults: Defaults
     rights: Rights
     directory_of: Callable[[JobId], Path]
     log_limit: int
     most_streams: int
-    """Of one user at once; root has no such bound."""
+    """Of one user at once; root has no such limit."""
     doctor: Callable[[], DoctorView]
     overuse_of: Callable[[Owner], OveruseView]
-    """What becomes of a user's jobs that hold more than their lease."""
+    """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
     drains: Drains
     environment: Callable[[Job, Invocation], Mapping[str, str]]
-    """The variables of an invocation as they are under the leases of a job."""
+    """The variables of an invocation as the leases of a job change them."""
     usage: Usage
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
-    uses: Callable[[str | None, datetime | None], Sequence[Use]]
-    """What the ended jobs of a user, or of all, asked for and used from some time on."""
-    watch_asker: Callable[[Job], None]
-    """Sees to it that a lease without a job leaves the queue with who asked for it."""
+    usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
+    """What the ended jobs of one or all users asked for and used, from some time on."""
+    watch_holder: Callable[[Job], None]
+    """Removes a hold from the queue when the process that asked for it ends."""
+
+    def existing_job(self, job_id: int) -> Job:
+        """Return a job.
+
+        Raises:
+            NoSuchJob: there is none with this id.
+        """
+        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= _LARGEST_ID else None
+        if job is None:
+            raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
+        return job
+
+    def redacted_for(self, caller: Caller) -> str | None:
+        """Return the user for whom answers are redacted, None if `caller` may see all."""
+        return caller.user if self.rights.redacts_for(caller) else None
+
+    def view_for(self, caller: Caller, job: Job, *, with_events: bool = False) -> JobView:
+        """Return a job as `caller` may see it."""
+        events: Sequence[Event] = self.scheduler.store.events(job.id) if with_events else ()
+        # An ended job has no live pools, so they come from the database.
+        pools = self.stored_pools(job.id) if events and job.state is State.ENDED else None
+        view = self.job_views.job(
+            job, to_owner=self.rights.owns(caller, job), events=events, pools=pools
+        )
+        viewer = self.redacted_for(caller)
+        return view if viewer is None else redact_job(view, viewer)
+
+
+def caller_of_request(request: Request) -> Caller:
+    """Return the process that sent a request."""
+    return caller_in(dict(request.scope))
+
+
+def slot_of_request(request: Request) -> RequestSlot:
+    """Return the slot in which a request is served."""
+    return slot_in(dict(request.scope))
+
+
+def read_body(kind: type[Body], content: bytes) -> Body:
+    """Return the body of a request.
+
+    Raises:
+        BadValue: it is not JSON of this shape.
+    """
+    # msgspec stops at the first error, however much follows.
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadValue(f"cannot read the request: {str(error)[:_MOST_DETAIL]}") from error
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """Return a wire object as a response."""
+    return encoded_response(msgspec.json.encode(content), status)
+
+
+def encoded_response(content: bytes, status: int = 200) -> Response:
+    """Return JSON as a response."""
+    return Response(content, status, media_type="application/json")

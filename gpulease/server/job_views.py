@@ -1,73 +1,80 @@
-"""What the API shows: jobs, GPUs and the queue as wire objects, as far as the caller may see.
-
-What a user is shown of others where the admin hides commands: that they run, and not what.
-"""
+"""A job as the wire object that users see: its leases, its use of them, why it waits or ended."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
+from pathlib import Path
+from typing import Protocol
 
-import msgspec
-
+from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Use
-from gpulease.domain.lease import Claim, State
-from gpulease.domain.plan import Plan, Waiting, waiting_in
-from gpulease.server.lease_views import (
-    LeaseViews,
-    Machine,
-    Told,
-    Watches,
-    claim_view,
-    exit_status,
-    instant,
-    reason,
-    seconds,
-)
-from gpulease.server.machine_views import MachineViews
+from gpulease.domain.idle import Release
+from gpulease.domain.job import Job, UserUsage
+from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.overuse import Consequence, OverusePolicy
+from gpulease.domain.plan import Plan
+from gpulease.server.reasons import WaitReasonCache, exit_status, reason
+from gpulease.service.idleness import IdleWatch
+from gpulease.service.observation import Observation
+from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
+from gpulease.units import Share
 from gpulease.wire.views import (
+    ClaimView,
+    EnforcementLevelView,
     EventView,
-    GpuView,
-    JobList,
     JobView,
+    LeaseView,
+    OveruseView,
+    PoolView,
     ReportView,
-    StatusView,
     UnheldView,
     UseView,
 )
 
 
-class Views:
-    """Draws wire objects from the keeper's latest plan and look."""
+class EnforcementLevels(Protocol):
+    """What can hold jobs to their leases on this machine."""
+
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """The levels that hold every lease granted now."""
+
+    def rungs(self) -> list[EnforcementLevelView]:
+        """Return each level with what it does here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSources:
+    """What the views show besides the state of the scheduler."""
+
+    driver: Callable[[], str | None]
+    simulated: bool
+    directory_of: Callable[[JobId], Path]
+    """Where the record, the output and the socket of a job are."""
+    enforcement: EnforcementLevels
+    overuse: OveruseWatch
+    idleness: IdleWatch
+    unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
+    pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
+
+
+class JobViews:
+    """Draws jobs from the latest plan and observation of the scheduler. For one thread."""
 
     def __init__(
-        self, keeper: Scheduler, processes: ProcessFinder, machine: Machine, watches: Watches
+        self, scheduler: Scheduler, processes: ProcessFinder, sources: ViewSources
     ) -> None:
-        self._keeper = keeper
+        self._scheduler = scheduler
         self._processes = processes
-        self._machine = machine
-        self._of_machine = MachineViews(keeper, processes, machine)
-        self._of_leases = LeaseViews(keeper, machine, watches)
-        self._line: tuple[Plan | None, list[JobId]] = (None, [])
-        self._behind: tuple[Plan | None, dict[Claim, Waiting]] = (None, {})
-        self._told = Told(None)
-
-    def live(self) -> Sequence[Job]:
-        """Return the jobs that wait or hold memory."""
-        return self._keeper.store.live()
-
-    def machine(self, live: Sequence[Job], now: datetime) -> StatusView:
-        """Return one look at the whole machine, without the jobs."""
-        return self._of_machine.status(live, now)
-
-    def allocatable(self) -> Mapping[GpuUuid, int]:
-        """Return the bytes that each GPU has to lease, as of the latest look."""
-        return self._of_machine.allocatable()
+        self._sources = sources
+        self._positions = QueuePositions(scheduler)
+        self._wait_reasons = WaitReasonCache()
+        self._used: tuple[Observation | None, Mapping[tuple[JobId, GpuUuid], int]] = (None, {})
 
     def job(
         self,
@@ -77,15 +84,14 @@ class Views:
         events: Sequence[Event] = (),
         pools: Sequence[PoolSeen] | None = None,
     ) -> JobView:
-        """Return a job as anyone may see it, or with what only its owner may.
+        """Return a job as every user may see it, or as its owner may.
 
-        `pools` are those of its frameworks, None: what is known of a running one.
+        `pools` are the memory pools of its frameworks; None: those of the running job.
         """
-        waiting = self.waiting(job)
-        told = self._told.of(job.claim, waiting) if waiting else None
-        why = (told and told.why) or reason(job, waiting) or ""
-        why, _, hint = why.partition("\n\nhint: ")
-        idle_since_at, idle_ends_at = self._of_leases.idle(job)
+        plan = self._scheduler.plan if job.state is State.QUEUED else None
+        waits = None if plan is None else self._wait_reasons.of(job, plan)
+        why, hint = reason(job, waits.why if waits else None)
+        idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
             id=job.id,
@@ -93,13 +99,13 @@ class Views:
             user=job.owner.user,
             state=job.state.value,
             reason=why or None,
-            hint=hint or None,
+            hint=hint,
             outcome=job.outcome.value if job.outcome else None,
-            position=self.position(job),
-            expected_start_at=instant(waiting.expected_start_at) if waiting else None,
+            position=self._positions.of(job),
+            expected_start_at=instant(waits.expected_start_at) if waits else None,
             command=job.command,
-            claim=told.claim if told else claim_view(job.claim),
-            leases=self._of_leases.of(job, self._machine.pools_of(job) if pools is None else pools),
+            claim=claim_view(job.claim),
+            leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
             started_at=instant(job.started_at),
@@ -107,26 +113,26 @@ class Views:
             expires_at=instant(job.expires_at) if job.holds_memory else None,
             exit_status=exit_status(job),
             pid=job.pid,
-            directory=str(self._machine.directory_of(job.id)) if has_directory else None,
+            directory=str(self._sources.directory_of(job.id)) if has_directory else None,
             kind="run" if job.holder is None else "hold",
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
-            grace=seconds(self._keeper.grace(job)),
+            grace=_seconds(self._scheduler.grace(job)),
             gives_up_at=instant(job.gives_up_at) if job.state is State.QUEUED else None,
             kept_until_at=instant(job.kept_until_at) if job.holds_memory else None,
             idle_since_at=idle_since_at,
             idle_ends_at=idle_ends_at,
-            refusals=told.refusals if told else [],
-            waits_for=told.waits_for if told else [],
+            refusals=waits.refusals if waits else [],
+            waits_for=waits.waits_for if waits else [],
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
-                for each in self._machine.unheld(job.id)
+                for each in self._sources.unheld(job.id)
             ],
-            sized=job.account.sized,
-            out_of_memory=job.account.out_of_memory,
-            retry_of=job.account.retry_of,
-            retried_as=job.account.retried_as,
+            sized=job.usage.size_reason,
+            out_of_memory=job.usage.out_of_memory,
+            retry_of=job.usage.retry_of,
+            retried_as=job.usage.retried_as,
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -137,90 +143,143 @@ class Views:
         try:
             return self._processes.is_stopped(job.pid)
         except OSError:
-            return False  # it cannot be seen at this moment
+            return False  # /proc cannot be read now
 
-    def waiting(self, job: Job) -> Waiting | None:
-        """Return why a job waits; the same object as long as nothing of it has changed."""
-        plan = self._keeper.plan
-        if job.state is not State.QUEUED or plan is None:
-            return None
-        if self._told.plan is not plan:
-            self._told = Told(plan, self._told)
-        found = plan.waiting.get(job.id)
-        return self._told.settled(job.claim, found or self._waiting_behind(plan, job))
+    def _leases(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
+        if not job.leases:
+            return []
+        seen = self._scheduler.seen
+        used = self._used_by_job(seen)
+        peaks = self._scheduler.peaks.by_lease
+        return [
+            LeaseView(
+                gpu=lease.gpu,
+                memory=lease.memory,
+                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
+                peak=peaks.get((job.id, lease.gpu), lease.peak),
+                enforced_by=self._enforced_by(job, lease, seen),
+                driver_limit=lease.driver_limit,
+                needed=lease.used,
+                pools=[_pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
+                **self._over(job, lease.gpu, seen),
+            )
+            for lease in job.leases
+        ]
 
-    def _waiting_behind(self, plan: Plan, job: Job) -> Waiting:
-        if self._behind[0] is not plan:
-            self._behind = plan, {}
-        behind = self._behind[1]
-        if job.claim not in behind:
-            behind[job.claim] = waiting_in(plan, job)
-        return behind[job.claim]
+    def _used_by_job(self, seen: Observation | None) -> Mapping[tuple[JobId, GpuUuid], int]:
+        """Return what each job uses on each GPU, summed once for each observation."""
+        if seen is not None and self._used[0] is not seen:
+            self._used = seen, seen.used_by_job()
+        return self._used[1]
 
-    def position(self, job: Job) -> int | None:
-        """Return the place of a waiting job in the line, as of the latest plan."""
+    def _enforced_by(self, job: Job, lease: Lease, seen: Observation | None) -> list[str]:
+        """Return the levels that hold the lease, or held it at its end."""
+        if not job.holds_memory:
+            return list(lease.enforced_by or ())
+        everywhere = self._sources.enforcement.everywhere
+        levels = everywhere if lease.enforced_by is None else lease.enforced_by
+        is_blind = seen is not None and seen.is_blind
+        return list(
+            with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
+        )
+
+    def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
+        """Return since when a job exceeds a lease, and when it is stopped for that."""
+        overuse = self._sources.overuse.standing(job.id, gpu)
+        if overuse.over_for is None or seen is None or job.state is not State.ACTIVE:
+            return {}
+        left = overuse.left(self._sources.overuse.policy(job))
+        return {
+            "over_since_at": instant(seen.at - overuse.over_for),
+            "stops_at": None if left is None else instant(seen.at + left),
+        }
+
+    def _idle(self, job: Job) -> tuple[str | None, str | None]:
+        """Return since when a job is idle and when it ends for that, where the policy is on."""
+        if not job.holds_memory:
+            return None, None
+        seen, idle = self._scheduler.seen, self._sources.idleness.rest(job.id)
+        policy = self._sources.idleness.policy(job)
+        if seen is None or idle.idle_for is None or policy.release is Release.OFF:
+            return None, None
+        if job.kept_until_at is not None and seen.at < job.kept_until_at:
+            # Kept since the latest observation: its idle time starts again at the end of that.
+            return None, None
+        left = idle.left(policy)
+        ends_at = None if left is None else seen.at + left
+        return instant(seen.at - idle.idle_for), instant(ends_at)
+
+
+class QueuePositions:
+    """The position of each queued job, counted once for each plan."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._plan: Plan | None = None
+        self._queue: list[JobId] = []
+        """Ids in ascending order, which is the order of the queue."""
+
+    def of(self, job: Job) -> int | None:
+        """Return the position of a job, 1 for the next; None unless it is queued."""
         if job.state is not State.QUEUED:
             return None
-        if self._line[0] is not self._keeper.plan:
-            self._line = self._keeper.plan, []
-        line = self._line[1]
-        if not line or job.id > line[-1]:
-            line.extend(self._who_came_after(line[-1] if line else JobId(0)))
-        place = bisect_left(line, job.id)
-        return place + 1 if place < len(line) and line[place] == job.id else None
+        if self._plan is not self._scheduler.plan:
+            self._plan, self._queue = self._scheduler.plan, []
+        queue = self._queue
+        if not queue or job.id > queue[-1]:
+            queue.extend(self._newer_than(queue[-1] if queue else JobId(0)))
+        index = bisect_left(queue, job.id)
+        return index + 1 if index < len(queue) and queue[index] == job.id else None
 
-    def _who_came_after(self, last: JobId) -> list[JobId]:
-        newer = takewhile(lambda each: each.id > last, reversed(self._keeper.store.live()))
+    def _newer_than(self, last: JobId) -> list[JobId]:
+        newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
         return [each.id for each in newer if each.state is State.QUEUED][::-1]
 
 
-def report_view(uses: Sequence[Use], since: datetime | None) -> ReportView:
-    """Return what users asked for and used as a wire object."""
-    return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])
+def instant(at: datetime | None) -> str | None:
+    """Return an instant in ISO 8601, in UTC with milliseconds; None stays None."""
+    if at is None:
+        return None
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-HIDDEN = "(hidden)"
-"""In the place of a command, and of a name, which is by default made of the command."""
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
 
 
-def conceal(view: JobView, viewer: str) -> JobView:
-    """Return a job as the user `viewer` may see it."""
-    if view.user == viewer:
-        return view
-    # Why a launch failed names what could not be launched.
-    reason = None if view.outcome == "launch_failed" else view.reason
-    events = [replace(each, detail=None) for each in view.events]
-    # Which framework reports, and why a hook is not reached, tell what is run.
-    leases = [replace(each, pools=[]) for each in view.leases]
-    return replace(
-        view,
-        command=HIDDEN,
-        name=HIDDEN,
-        reason=reason,
-        sized=None,
-        leases=leases,
-        unheld=[],
-        events=events,
+def claim_view(claim: Claim) -> ClaimView:
+    """Return a claim as a wire object."""
+    share = claim.memory if isinstance(claim.memory, Share) else None
+    return ClaimView(
+        memory=None if isinstance(claim.memory, Share) else claim.memory,
+        share=float(share.percent) if share else None,
+        gpus=claim.gpus,
+        exclusive=claim.exclusive,
+        time_limit=_seconds(claim.time_limit),
     )
 
 
-def conceal_list(drawn: bytes, viewer: str) -> bytes:
-    """Return an encoded `JobList` as the user `viewer` may see it."""
-    view = msgspec.json.decode(drawn, type=JobList)
-    return msgspec.json.encode(JobList([conceal(each, viewer) for each in view.jobs]))
+def _pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
+    return PoolView(
+        framework=seen.kind.framework,
+        version=seen.version,
+        limit=seen.limit,
+        peak=seen.peak,
+        charged=None if seen.limit is None else max(0, lease.memory - seen.limit),
+        beside=seen.overhead,
+    )
 
 
-def conceal_status(drawn: bytes, viewer: str) -> bytes:
-    """Return an encoded `StatusView` as the user `viewer` may see it."""
-    view = msgspec.json.decode(drawn, type=StatusView)
-    gpus = [_conceal_processes(each, viewer) for each in view.gpus]
-    jobs = [conceal(each, viewer) for each in view.jobs]
-    return msgspec.json.encode(replace(view, jobs=jobs, gpus=gpus))
+def overuse_view(policy: OverusePolicy) -> OveruseView:
+    """Return what happens to jobs that exceed their lease as a wire object."""
+    return OveruseView(
+        policy.consequence is Consequence.STOP,
+        policy.tolerance,
+        policy.grace.total_seconds(),
+        policy.elastic,
+    )
 
 
-def _conceal_processes(gpu: GpuView, viewer: str) -> GpuView:
-    shown = [
-        each if each.user == viewer else replace(each, command=HIDDEN, name=HIDDEN, container=None)
-        for each in gpu.processes
-    ]
-    return replace(gpu, processes=shown)
+def report_view(uses: Sequence[UserUsage], since: datetime | None) -> ReportView:
+    """Return what users asked for and used as a wire object."""
+    return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])

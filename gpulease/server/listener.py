@@ -1,16 +1,8 @@
-"""Lets callers in: users by turns, none with more connections than one user may have.
+"""The socket on which the daemon listens, and the connections that it accepts.
 
-Setting up a connection costs twenty times what it costs to take one from the kernel's line. So the
-line is emptied first, whoever has too many is told so and sent away, and the others come in one
-user after the other: a thousand callers of one user do not stand before those of another.
-
-The daemon's door: its socket, where callers look for it for as long as the daemon lives.
-
-A socket can be taken away under a daemon: logind removes /run/user/UID when its user has logged
-out, and anybody may tidy up too much. Nobody finds the daemon then, and no other may take its
-place.
-
-The socket on which the daemon listens.
+The kernel's queue of connections is emptied first, since setting up a connection takes twenty times
+as long as accepting it. A user with too many connections gets an error; the others are served in
+turn by user, so that a thousand connections of one user do not delay another user.
 """
 
 import asyncio
@@ -19,119 +11,144 @@ import errno
 import logging
 import os
 import socket
-import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 
-from gpulease.errors import BadConfiguration, TooMany
+import msgspec
+
+from gpulease.errors import BadConfiguration, GpuleaseError, TooMany
 from gpulease.path_ownership import make_directories, shaky
-from gpulease.server.auth import PeerProtocol, plain_answer
+from gpulease.peer_credentials import peer_credentials
 from gpulease.service.log_once import LogOnce
+from gpulease.wire.views import ErrorBody, ErrorReply
 
 _log = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Who may stand before the door; the kernel's usual most. When it is full, chance alone decides who
-gets a place, and whoever tries most often is luckiest."""
-_TAKEN_AT_ONCE = 256
-_LET_IN_AT_ONCE = 4
-"""Between two looks at what else there is to do."""
+MOST_CONNECTIONS = 1000
+"""Of one user at once; each `run` that waits holds one. Root has no such limit."""
+_BACKLOG = 4096
+"""The usual limit of the kernel. When the queue is full, chance decides which connect() wins."""
+_ACCEPT_AT_ONCE = 256
+_SET_UP_AT_ONCE = 4
+"""Before other events are handled."""
 _TRY_AGAIN_AFTER_S = 1.0
-_UCRED = struct.Struct("iII")
 
 
-class ConnectionLimits:
-    """Serves those who connect to a listening socket."""
+class ConnectionCounts:
+    """How many connections each user has open."""
 
-    def __init__(self, listening: socket.socket, protocol: Callable[[], PeerProtocol]) -> None:
-        """Begin to take callers in; the socket is closed with this."""
+    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+        self.most = most
+        self._open: Counter[int] = Counter()
+
+    def has_room_for(self, uid: int, pending: int) -> bool:
+        """Tell whether a user may open another connection, with `pending` others not yet open."""
+        return uid == 0 or self._open[uid] + pending < self.most
+
+    def add(self, uid: int) -> None:
+        self._open[uid] += 1
+
+    def remove(self, uid: int) -> None:
+        self._open[uid] -= 1
+        if not self._open[uid]:
+            del self._open[uid]
+
+
+class Acceptor:
+    """Accepts connections on a listening socket and sets them up, users in turn."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        counts: ConnectionCounts,
+    ) -> None:
+        """Start; the listening socket is closed by `close`."""
         self._listening = listening
         self._protocol = protocol
+        self._counts = counts
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, deque[socket.socket]] = {}
-        """By uid; first the one whose turn it is."""
-        self._coming_in: dict[asyncio.Task[object], int] = {}
-        """By uid: those for whom a connection is being set up, and is not counted yet."""
-        self._open = True
+        self._accepted: dict[int, deque[socket.socket]] = {}
+        """By uid, the next user first."""
+        self._in_setup: dict[asyncio.Task[object], int] = {}
+        """Uids of connections that are being set up, which `counts` does not have yet."""
+        self._is_open = True
         self._complaints = LogOnce(_log)
         listening.setblocking(False)
         self._resume()
 
     def close(self) -> None:
-        """Take in nobody more; those who wait are let go."""
-        self._open = False
+        """Accept no more, and close the connections that are not set up."""
+        self._is_open = False
         self._loop.remove_reader(self._listening.fileno())
         self._listening.close()
-        for line in self._waiting.values():
-            for link in line:
-                link.close()
-        self._waiting = {}
+        for connections in self._accepted.values():
+            for connection in connections:
+                connection.close()
+        self._accepted = {}
 
     def _resume(self) -> None:
-        if self._open:
-            self._loop.add_reader(self._listening.fileno(), self._take)
+        if self._is_open:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    def _take(self) -> None:
-        """Take callers from the kernel's line."""
-        nobody_waited = not self._waiting
-        for _ in range(_TAKEN_AT_ONCE):
+    def _accept(self) -> None:
+        """Empty the kernel's queue."""
+        was_empty = not self._accepted
+        for _ in range(_ACCEPT_AT_ONCE):
             try:
-                link = self._listening.accept()[0]
+                connection = self._listening.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:
-                # For want of descriptors, say: the line stays, and so would the event.
-                text = f"cannot take in callers at this moment: {error}"
+                # Such as too many open files: the queue stays full, and the event would repeat.
+                text = f"cannot accept connections at the moment: {error}"
                 self._complaints.say("accept", text, level=logging.ERROR)
                 self._loop.remove_reader(self._listening.fileno())
                 self._loop.call_later(_TRY_AGAIN_AFTER_S, self._resume)
                 break
             self._complaints.passed("accept")
-            self._line_up(link)
-        if nobody_waited and self._waiting:
-            self._loop.call_soon(self._let_in)
+            self._enqueue(connection)
+        if was_empty and self._accepted:
+            self._loop.call_soon(self._set_up)
 
-    def _line_up(self, link: socket.socket) -> None:
-        uid = _uid_of(link)
-        coming = len(self._waiting.get(uid, ())) + list(self._coming_in.values()).count(uid)
-        if PeerProtocol.has_room_for(uid, coming):
-            link.setblocking(False)
-            self._waiting.setdefault(uid, deque()).append(link)
+    def _enqueue(self, connection: socket.socket) -> None:
+        uid = peer_credentials(connection).uid
+        pending = len(self._accepted.get(uid, ())) + list(self._in_setup.values()).count(uid)
+        if self._counts.has_room_for(uid, pending):
+            connection.setblocking(False)
+            self._accepted.setdefault(uid, deque()).append(connection)
             return
-        with link, contextlib.suppress(OSError):
-            link.send(_turned_away(PeerProtocol.most_connections), socket.MSG_DONTWAIT)
+        with connection, contextlib.suppress(OSError):
+            connection.send(_too_many(self._counts.most), socket.MSG_DONTWAIT)
 
-    def _let_in(self) -> None:
-        """Let some in, users by turns, and go on in a moment with the others."""
-        for _ in range(_LET_IN_AT_ONCE):
-            if not self._waiting:
+    def _set_up(self) -> None:
+        """Set up some connections, one user after the other, and the rest in the next ticks."""
+        for _ in range(_SET_UP_AT_ONCE):
+            if not self._accepted:
                 return
-            uid = next(iter(self._waiting))
-            line = self._waiting.pop(uid)
-            link = line.popleft()
-            if line:
-                self._waiting[uid] = line
-            if _has_left(link):
-                link.close()
+            uid = next(iter(self._accepted))
+            connections = self._accepted.pop(uid)
+            connection = connections.popleft()
+            if connections:
+                self._accepted[uid] = connections
+            if _is_closed(connection):
+                connection.close()
                 continue
-            coming = self._loop.connect_accepted_socket(self._protocol, link)
-            task: asyncio.Task[object] = self._loop.create_task(coming)
-            self._coming_in[task] = uid
-            task.add_done_callback(self._coming_in.pop)
-        if self._waiting:
-            self._loop.call_soon(self._let_in)
+            task: asyncio.Task[object] = self._loop.create_task(
+                self._loop.connect_accepted_socket(self._protocol, connection)
+            )
+            self._in_setup[task] = uid
+            task.add_done_callback(self._in_setup.pop)
+        if self._accepted:
+            self._loop.call_soon(self._set_up)
 
 
-def _uid_of(link: socket.socket) -> int:
-    packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return int(_UCRED.unpack(packed)[1])
-
-
-def _has_left(link: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
+    """Tell whether the caller has closed its end without a request."""
     try:
-        return not link.recv(1, socket.MSG_PEEK)
+        return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:
@@ -139,12 +156,22 @@ def _has_left(link: socket.socket) -> bool:
 
 
 @cache
-def _turned_away(most: int) -> bytes:
+def _too_many(most: int) -> bytes:
     error = TooMany(
         f"cannot reach the daemon: you have {most} connections open, the most for one user",
-        "ask again when some of your commands have ended; jobs go on meanwhile",
+        "try again when some of your commands have ended; your jobs continue",
     )
-    return plain_answer(error, "Too Many Requests")
+    return raw_response(error, "Too Many Requests")
+
+
+def raw_response(error: GpuleaseError, phrase: str) -> bytes:
+    """Return a complete HTTP response for an error that no handler answers."""
+    body = msgspec.json.encode(ErrorReply(ErrorBody(error.code, error.message, error.hint)))
+    head = (
+        f"HTTP/1.1 {error.http_status} {phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 _LONGEST_PATH = 107
@@ -152,7 +179,7 @@ _LONGEST_PATH = 107
 
 
 def listen(path: Path, *, to_all: bool) -> socket.socket:
-    """Return a socket that listens at `path`; every local user may connect if `to_all`.
+    """Return a socket that listens at `path`; with `to_all` every local user may connect.
 
     Raises:
         BadConfiguration: the path cannot be used, or another daemon listens there.
@@ -161,7 +188,7 @@ def listen(path: Path, *, to_all: bool) -> socket.socket:
         raise BadConfiguration(
             f"cannot listen on {path}: the path is {len(os.fsencode(path))} bytes long, "
             f"and a socket's is at most {_LONGEST_PATH}",
-            "give a shorter one with --socket, such as /run/gpulease/gpuleased.sock",
+            "pass a shorter one with --socket, such as /run/gpulease/gpuleased.sock",
         )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -169,12 +196,12 @@ def listen(path: Path, *, to_all: bool) -> socket.socket:
         _remove_stale(path)
         listening.bind(str(path))
         path.chmod(0o666 if to_all else 0o600)
-        listening.listen(BACKLOG)
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise BadConfiguration(
             f"cannot listen on {path}: {error.strerror or error}",
-            "give a path in a directory that this user can write with --socket",
+            "pass a path in a directory that this user can write with --socket",
         ) from error
     except BadConfiguration:
         listening.close()
@@ -186,21 +213,21 @@ def _make_parent(path: Path, *, to_all: bool) -> None:
     parent = path.parent
     if not (to_all and shaky(parent, os.geteuid())):
         make_directories(parent, 0o755 if to_all else 0o700)
-    # Root could listen in anybody's place anyway: a user's socket may lie in /tmp itself.
+    # A user's socket may be in /tmp itself: root could replace it wherever it is.
     is_roots = not to_all and parent.lstat().st_uid == parent.stat().st_uid == 0
     if not is_roots and (why := shaky(parent, os.geteuid())):
         raise BadConfiguration(
             f"cannot listen on {path}: {why}",
-            "whoever may write there could listen in our place: give another path with --socket",
+            "another user could replace the socket there: pass another path with --socket",
         )
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on any more; nothing else is ever removed."""
+    """Remove a socket on which no process listens; refuse anything else."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_socket():
-        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+        raise FileExistsError(errno.EEXIST, "there is a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         try:
@@ -211,22 +238,26 @@ def _remove_stale(path: Path) -> None:
         except TimeoutError:
             pass
     raise BadConfiguration(
-        f"cannot listen on {path}: another daemon does",
-        "stop it first, or give another path with --socket",
+        f"cannot listen on {path}: another daemon listens there",
+        "stop it first, or pass another path with --socket",
     )
 
 
 class SocketGuard:
-    """The listening socket at one path, laid anew when it is gone."""
+    """The listening socket at one path, created again when it disappears.
+
+    logind removes /run/user/UID when the user logs out, and cleanup scripts remove too much. No
+    client would find the daemon then, and no other daemon could start.
+    """
 
     def __init__(
         self, path: Path, *, to_all: bool, move: Callable[[socket.socket], Awaitable[None]]
     ) -> None:
-        """`move` makes a new listening socket the one that is served."""
+        """`move` makes the server accept connections on another listening socket."""
         self._path = path
         self._to_all = to_all
         self._move = move
-        self._laid: tuple[int, int] | None = None
+        self._created: tuple[int, int] | None = None
         self._complaints = LogOnce(_log)
 
     def open(self) -> socket.socket:
@@ -236,34 +267,32 @@ class SocketGuard:
             BadConfiguration: the path cannot be used, or another daemon listens there.
         """
         listening = listen(self._path, to_all=self._to_all)
-        self._laid = self._found()
+        self._created = self._file()
         return listening
 
     async def look(self) -> None:
-        """Lay the socket anew if it is gone or is another file; why it cannot be is told once."""
+        """Create the socket again if it is gone or replaced; a failure is logged once."""
         if self._is_ours():
             return
         try:
             listening = self.open()
         except BadConfiguration as error:
-            self._complaints.say(
-                "socket", f"the socket has gone, and {error.message}; trying again"
-            )
+            self._complaints.say("socket", f"the socket is gone: {error.message}; trying again")
             return
         self._complaints.passed("socket")
         await self._move(listening)
-        _log.warning("the socket had gone; listening anew on %s", self._path)
+        _log.warning("the socket was gone; listening again on %s", self._path)
 
     def close(self) -> None:
-        """Take the socket away, unless what lies there is not ours."""
+        """Remove the socket, unless the file at its path is not ours."""
         if self._is_ours():
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
     def _is_ours(self) -> bool:
-        return self._laid is not None and self._found() == self._laid
+        return self._created is not None and self._file() == self._created
 
-    def _found(self) -> tuple[int, int] | None:
+    def _file(self) -> tuple[int, int] | None:
         try:
             found = os.lstat(self._path)
         except OSError:

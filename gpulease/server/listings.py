@@ -1,110 +1,83 @@
-"""Listings of many jobs, drawn away from the event loop, and as little of them anew as can be.
+"""Listings of many jobs, drawn in a thread of their own: ten thousand jobs take a while.
 
-Ten thousand jobs wait as they waited a second ago: what was drawn of each is kept, and only its
-place in the line is put in. Who asks while a status is being drawn gets the next one, all together.
+The requests for a status that arrive while one is drawn share the next one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
-from gpulease.domain.lease import State
-from gpulease.domain.plan import Waiting
-from gpulease.server.job_views import Views
+from gpulease.server.job_views import JobViews
+from gpulease.server.machine_views import MachineViews
+from gpulease.server.redaction import redact_list, redact_status
 from gpulease.service.ports import Clock
+from gpulease.wire.views import JobList, StatusView
 
 T = TypeVar("T")
 
-_PLACE = b',"position":'
-"""As in a JobView that is encoded; within a string, quotes would be escaped."""
-_NO_JOBS = b'"jobs":[]'
-"""As in a StatusView, likewise."""
-_MOST_KEPT = 50_000
-"""Jobs; a status keeps only those that wait."""
-_NOWHERE = b"null"
-_DRAWN_BEFORE = tuple[Job, Waiting | None, bytes, bytes]
+
+class _Status(NamedTuple):
+    view: StatusView
+    json: bytes
 
 
 class Listings:
-    """Draws listings, one after the other."""
+    """Draws listings as JSON, one after the other."""
 
-    def __init__(self, views: Views, clock: Clock) -> None:
-        """`views` is used in a thread, and by nobody else."""
-        self._views = views
+    def __init__(self, jobs: JobViews, machine: MachineViews, clock: Clock) -> None:
+        """`jobs` and `machine` are used in the thread of the listings only."""
+        self._jobs = jobs
+        self._machine = machine
         self._clock = clock
-        self._lane = ThreadPoolExecutor(1, "listings")
-        self._drawn: dict[JobId, _DRAWN_BEFORE] = {}
-        self._next: asyncio.Task[bytes] | None = None
+        self._thread = ThreadPoolExecutor(1, "listings")
+        self._next: asyncio.Task[_Status] | None = None
         self._drawing = asyncio.Lock()
 
-    async def status(self) -> bytes:
-        """Return the status of the whole machine, as JSON."""
+    async def status(self, redacted_for: str | None = None) -> bytes:
+        """Return the status of the machine; `redacted_for` a user, with what others run hidden."""
         if self._next is None:
             self._next = asyncio.create_task(self._next_status(), name="status")
-        return await asyncio.shield(self._next)
+        status = await asyncio.shield(self._next)
+        if redacted_for is None:
+            return status.json
+        return await self._in_thread(
+            lambda: msgspec.json.encode(redact_status(status.view, redacted_for))
+        )
 
-    async def _next_status(self) -> bytes:
+    async def _next_status(self) -> _Status:
         async with self._drawing:
             self._next = None
-            return await self._away(self._status)
+            return await self._in_thread(self._status)
 
-    def _status(self) -> bytes:
-        live = self._views.live()
-        view = msgspec.json.encode(self._views.machine(live, self._clock.now()))
-        jobs, self._drawn = self._parts(live)
-        head, _, tail = view.partition(_NO_JOBS)
-        return b"%b%b%b" % (head + _NO_JOBS[:-1], b",".join(jobs), _NO_JOBS[-1:] + tail)
+    def _status(self) -> _Status:
+        live = self._machine.live()
+        view = self._machine.status(live, self._clock.now())
+        view.jobs = [self._jobs.job(job) for job in live]
+        return _Status(view, msgspec.json.encode(view))
 
-    async def listing(
-        self, find: Callable[[], Iterable[Job]], to_owner: Callable[[Job], bool]
+    async def jobs(
+        self,
+        find: Callable[[], Iterable[Job]],
+        to_owner: Callable[[Job], bool],
+        redacted_for: str | None = None,
     ) -> bytes:
-        """Return those jobs as JSON; `to_owner` tells of which everything may be shown."""
+        """Return the jobs that `find` returns; `to_owner` tells which the caller owns."""
 
         def draw() -> bytes:
-            encoded = (
-                msgspec.json.encode(self._views.job(job, to_owner=True))
-                if to_owner(job) and job.state is not State.QUEUED
-                else self._part(job)
-                for job in find()
+            view = JobList([self._jobs.job(job, to_owner=to_owner(job)) for job in find()])
+            return msgspec.json.encode(
+                view if redacted_for is None else redact_list(view, redacted_for)
             )
-            return b'{"jobs":[' + b",".join(encoded) + b"]}"
 
-        drawn = await self._away(draw)
-        if len(self._drawn) > _MOST_KEPT:
-            self._drawn = {}
-        return drawn
-
-    async def changed(
-        self, drawn: bytes, change: Callable[[bytes, str], bytes], viewer: str
-    ) -> bytes:
-        """Return what was drawn, as `change` makes it for one user."""
-        return await self._away(lambda: change(drawn, viewer))
+        return await self._in_thread(draw)
 
     def close(self) -> None:
-        """Draw no more."""
-        self._lane.shutdown(wait=True, cancel_futures=True)
+        """End the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _away(self, call: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._lane, call)
-
-    def _parts(self, jobs: Sequence[Job]) -> tuple[list[bytes], dict[JobId, _DRAWN_BEFORE]]:
-        """Return each job drawn, and what is worth keeping of that."""
-        parts = [self._part(job) for job in jobs]
-        kept = {job.id: self._drawn[job.id] for job in jobs if job.id in self._drawn}
-        return parts, kept
-
-    def _part(self, job: Job) -> bytes:
-        if job.state is not State.QUEUED:
-            return msgspec.json.encode(self._views.job(job))
-        waiting, place = self._views.waiting(job), self._views.position(job)
-        before = self._drawn.get(job.id)
-        if before is None or before[0] is not job or before[1] is not waiting:
-            head, _, rest = msgspec.json.encode(self._views.job(job)).partition(_PLACE)
-            tail = rest[rest.index(b",") :]
-            before = self._drawn[job.id] = job, waiting, head + _PLACE, tail
-        return b"%b%b%b" % (before[2], _NOWHERE if place is None else b"%d" % place, before[3])
+    def _in_thread(self, call: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -1,4 +1,4 @@
-"""What is shown of the machine: its GPUs, the processes on them, and what holds jobs there."""
+"""The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -9,62 +9,67 @@ from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUu
 from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
 from gpulease.errors import RecordUnwritable
-from gpulease.server.lease_views import Machine, instant
+from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.wire.views import GpuEventView, GpuState, GpuView, MemoryView, ProcessView, StatusView
 
-_TOLD_FOR = timedelta(days=1)
+_EVENTS_FOR = timedelta(days=1)
 _MOST_EVENTS = 200
-"""Of the health of all GPUs, the newest."""
+"""Newest health events, of all GPUs together."""
 
 
 class MachineViews:
-    """Draws the machine from the keeper's latest plan and look."""
+    """Draws the machine from the latest plan and observation of the scheduler."""
 
-    def __init__(self, keeper: Scheduler, processes: ProcessFinder, machine: Machine) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, scheduler: Scheduler, processes: ProcessFinder, sources: ViewSources
+    ) -> None:
+        self._scheduler = scheduler
         self._processes = processes
-        self._machine = machine
+        self._sources = sources
+
+    def live(self) -> Sequence[Job]:
+        """Return the jobs that wait or hold memory."""
+        return self._scheduler.store.live()
 
     def status(self, live: Sequence[Job], now: datetime) -> StatusView:
-        """Return one look at the whole machine, without the jobs."""
-        seen = self._keeper.seen
+        """Return the status of the machine, without the jobs; `live` are those that count."""
+        seen = self._scheduler.seen
         gpus = self._ledgers(live, seen, now) if seen is not None else ()
         return StatusView(
             host=socket.gethostname(),
-            driver=self._machine.driver(),
+            driver=self._sources.driver(),
             version=__version__,
-            simulated=self._machine.simulated,
+            simulated=self._sources.simulated,
             at=instant(now) or "",
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
-            enforcement=self._machine.holds.rungs(),
+            enforcement=self._sources.enforcement.rungs(),
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:
-        """Return the bytes that each GPU has to lease, as of the latest look."""
-        seen = self._keeper.seen
+        """Return the bytes that can be leased on each GPU, as of the latest observation."""
+        seen = self._scheduler.seen
         gpus = () if seen is None else self._ledgers((), seen, seen.at)
         return {gpu.uuid: gpu.allocatable for gpu in gpus if gpu.allocatable is not None}
 
     def _ledgers(
         self, live: Sequence[Job], seen: Observation, now: datetime
     ) -> tuple[GpuMemory, ...]:
-        drained = self._keeper.store.drained()
-        return ledgers(snapshot(live, seen, self._keeper.policy, drained, now))
+        drained = self._scheduler.store.drained()
+        return ledgers(snapshot(live, seen, self._scheduler.policy, drained, now))
 
     def _gpus(
         self, gpus: Sequence[GpuMemory], seen: Observation | None, now: datetime
     ) -> list[GpuView]:
         try:
-            told = self._keeper.store.gpu_events(now - _TOLD_FOR, _MOST_EVENTS)
+            events = self._scheduler.store.gpu_events(now - _EVENTS_FOR, _MOST_EVENTS)
         except RecordUnwritable:
-            # There is still a status to be shown.
-            told = ()
+            events = ()  # a status without them is better than none
         by_gpu: dict[GpuUuid, list[GpuEventView]] = {}
-        for each in told:
+        for each in events:
             view = GpuEventView(instant(each.at) or "", each.kind, each.detail, each.count)
             by_gpu.setdefault(each.gpu, []).append(view)
         jobs_by_pid = seen.jobs_by_pid if seen is not None else {}
@@ -88,12 +93,12 @@ class MachineViews:
                 leased=gpu.leased,
                 committed=gpu.committed,
                 unmanaged=gpu.unmanaged,
-                headroom=_to_lease(gpu),
+                headroom=_headroom(gpu),
             ),
             utilization=reading.utilization,
             temperature=reading.temperature,
             processes=self._process_views(reading, jobs_by_pid),
-            kept_for=self._keeper.plan.reserved.get(gpu.uuid) if self._keeper.plan else None,
+            kept_for=self._scheduler.plan.reserved.get(gpu.uuid) if self._scheduler.plan else None,
             events=events,
             label=reading.label,
             parent=reading.parent,
@@ -103,9 +108,9 @@ class MachineViews:
     def _process_views(
         self, reading: GpuReading, jobs_by_pid: Mapping[int, JobId]
     ) -> list[ProcessView]:
-        views, seen = [], self._keeper.seen
+        views, seen = [], self._scheduler.seen
         for process in reading.processes or ():
-            # Another machine's, or the host's: whoever has that pid here is somebody else.
+            # With foreign pids, as of another pid namespace, this pid is another process here.
             foreign = seen is not None and seen.foreign
             who = None if foreign else self._processes.identify(process.pid)
             views.append(
@@ -124,15 +129,15 @@ class MachineViews:
         return views
 
 
-def _to_lease(gpu: GpuMemory) -> int | None:
-    """Return what can be leased now: of a GPU that grants nothing, nothing."""
+def _headroom(gpu: GpuMemory) -> int | None:
+    """Return what can be leased now: nothing on a drained GPU."""
     return gpu.headroom if gpu.drained is None or gpu.headroom is None else 0
 
 
 def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.fault is Fault.LOST:
         return "lost"
-    if gpu.reading.divided:
+    if gpu.reading.mig_mode:
         return "divided"
     if gpu.reading.fault is not None or gpu.headroom is None:
         return "unreadable"

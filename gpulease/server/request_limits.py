@@ -1,12 +1,8 @@
-"""Every request within bounds of size, time and turn, before any handler sees it.
+"""Limits for each request (size and time) and for each user (requests, bodies, streams at once).
 
-A body is read whole, in time, and then handed on; an answer has to be taken in time, in pieces, so
-that neither of the two is kept in memory for somebody who has stopped.
-
-How much of the daemon one user may have at once, so that others are served beside them.
-
-All is counted by who calls. A request past the bound waits for its turn, as does a large body; a
-stream past the bound is refused, since it might never end. What waits costs little.
+A request over the limit of its user waits for a slot, and so does a large body. A stream over the
+limit is refused, since it may never end. A body must arrive in time and an answer must be taken in
+time, so that neither stays in memory for a client that has stopped.
 """
 
 import asyncio
@@ -24,152 +20,152 @@ from gpulease.units import format_size
 from gpulease.wire.requests import LARGEST_REQUEST
 
 _REQUESTS_AT_ONCE = 4
-"""Of one user, being answered: enough to keep the disk busy, and others are next but four."""
+"""Of one user: enough to keep the disk busy, and another user waits for at most four."""
 _LARGE_BODIES_AT_ONCE = 8
 """Of one user, in memory."""
 
 
 @dataclass(slots=True, weakref_slot=True)
-class _User:
-    answered: asyncio.Semaphore = field(
+class _UserLimits:
+    requests: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_REQUESTS_AT_ONCE)
     )
-    much: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    expensive: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     bodies: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_LARGE_BODIES_AT_ONCE)
     )
     streams: int = 0
 
 
-class Slot:
-    """One request's place among those of its user, kept until it is left."""
+class RequestSlot:
+    """What one request takes of the limits of its user, until `release`."""
 
-    def __init__(self, user: _User) -> None:
+    def __init__(self, user: _UserLimits) -> None:
         self._user = user
         self._held: list[asyncio.Semaphore] = []
-        self._streams = False
+        self._is_stream = False
         self._is_large = False
 
     async def for_large_body(self) -> None:
-        """Wait until one more large body of this user may be read."""
+        """Wait until another large body of this user may be read."""
         await self._take(self._user.bodies)
         self._is_large = True
 
     async def for_answer(self) -> None:
-        """Wait until one more request of this user may be answered."""
+        """Wait until another request of this user may be answered."""
         if self._is_large:
-            # It takes the disk as long as many small ones.
-            await self.for_much()
-        await self._take(self._user.answered)
+            # It keeps the disk busy as long as many small requests.
+            await self.for_expensive()
+        await self._take(self._user.requests)
 
-    async def for_much(self) -> None:
-        """Wait until this user has nothing else that takes long."""
-        await self._take(self._user.much)
+    async def for_expensive(self) -> None:
+        """Wait until no other expensive request of this user is being answered."""
+        await self._take(self._user.expensive)
 
     async def _take(self, semaphore: asyncio.Semaphore) -> None:
         await semaphore.acquire()
         self._held.append(semaphore)
 
     @property
-    def streams(self) -> bool:
-        """Whether the answer is a stream by now."""
-        return self._streams
+    def is_stream(self) -> bool:
+        """Whether the answer is a stream."""
+        return self._is_stream
 
-    def go_on_as_stream(self, most: int | None) -> None:
-        """Let others of this user have their turn while the answer goes on, maybe for ever.
+    def become_stream(self, most: int | None) -> None:
+        """Free the slot for other requests of this user, and continue as a stream.
 
         Raises:
             TooMany: the user has `most` streams already.
         """
         if most is not None and self._user.streams >= most:
             raise TooMany(
-                f"cannot follow this too: you have {most} streams open, the most for one user",
-                "jobs go on without being followed, and gpulease list shows them; "
-                "end a gpulease logs -f or a waiting gpulease run to follow another",
+                f"cannot follow another job: you have {most} streams open, the most for one user",
+                "end a gpulease logs -f or a waiting gpulease run first; jobs continue without "
+                "them, and gpulease list shows them",
             )
         self._user.streams += 1
-        self._streams = True
-        self._let_go()
+        self._is_stream = True
+        self._free()
 
-    def leave(self) -> None:
-        """Give back all that was taken."""
-        if self._streams:
+    def release(self) -> None:
+        """Give back all that the request has taken."""
+        if self._is_stream:
             self._user.streams -= 1
-            self._streams = False
-        self._let_go()
+            self._is_stream = False
+        self._free()
 
-    def _let_go(self) -> None:
+    def _free(self) -> None:
         for semaphore in self._held:
             semaphore.release()
         self._held = []
 
 
 class UserSlots:
-    """The users who are here, each with what they have at once."""
+    """The slots of the users who have requests now."""
 
     def __init__(self) -> None:
-        self._users: WeakValueDictionary[int, _User] = WeakValueDictionary()
+        self._users: WeakValueDictionary[int, _UserLimits] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def of(self, uid: int) -> AsyncIterator[Slot]:
-        """Hand out the turn of one request."""
+    async def of(self, uid: int) -> AsyncIterator[RequestSlot]:
+        """Yield the slot of one request."""
         user = self._users.get(uid)
         if user is None:
-            user = self._users[uid] = _User()
-        turn = Slot(user)
+            user = self._users[uid] = _UserLimits()
+        slot = RequestSlot(user)
         try:
-            yield turn
+            yield slot
         finally:
-            turn.leave()
+            slot.release()
 
 
-def turn_in(scope: dict[str, Any]) -> Slot:
-    """Return the turn of a request, as it was left in the ASGI scope."""
-    turn = scope["state"]["turn"]
-    assert isinstance(turn, Slot)
-    return turn
+def slot_in(scope: dict[str, Any]) -> RequestSlot:
+    """Return the slot of a request, which `RequestLimits` has put into the ASGI scope."""
+    slot = scope["state"]["slot"]
+    assert isinstance(slot, RequestSlot)
+    return slot
 
 
 BODY_WITHIN_S = 30.0
-"""For the whole of a body, not counting the wait for its turn; on a Unix socket it takes none."""
-_ANSWER_TAKEN_WITHIN_S = 30.0
-"""For each piece of an answer; what a command waits for at most, too."""
+"""For a whole body, without the wait for a slot; on a Unix socket it takes milliseconds."""
+_SEND_WITHIN_S = 30.0
+"""For each piece of an answer; also the longest that the client waits."""
 _LARGE_BODY = 64 * 1024
 _PIECE = 64 * 1024
-_MOST_READ_IN_VAIN = 64 * 1024 * 1024
+_MOST_DISCARDED = 64 * 1024 * 1024
 
 Refuse = Callable[[object, Exception], Awaitable[ASGIApp]]
 
 
-class _Gone(Exception):
-    """The caller has hung up."""
+class _Disconnected(Exception):
+    """The client has closed the connection."""
 
 
 class RequestLimits:
-    """The application, as much of it as one user may have at once."""
+    """The application behind the limits."""
 
     def __init__(self, app: ASGIApp, refusal: Refuse) -> None:
-        """`refusal` makes the answer that says an error."""
+        """`refusal` makes the answer for an error."""
         self._app = app
         self._refusal = refusal
-        self._turns = UserSlots()
+        self._slots = UserSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        async with self._turns.of(caller_in(dict(scope)).uid) as turn:
-            scope["state"]["turn"] = turn
-            outgoing = _Outgoing(send, turn, scope["state"]["abort"])
+        async with self._slots.of(caller_in(dict(scope)).uid) as slot:
+            scope["state"]["slot"] = slot
+            outgoing = _Outgoing(send, slot, scope["state"]["abort"])
             try:
-                body = await _whole(scope, receive, turn)
-                await _unless_gone(turn.for_answer(), receive)
-            except _Gone:
+                body = await _whole(scope, receive, slot)
+                await _unless_disconnected(slot.for_answer(), receive)
+            except _Disconnected:
                 return
             except GpuleaseError as error:
                 if isinstance(error, TooLarge):
-                    await _read_to_the_end(receive)
+                    await _discard(receive)
                 response = await self._refusal(None, error)
                 response.headers["connection"] = "close"  # type: ignore[attr-defined]
                 await response(scope, receive, outgoing)
@@ -177,19 +173,19 @@ class RequestLimits:
             await self._app(scope, _once(body, receive), outgoing)
 
 
-async def _whole(scope: Scope, receive: Receive, turn: Slot) -> bytes:
+async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLarge: it is larger than anything that the kernel could execute.
-        TooSlow: it did not come in time.
+        TooLarge: it exceeds the limit.
+        TooSlow: it did not arrive in time.
     """
-    if _announced(scope) > LARGEST_REQUEST:
+    if _content_length(scope) > LARGEST_REQUEST:
         raise _too_large()
     body = bytearray()
     if not await _read(body, receive, beyond=_LARGE_BODY):
-        # What is not read stays with the caller: it costs the daemon nothing.
-        await turn.for_large_body()
+        # What is not read yet stays in the memory of the client.
+        await slot.for_large_body()
         await _read(body, receive, beyond=LARGEST_REQUEST)
     if len(body) > LARGEST_REQUEST:
         raise _too_large()
@@ -197,27 +193,27 @@ async def _whole(scope: Scope, receive: Receive, turn: Slot) -> bytes:
 
 
 async def _read(body: bytearray, receive: Receive, beyond: int) -> bool:
-    """Read on to the end, or until there are more than `beyond` bytes; return whether it ended."""
+    """Read to the end or until there are more than `beyond` bytes; return whether it ended."""
     try:
         async with asyncio.timeout(BODY_WITHIN_S):
             while len(body) <= beyond:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise _Gone
+                    raise _Disconnected
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
                     return True
     except TimeoutError:
         raise TooSlow(
-            f"cannot take this request: its body did not come within {BODY_WITHIN_S:g} seconds",
-            "ask again; a command that was stopped (Ctrl-Z) while it asked has to ask anew",
+            f"cannot take this request: its body did not arrive within {BODY_WITHIN_S:g} seconds",
+            "give the command again; it may have been stopped with Ctrl-Z while it asked",
         ) from None
     return False
 
 
-async def _unless_gone(turn: Awaitable[None], receive: Receive) -> None:
-    """Wait for a turn, for as long as the caller does."""
-    waiting = asyncio.ensure_future(turn)
+async def _unless_disconnected(slot: Awaitable[None], receive: Receive) -> None:
+    """Wait for a slot as long as the client does."""
+    waiting = asyncio.ensure_future(slot)
     await asyncio.sleep(0)
     if waiting.done():
         return
@@ -225,14 +221,14 @@ async def _unless_gone(turn: Awaitable[None], receive: Receive) -> None:
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            raise _Gone
+            raise _Disconnected
     finally:
         waiting.cancel()
         leaving.cancel()
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """Return what gives the body, and after it what comes then: that the caller hangs up."""
+    """Return a channel with the body, and after it the disconnect of the client."""
     given = False
 
     async def next_message() -> Message:
@@ -246,11 +242,11 @@ def _once(body: bytes, receive: Receive) -> Receive:
 
 
 class _Outgoing:
-    """Sends an answer in pieces; who takes none of it for long is hung up on, but for a stream."""
+    """Sends an answer in pieces, and disconnects a client that takes none, except of a stream."""
 
-    def __init__(self, send: Send, turn: Slot, abort: Callable[[], None]) -> None:
+    def __init__(self, send: Send, slot: RequestSlot, abort: Callable[[], None]) -> None:
         self._send = send
-        self._turn = turn
+        self._slot = slot
         self._abort = abort
 
     async def __call__(self, message: Message) -> None:
@@ -262,31 +258,31 @@ class _Outgoing:
         await self._pass({**message, "body": body[begin:]} if begin else message)
 
     async def _pass(self, message: Message) -> None:
-        if self._turn.streams:
+        if self._slot.is_stream:
             await self._send(message)
             return
         try:
-            async with asyncio.timeout(_ANSWER_TAKEN_WITHIN_S):
+            async with asyncio.timeout(_SEND_WITHIN_S):
                 await self._send(message)
         except TimeoutError:
             self._abort()
 
 
-async def _read_to_the_end(receive: Receive) -> None:
-    """Let a caller finish writing, within reason: only then do they read the answer."""
-    taken = 0
+async def _discard(receive: Receive) -> None:
+    """Let a client finish writing, up to a limit: it reads the answer only afterwards."""
+    discarded = 0
     try:
         async with asyncio.timeout(BODY_WITHIN_S):
-            while taken < _MOST_READ_IN_VAIN:
+            while discarded < _MOST_DISCARDED:
                 message = await receive()
-                taken += len(message.get("body", b""))
+                discarded += len(message.get("body", b""))
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     return
     except TimeoutError:
         return
 
 
-def _announced(scope: Scope) -> int:
+def _content_length(scope: Scope) -> int:
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
 

@@ -1,8 +1,7 @@
-"""The handlers of what jobs take: what their hooks report, and asked against used.
+"""The routes about memory use: what frameworks report of their pools, and the report by user.
 
-What a hook in a job reports, checked against every bound; and how what is known is shown.
-
-It is the word of the job's owner: nothing here is believed beyond being a number of its kind.
+The hook in a job reports as the user of the job. A report is checked for ranges and otherwise not
+trusted.
 """
 
 import asyncio
@@ -12,12 +11,15 @@ from fastapi.responses import Response
 
 from gpulease.domain.gpu import GpuUuid
 from gpulease.errors import BadValue, NotAllowed
-from gpulease.server.auth import caller_in
-from gpulease.server.context import RequestContext
+from gpulease.server.context import (
+    RequestContext,
+    caller_of_request,
+    json_response,
+    read_body,
+    slot_of_request,
+)
 from gpulease.server.job_views import report_view
-from gpulease.server.jobs import existing_job, json_response, read_body
-from gpulease.server.request_limits import turn_in
-from gpulease.server.validation import printable, span, user_of
+from gpulease.server.validation import printable, span
 from gpulease.service.usage import PoolReport, Report
 from gpulease.wire.requests import PoolUsage, UsageRequest
 
@@ -28,53 +30,57 @@ _LONGEST_VERSION = 40
 _LONGEST_UUID = 96
 
 
-def report_of(request: UsageRequest) -> Report:
-    """Return what a hook reports.
-
-    Raises:
-        BadValue: it is none.
-    """
-    if request.framework not in FRAMEWORKS or len(request.gpus) > _MOST_GPUS:
-        raise BadValue("cannot read the report: of no framework that is known, or of too many GPUs")
-    version = printable(request.version[:_LONGEST_VERSION])
-    return Report(request.framework, version, tuple(_pool(each) for each in request.gpus))
-
-
-def _pool(given: PoolUsage) -> PoolReport:
-    for size in (given.pool, given.peak, given.limit):
-        if size is not None and not 0 <= size <= _LARGEST:
-            raise BadValue("cannot read the report: a size in it is out of range")
-    uuid = GpuUuid(given.gpu[:_LONGEST_UUID])
-    return PoolReport(uuid, given.pool, given.peak, given.limit)
-
-
-class AccountHandlers:
+class UsageHandlers:
     """One method for each route; FastAPI reads the parameters from the signatures."""
 
-    def __init__(self, desk: RequestContext) -> None:
-        self._desk = desk
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
 
     async def usage(self, request: Request, job_id: int) -> Response:
-        """Hear what a process of a job says of its pools."""
-        caller, job = caller_in(dict(request.scope)), existing_job(self._desk, job_id)
+        """Record what a framework in a job reports of its memory pools."""
+        caller, context = caller_of_request(request), self._context
+        job = context.existing_job(job_id)
         report = report_of(read_body(UsageRequest, await request.body()))
         if job.holds_memory:
-            self._desk.usage.hear(job, caller.pid, report, self._desk.clock.now())
+            context.usage.hear(job, caller.pid, report, context.clock.now())
         return Response(status_code=204)
 
     async def report(
         self, request: Request, user: str | None = None, since: float | None = None
     ) -> Response:
-        """Tell what users asked for and used; `since` is seconds ago, and no `user` is all."""
-        caller, desk = caller_in(dict(request.scope)), self._desk
-        if desk.rights.hides_from(caller) and user != user_of(caller):
+        """Show what users asked for and used; `since` is in seconds ago, no `user` means all."""
+        context = self._context
+        viewer = context.redacted_for(caller_of_request(request))
+        if viewer is not None and user != viewer:
             raise NotAllowed(
-                "cannot report on others: what they run is hidden here",
-                "gpulease report, without --user and --all, is about yourself",
+                "cannot report on other users: what they run is hidden on this machine",
+                "gpulease report, without --user and --all, shows your own jobs",
             )
         ago = span("time to look back", since, at_least=1)
-        border = None if ago is None else desk.clock.now() - ago
-        # A year of jobs takes a while to add up: for one user once at a time, and in a thread.
-        await turn_in(dict(request.scope)).for_much()
-        found = await asyncio.to_thread(desk.uses, user, border)
-        return json_response(report_view(found, border))
+        begin = None if ago is None else context.clock.now() - ago
+        # A year of jobs takes a while to add up.
+        await slot_of_request(request).for_expensive()
+        used = await asyncio.to_thread(context.usage_by_user, user, begin)
+        return json_response(report_view(used, begin))
+
+
+def report_of(request: UsageRequest) -> Report:
+    """Return the report of a hook.
+
+    Raises:
+        BadValue: a field is out of range.
+    """
+    if request.framework not in FRAMEWORKS:
+        raise BadValue(f"cannot read the report: unknown framework {request.framework[:40]!r}")
+    if len(request.gpus) > _MOST_GPUS:
+        raise BadValue(f"cannot read the report: more than {_MOST_GPUS} GPUs")
+    version = printable(request.version[:_LONGEST_VERSION])
+    return Report(request.framework, version, tuple(_pool(each) for each in request.gpus))
+
+
+def _pool(reported: PoolUsage) -> PoolReport:
+    for size in (reported.pool, reported.peak, reported.limit):
+        if size is not None and not 0 <= size <= _LARGEST:
+            raise BadValue("cannot read the report: a size in it is out of range")
+    uuid = GpuUuid(reported.gpu[:_LONGEST_UUID])
+    return PoolReport(uuid, reported.pool, reported.peak, reported.limit)

@@ -1,38 +1,40 @@
-"""The fields that come over the wire, each checked against its bounds.
+"""Fields of requests, each checked against its limits.
 
-Every function raises BadValue for what cannot be what it is, and TooLarge for what is past a bound.
+Every function raises BadValue for a value out of range, and TooLarge for one that is too long.
 """
 
-import pwd
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from fractions import Fraction
 from typing import NoReturn
 
-from gpulease.domain.job import Owner
 from gpulease.domain.lease import LONGEST_TIME, Claim
 from gpulease.errors import BadValue, TooLarge
-from gpulease.server.auth import Caller
 from gpulease.units import Share, format_size
-from gpulease.wire.requests import ClaimRequest, WorkerOptionsRequest, from_wire
+from gpulease.wire.requests import (
+    LARGEST_EXEC,
+    LARGEST_STRING,
+    LONGEST_NAME,
+    ClaimRequest,
+    WorkerOptionsRequest,
+    exec_size,
+    from_wire,
+)
 
-LONGEST_NAME = 128
 MOST_GPUS = 1024
-MOST_EXEC_BYTES = 2 * 1024 * 1024
-"""execve(2) takes at most a quarter of the stack limit, 2 MiB by default, with the environment."""
-_LONGEST_STRING = 128 * 1024
-"""MAX_ARG_STRLEN of execve(2)."""
-_EXACT_SIZE = 1 << 60
+_LONGEST_KEY = 64
+_LARGEST_SIZE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a job gets that does not say."""
+    """Settings that requests depend on."""
 
     memory: int | Share
+    """The lease of a job that asks for no size."""
     longest_grace: timedelta = timedelta(hours=1)
-    """What a job may ask for as a grace of its own."""
+    """The longest grace that a job may ask for."""
 
 
 def refuse(why: str, hint: str | None = None) -> NoReturn:
@@ -41,14 +43,14 @@ def refuse(why: str, hint: str | None = None) -> NoReturn:
 
 
 def bytes_string(what: str, text: str) -> str:
-    """Return what is written one character per byte, as the operating system's string."""
+    """Return the operating system's string for text of one character per byte."""
     if "\0" in text:
-        refuse(f"the {what} holds a NUL byte")
-    if len(text) >= _LONGEST_STRING:
+        refuse(f"the {what} contains a NUL byte")
+    if len(text) >= LARGEST_STRING:
         raise TooLarge(
             f"cannot submit: the {what} is {format_size(len(text))} long, "
-            f"and the kernel takes less than {format_size(_LONGEST_STRING)}",
-            "put it in a file",
+            f"and the kernel takes less than {format_size(LARGEST_STRING)}",
+            "pass it in a file",
         )
     try:
         return from_wire(text)
@@ -58,76 +60,62 @@ def bytes_string(what: str, text: str) -> str:
 
 def _variable(name: str) -> str:
     if not name or "=" in name:
-        refuse(f"{name[:40]!r} cannot be the name of a variable")
+        refuse(f"{name[:40]!r} is not a name of a variable")
     return bytes_string("name of a variable", name)
 
 
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that are written one character per byte."""
+    """Return an environment as the operating system's strings."""
     return {
         _variable(name): bytes_string(f"variable {printable(name[:40])}", value)
         for name, value in given.items()
     }
 
 
-def refuse_more_than_exec_takes(argv: tuple[str, ...], environment: Mapping[str, str]) -> None:
-    """Check that execve(2) would take all of it."""
-    size = sum(len(each) + 9 for each in argv)
-    size += sum(len(name) + len(value) + 10 for name, value in environment.items())
-    if size > MOST_EXEC_BYTES:
+def refuse_oversized_exec(argv: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    """Check that execve(2) takes arguments and environment of this size."""
+    size = exec_size(argv, environment)
+    if size > LARGEST_EXEC:
         raise TooLarge(
             f"cannot submit: arguments and environment are {format_size(size)} together, "
-            f"and the kernel takes {format_size(MOST_EXEC_BYTES)}",
+            f"and the kernel takes {format_size(LARGEST_EXEC)}",
             "unset large variables, or put their contents in a file",
         )
 
 
-def owner_of(caller: Caller) -> Owner:
-    """Return the user behind a caller."""
-    return Owner(caller.uid, caller.gid, user_of(caller))
-
-
-def user_of(caller: Caller) -> str:
-    """Return the name of the user behind a caller; one without a name is called by the uid."""
-    try:
-        return pwd.getpwuid(caller.uid).pw_name
-    except KeyError:
-        return str(caller.uid)
-
-
-def checked_name(given: str) -> str:
-    """Return a name that somebody chose, if listings can show it."""
-    if not given.strip() or not given.isprintable() or len(given) > LONGEST_NAME:
+def checked_name(name: str) -> str:
+    """Return the name of a job, if listings can show it."""
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
         raise BadValue(
-            f"cannot use the name {given[:40]!r}: "
+            f"cannot use the name {name[:40]!r}: "
             f"a name is 1 to {LONGEST_NAME} printable characters on one line",
-            "leave out --name to have the job named after its command",
+            "leave out --name to name the job after its command",
         )
-    return given
+    return name
 
 
-def checked_key(given: str | None) -> str | None:
-    """Return the key of a submission, if it is one."""
-    if given is not None and not (given.isascii() and given.isprintable() and 0 < len(given) <= 64):
-        raise BadValue(
-            f"cannot use the key {given[:40]!r}: a key is 1 to 64 printable ASCII characters",
-            "a random UUID does well",
-        )
-    return given
+def checked_key(key: str | None) -> str | None:
+    """Return the key of a submission, if it can be stored."""
+    if key is None or (key.isascii() and key.isprintable() and 0 < len(key) <= _LONGEST_KEY):
+        return key
+    raise BadValue(
+        f"cannot use the key {key[:40]!r}: a key is 1 to {_LONGEST_KEY} printable ASCII characters",
+        "use a random UUID",
+    )
 
 
 def printable(text: str) -> str:
-    """Return `text` with nothing in it that a terminal would obey."""
+    """Return `text` without control characters, which a terminal would interpret."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
-    """Return the claim that was asked for, with `defaults` for what was not said."""
+    """Return a claim, with `defaults` where the request leaves a field out."""
     if asked.memory is not None and asked.share is not None:
-        refuse("a claim is a size or a share, not both")
+        refuse("the claim has both a size and a share")
     if asked.gpus < 1 or asked.gpus > MOST_GPUS:
         raise BadValue(
-            f"cannot lease {asked.gpus} GPUs: a job has at least one",
+            f"cannot lease {asked.gpus} GPUs: a job has 1 to {MOST_GPUS}",
             "leave out --gpus for one GPU",
         )
     return Claim(
@@ -141,16 +129,16 @@ def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
 def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:
     if asked.share is not None:
         if not 0 < asked.share <= 100:
-            refuse("a share of a GPU is above 0% and at most 100%")
+            refuse("a share of a GPU must be above 0% and at most 100%")
         return Share(Fraction(asked.share).limit_denominator(10_000))
     if asked.memory is not None:
-        return within("size", asked.memory, 1, _EXACT_SIZE)
-    # Alone on a GPU, and of no size in particular: all of it.
+        return within("size", asked.memory, 1, _LARGEST_SIZE)
+    # An exclusive job without a size gets the whole GPU.
     return Share(Fraction(100)) if asked.exclusive else defaults.memory
 
 
 def span(what: str, seconds: float | None, at_least: float) -> timedelta | None:
-    """Return so many seconds as a span, and None for None."""
+    """Return seconds as a span; None stays None."""
     if seconds is None:
         return None
     if not at_least <= seconds <= LONGEST_TIME.total_seconds():
@@ -166,7 +154,7 @@ def within(what: str, value: int, least: int, most: int) -> int:
 
 
 def options_of(asked: WorkerOptionsRequest) -> dict[str, object]:
-    """Return how the GPUs are to be presented to the frameworks."""
+    """Return how the frameworks in a job see its GPUs."""
     options = asdict(asked)
     within("split", asked.split, 1, 64)
     for name in ("inter_op_threads", "intra_op_threads"):

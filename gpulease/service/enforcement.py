@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid
-from gpulease.domain.idle import IdleStep, Release
+from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
-from gpulease.domain.overuse import Consequence, Step
+from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan, ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.service.idleness import IdleFinding, IdleWatch
@@ -172,69 +172,71 @@ class EnforcementLoop:
 
     def __init__(
         self,
-        keeper: Scheduler,
+        scheduler: Scheduler,
         watch: OveruseWatch,
         rests: IdleWatch,
         clock: Clock,
         writing: InThread,
     ) -> None:
         self._shortfalls = ShortfallWatch()
-        self._keeper = keeper
+        self._scheduler = scheduler
         self._watch = watch
         self._rests = rests
         self._clock = clock
         self._writing = writing
         self._wanted: tuple[Plan | None, _Wanted] = (None, _Wanted())
 
-    async def look_for_idleness(self, seen: Observation) -> None:
+    async def check_idleness(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
             RecordUnwritable: something could not be done, and is found again.
         """
-        keeper, wanted = self._keeper, self._wanted_now().leased
+        scheduler, wanted = self._scheduler, self._wanted_now().leased
         rests, failures = self._rests, _Failures()
-        for found in rests.look(keeper.store.live(), seen, wanted, self._clock.steady()):
+        for found in rests.findings(scheduler.store.live(), seen, wanted, self._clock.steady()):
             with failures:
                 await self._act_on_idle(found)
                 rests.settled(found)
         failures.raise_first()
 
-    async def look_for_overuse(self, seen: Observation) -> None:
+    async def check_overuse(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
             RecordUnwritable: something could not be done, and is found again.
         """
-        keeper, watch = self._keeper, self._watch
+        scheduler, watch = self._scheduler, self._watch
         wanted, now = self._wanted_now(), self._clock.steady()
         failures = _Failures()
-        for found in watch.look(keeper.store.live(), seen, wanted.leased, now, wanted.in_use):
+        for found in watch.findings(
+            scheduler.store.live(), seen, wanted.leased, now, wanted.in_use
+        ):
             with failures:
                 await self._act(found)
                 watch.settled(found)
         failures.raise_first()
-        behind = watch.unrecorded(keeper.store.live())
+        behind = watch.unrecorded(scheduler.store.live())
         if behind:
-            await self._writing(lambda: record(keeper.store, behind))
+            await self._writing(lambda: record(scheduler.store, behind))
 
-    async def look_for_shortfalls(self, seen: Observation) -> None:
+    async def check_shortfalls(self, seen: Observation) -> None:
         """Take in one look.
 
         Raises:
             RecordUnwritable: an owner could not be notified, and is at the next look.
         """
-        keeper, live, failures = self._keeper, self._keeper.store.live(), _Failures()
-        gpus = ledgers(snapshot(live, seen, keeper.policy, {}, seen.at))
-        for found in self._shortfalls.look(live, gpus, self._clock.steady()):
+        scheduler, live, failures = self._scheduler, self._scheduler.store.live(), _Failures()
+        gpus = ledgers(snapshot(live, seen, scheduler.policy, {}, seen.at))
+        for found in self._shortfalls.findings(live, gpus, self._clock.steady()):
             with failures:
-                await keeper.tell_owner(found.job.id, shortfall_warning(found))
+                await scheduler.notify_owner(found.job.id, shortfall_warning(found))
                 self._shortfalls.settled(found)
         failures.raise_first()
 
     def _wanted_now(self) -> "_Wanted":
         """Return the GPUs for whose memory somebody waits, found once for each plan."""
-        plan = self._keeper.plan
+        plan = self._scheduler.plan
         if self._wanted[0] is not plan:
             self._wanted = (
                 plan,
@@ -244,26 +246,26 @@ class EnforcementLoop:
 
     async def _act(self, found: Finding) -> None:
         job = found.job
-        peak = self._keeper.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
+        peak = self._scheduler.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
         peak = max(peak, found.used)
-        keeper = self._keeper
-        most = most_of(keeper.seen, keeper.policy, len(job.leases), self._clock.now())
-        if found.step is Step.WARN:
-            await self._keeper.tell_owner(job.id, overuse_warning(found, peak, most))
+        scheduler = self._scheduler
+        most = most_of(scheduler.seen, scheduler.policy, len(job.leases), self._clock.now())
+        if found.step is OveruseAction.WARN:
+            await self._scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
             return
-        if found.step is Step.CLEAR:
-            await self._keeper.tell_owner(job.id, overuse_clear(found))
+        if found.step is OveruseAction.CLEAR:
+            await self._scheduler.notify_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak, most)
-        await self._keeper.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
+        await self._scheduler.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
         _log.info("%s (of %s)", notice, job.owner.user)
 
     async def _act_on_idle(self, found: IdleFinding) -> None:
-        if found.step is IdleStep.WARN:
-            await self._keeper.tell_owner(found.job.id, idle_warning(found))
+        if found.step is IdleAction.WARN:
+            await self._scheduler.notify_owner(found.job.id, idle_warning(found))
             return
         detail, notice = idle_release(found)
-        await self._keeper.revoke(found.job.id, Outcome.IDLE, detail, notice)
+        await self._scheduler.revoke(found.job.id, Outcome.IDLE, detail, notice)
         _log.info("%s (of %s)", notice, found.job.owner.user)
 
 

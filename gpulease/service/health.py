@@ -15,27 +15,27 @@ from functools import partial
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.health import (
-    Act,
     Drain,
-    Figures,
     Finding,
     GpuAvailability,
     GpuEvent,
-    Heard,
-    Modes,
+    GpuModes,
+    HealthAction,
+    HealthFigures,
+    HealthReport,
     after,
     findings,
     is_over,
     notice,
     quiet_after,
-    without_excuse,
+    without_stale_acceptance,
 )
 from gpulease.domain.xid import Blame
 from gpulease.errors import NoSuchGpu
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, GpuProbe, InThread, Store, Transaction
 
-TellOwner = Callable[[JobId, str], Awaitable[None]]
+NotifyOwner = Callable[[JobId, str], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ FAULTY, RECOVERED = "faulty", "recovered"
 class HealthPolicy:
     """What the admin wants done about faults."""
 
-    act: Act = Act.DRAIN
+    act: HealthAction = HealthAction.DRAIN
     quiet_for: timedelta = timedelta(minutes=10)
     """How long a GPU that was held back must be without a fault before it is used again."""
 
@@ -84,25 +84,25 @@ class HealthWatch:
         probe: GpuProbe,
         clock: Clock,
         policy: HealthPolicy,
-        tell_owner: TellOwner,
+        notify_owner: NotifyOwner,
         *,
         wake: Callable[[], None],
-        writing: InThread,
-        looking: InThread,
+        in_writer: InThread,
+        in_observer: InThread,
     ) -> None:
         self.policy = policy
-        self.figures: dict[GpuUuid, Figures] = {}
+        self.figures: dict[GpuUuid, HealthFigures] = {}
         """The latest of each GPU."""
         self.listens: dict[GpuUuid, bool] = {}
         """Whether its XIDs can be heard."""
-        self.modes: dict[GpuUuid, Modes] = {}
+        self.modes: dict[GpuUuid, GpuModes] = {}
         self._store = store
         self._probe = probe
         self._clock = clock
-        self._tell_owner = tell_owner
+        self._notify_owner = notify_owner
         self._wake = wake
-        self._writing = writing
-        self._looking = looking
+        self._in_writer = in_writer
+        self._in_observer = in_observer
         self._lost: set[GpuUuid] = set()
         self._well_since: dict[GpuUuid, timedelta] = {}
         self._unwritten: dict[GpuUuid, _News] = {}
@@ -115,17 +115,17 @@ class HealthWatch:
         Raises:
             RecordUnwritable: it cannot be put on record now, and is tried again at the next look.
         """
-        is_off = self.policy.act is Act.OFF
-        heard, standings = await self._looking(partial(self._hear, is_off))
+        is_off = self.policy.act is HealthAction.OFF
+        heard, availabilities = await self._in_observer(partial(self._hear, is_off))
         there = {reading.uuid: reading for reading in seen.readings}
         for each in () if is_off else self._new_in(there, heard, seen.at):
             before = self._unwritten.get(each.gpu.uuid)
             self._unwritten[each.gpu.uuid] = each if before is None else before.then(each)
-        moves = any(self._next(*each, seen.at) != each[1] for each in standings.items())
+        moves = any(self._next(*each, seen.at) != each[1] for each in availabilities.items())
         if not moves and not self._has_due():
             return
         news = list(self._unwritten.values())
-        await self._writing(partial(self._store_news, news, seen.at))
+        await self._in_writer(partial(self._store_news, news, seen.at))
         self._unwritten.clear()
         self._note_stored(news)
         self._wake()
@@ -156,11 +156,13 @@ class HealthWatch:
         for each in news:
             self._stored_at |= {(each.gpu.uuid, found.kind): now for found in each.found}
 
-    def _hear(self, is_off: bool) -> tuple[Sequence[Heard], Mapping[GpuUuid, GpuAvailability]]:
-        return () if is_off else self._probe.health(), self._store.standings()
+    def _hear(
+        self, is_off: bool
+    ) -> tuple[Sequence[HealthReport], Mapping[GpuUuid, GpuAvailability]]:
+        return () if is_off else self._probe.health(), self._store.availabilities()
 
     def _new_in(
-        self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[Heard], at: datetime
+        self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[HealthReport], at: datetime
     ) -> list[_News]:
         found: dict[GpuUuid, tuple[Finding, ...]] = {}
         for each in heard:
@@ -191,50 +193,54 @@ class HealthWatch:
 
     def _store_news(self, news: Sequence[_News], at: datetime) -> None:
         with self._store.write() as tx:
-            standings = dict(tx.standings())
-            tx.know([each.gpu for each in news], at)
+            availabilities = dict(tx.availabilities())
+            tx.add_gpus([each.gpu for each in news], at)
             for each in news:
-                self._store_one(tx, each, standings)
-            for gpu, standing in standings.items():
+                self._store_one(tx, each, availabilities)
+            for gpu, standing in availabilities.items():
                 fresh = self._next(gpu, standing, at)
                 if fresh != standing:
-                    tx.set_standing(gpu, fresh)
-                if fresh.ailment is not standing.ailment:
+                    tx.set_availability(gpu, fresh)
+                if fresh.hardware_fault is not standing.hardware_fault:
                     self._note_recovered(tx, gpu, at)
 
     def _store_one(
-        self, tx: Transaction, news: _News, standings: dict[GpuUuid, GpuAvailability]
+        self, tx: Transaction, news: _News, availabilities: dict[GpuUuid, GpuAvailability]
     ) -> None:
         gpu = news.gpu.uuid
         for each in news.found:
             tx.note_gpu(GpuEvent(gpu, news.at, each.kind, each.what, each.count))
             times = f", {each.count} times" if each.count > 1 else ""
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
-        before = standings.get(gpu, GpuAvailability())
+        before = availabilities.get(gpu, GpuAvailability())
         standing = after(before, news.found, news.at)
-        if self.policy.act is not Act.DRAIN or standing == before:
+        if self.policy.act is not HealthAction.DRAIN or standing == before:
             return
-        standings[gpu] = standing
-        tx.set_standing(gpu, standing)
-        if before.ailment is None and standing.ailment is not None:
-            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.ailment)))
-            _log.warning("GPU %s takes no more leases: %s", news.gpu.label, standing.ailment.why)
+        availabilities[gpu] = standing
+        tx.set_availability(gpu, standing)
+        if before.hardware_fault is None and standing.hardware_fault is not None:
+            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.hardware_fault)))
+            _log.warning(
+                "GPU %s takes no more leases: %s", news.gpu.label, standing.hardware_fault.why
+            )
 
     def _next(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> GpuAvailability:
         """Return what becomes of a standing by itself: faults end, and with them their excuse."""
         figures = self.figures.get(gpu)
         if figures is not None:
-            standing = without_excuse(standing, figures)
-        return replace(standing, ailment=None) if self._is_over(gpu, standing, at) else standing
+            standing = without_stale_acceptance(standing, figures)
+        return (
+            replace(standing, hardware_fault=None) if self._is_over(gpu, standing, at) else standing
+        )
 
     def _is_over(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> bool:
         """Tell whether a GPU is not to be held back any more."""
         well_since, figures = self._well_since.get(gpu), self.figures.get(gpu)
-        if standing.ailment is None or self.policy.act is not Act.DRAIN:
+        if standing.hardware_fault is None or self.policy.act is not HealthAction.DRAIN:
             return True
         if well_since is None:
             return False
-        well_for = min(at - standing.ailment.at, self._clock.steady() - well_since)
+        well_for = min(at - standing.hardware_fault.at, self._clock.steady() - well_since)
         # The record is asked how long it has to be only when the shortest time is over.
         return is_over(standing, figures, well_for, self.policy.quiet_for) and is_over(
             standing, figures, well_for, self._quiet_for(gpu, at)
@@ -246,7 +252,7 @@ class HealthWatch:
         return quiet_after(self.policy.quiet_for, max(0, faults - 1))
 
     def _note_recovered(self, tx: Transaction, gpu: GpuUuid, at: datetime) -> None:
-        drains = self.policy.act is Act.DRAIN
+        drains = self.policy.act is HealthAction.DRAIN
         why = "no new fault in a while" if drains else f"the setting health is {self.policy.act}"
         tx.note_gpu(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
         _log.warning("GPU %s is no longer held back: %s", gpu, why)
@@ -269,7 +275,7 @@ class HealthWatch:
             for job in jobs if text is not None else ():
                 if (job, each.kind) not in self._told_at:
                     self._told_at[job, each.kind] = now
-                    await self._tell_owner(job, text or "")
+                    await self._notify_owner(job, text or "")
 
 
 _SHORTEST_PREFIX = 4
@@ -318,11 +324,11 @@ class Drains:
     """Drains and resumes GPUs, and has the loop look at the queue again."""
 
     def __init__(
-        self, store: Store, clock: Clock, writing: InThread, wake: Callable[[], None]
+        self, store: Store, clock: Clock, in_writer: InThread, wake: Callable[[], None]
     ) -> None:
         self._store = store
         self._clock = clock
-        self._writing = writing
+        self._in_writer = in_writer
         self._wake = wake
 
     async def drain(self, gpu: GpuReading, by: str, why: str) -> Drained:
@@ -340,7 +346,7 @@ class Drains:
         change: Callable[[GpuAvailability, Drain], GpuAvailability],
         why: str = "",
     ) -> Drained:
-        done = await self._writing(lambda: self._store_change(gpu, Drain(by, why), change))
+        done = await self._in_writer(lambda: self._store_change(gpu, Drain(by, why), change))
         self._wake()
         return done
 
@@ -352,12 +358,12 @@ class Drains:
     ) -> Drained:
         with self._store.write() as tx:
             at = self._clock.now()
-            before = tx.standings().get(gpu.uuid, GpuAvailability())
+            before = tx.availabilities().get(gpu.uuid, GpuAvailability())
             after = change(before, Drain(drain.by, drain.why, at))
-            changed = after.closed != before.closed
+            changed = after.reason != before.reason
             if changed:
-                tx.know([gpu], at)
-                tx.set_standing(gpu.uuid, after)
+                tx.add_gpus([gpu], at)
+                tx.set_availability(gpu.uuid, after)
                 tx.note_gpu(_event(gpu.uuid, after, drain, at))
             jobs = tuple(
                 job.id

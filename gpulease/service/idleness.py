@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.idle import Activity, IdlePolicy, IdleStep, Release, Rest, judge_rest
+from gpulease.domain.idle import (
+    Activity,
+    IdleAction,
+    IdlePolicy,
+    IdleState,
+    Release,
+    judge_idleness,
+)
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, WrongState
@@ -26,9 +33,9 @@ class IdleFinding:
 
     job: Job
     policy: IdlePolicy
-    step: IdleStep
+    step: IdleAction
     idle_for: timedelta
-    rest: Rest
+    rest: IdleState
     """How it rests when that has been done."""
 
 
@@ -37,11 +44,11 @@ class IdleWatch:
 
     def __init__(self, policy_of: Callable[[Owner], IdlePolicy]) -> None:
         self._policy_of = policy_of
-        self._rests: dict[JobId, Rest] = {}
+        self._rests: dict[JobId, IdleState] = {}
 
-    def rest(self, job: JobId) -> Rest:
+    def rest(self, job: JobId) -> IdleState:
         """Return how a job rests since the last look."""
-        return self._rests.get(job, Rest())
+        return self._rests.get(job, IdleState())
 
     def policy(self, job: Job) -> IdlePolicy:
         """Return what holds for a job. One that holds memory by itself is never released.
@@ -55,7 +62,7 @@ class IdleWatch:
             return replace(policy, release=Release.WARN)
         return policy
 
-    def look(
+    def findings(
         self, jobs: Sequence[Job], seen: Observation, wanted: frozenset[GpuUuid], now: timedelta
     ) -> list[IdleFinding]:
         """Take in one look at the GPUs; return what something is to be done about.
@@ -70,7 +77,7 @@ class IdleWatch:
         for job in running:
             policy = self.policy(job)
             before = self.rest(job.id)
-            after, step = judge_rest(
+            after, step = judge_idleness(
                 tuple(
                     Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu, sums))
                     for each in job.leases
@@ -81,12 +88,12 @@ class IdleWatch:
                 kept=job.kept_until_at is not None and seen.at < job.kept_until_at,
                 now=now,
             )
-            if step is IdleStep.NOTHING:
+            if step is IdleAction.NOTHING:
                 self._rests[job.id] = after
                 continue
             self._rests[job.id] = replace(
                 after,
-                told_for=after.told_for if before.told_for is not None else None,
+                warned_for=after.warned_for if before.warned_for is not None else None,
                 released=before.released,
             )
             found.append(IdleFinding(job, policy, step, after.idle_for or timedelta(0), after))

@@ -1,62 +1,77 @@
-"""The account of a job that ends: what it used, whether GPU memory did not do, and a new try.
+"""The accounts of ended jobs: memory used, GPU out of memory or not, and a retry with more.
 
-The output is read before, away from the loop; what follows from it is stored in the transaction of
-the end itself, so that a daemon that is killed in between either has done both or does both again.
+The output is read before, away from the event loop. The results are stored in the same transaction
+as the end of the job: after a crash of the daemon either both are stored, or both happen again.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from gpulease.domain.enforcement import as_watched
+from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
-from gpulease.domain.memory_estimate import advised_size_after_oom, more_by
-from gpulease.domain.oom import NO_COMPLAINT, Complaint, OutOfMemory, complaint_in, recognised
+from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
+from gpulease.domain.oom import (
+    NO_MEMORY_ERRORS,
+    MemoryErrors,
+    OutOfMemory,
+    diagnose_oom,
+    find_memory_errors,
+)
 from gpulease.errors import TooMany
 from gpulease.service.jobs import Settle
-from gpulease.service.ports import Submission, Transaction, WorkerExited
-from gpulease.service.quotas import refuse_one_more
-from gpulease.service.scheduler import Scheduler
-from gpulease.service.submission import most_of
+from gpulease.service.observation import GpuObserver
+from gpulease.service.ports import Policy, Store, Submission, Transaction, WorkerExited
+from gpulease.service.submission import most_of, refuse_one_more
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
 _BY_ITSELF = frozenset({Outcome.EXITED, Outcome.SIGNALED})
 
-Tail = Callable[[JobId], Awaitable[str]]
-"""Reads the end of what a job wrote."""
-Idle = Callable[[JobId, GpuUuid], int]
-"""Tells what the pools of a job held on a GPU and never needed."""
+ReadLogTail = Callable[[JobId], Awaitable[str]]
+"""Reads the end of a job's output."""
+IdlePoolMemory = Callable[[JobId, GpuUuid], int]
+"""Returns the bytes that the pools of a job held on a GPU and never used."""
 
 
 class JobAccounting:
-    """Looks at the ends of jobs, and settles their accounts."""
+    """Examines the ends of jobs, and settles their accounts."""
 
     def __init__(
-        self, keeper: Scheduler, tail: Tail, idle: Idle, stops: Callable[[Job], bool]
+        self,
+        store: Store,
+        observer: GpuObserver,
+        policy: Callable[[], Policy],
+        read_log_tail: ReadLogTail,
+        idle_pool_memory: IdlePoolMemory,
+        stops: Callable[[Job], bool],
     ) -> None:
-        """`stops` tells whether the watch stops a job that stays over its lease."""
+        """`stops` returns whether a job is stopped if it stays over its lease."""
+        self._store = store
+        self._observer = observer
+        self._policy = policy
+        self._read_log_tail = read_log_tail
+        self._idle_pool_memory = idle_pool_memory
         self._stops = stops
         self._offered: dict[int, int] = {}
-        """What so many GPUs offered when all could be read, each, in bytes."""
-        self._keeper = keeper
-        self._tail = tail
-        self._idle = idle
+        """By number of GPUs, the bytes that each offered when all of them could be read."""
 
-    async def examine(self, job_id: JobId, news: WorkerExited) -> Settle:
-        """Return what settles the account of a job that has ended."""
-        job = self._keeper.store.job(job_id)
+    async def settle_exit(self, job_id: JobId, news: WorkerExited) -> Settle:
+        """Return the function that settles the account of a job that has ended."""
+        job = self._store.job(job_id)
         failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
-        said = NO_COMPLAINT
+        said = NO_MEMORY_ERRORS
         if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
-            # Read here, away from the loop, and not within the transaction of the end.
-            said = await asyncio.to_thread(complaint_in, await self._tail(job_id))
-        # Asked here, on the loop, where reports come in: what settles runs in another thread.
-        idle = {lease.gpu: self._idle(job_id, lease.gpu) for lease in job.leases} if job else {}
-        seen = self._keeper.seen
-        is_blind = seen is not None and seen.is_blind
-        stops = job is not None and self._stops(job) and not is_blind
+            # Read here, and not in the thread that writes: a transaction is open there.
+            said = await asyncio.to_thread(find_memory_errors, await self._read_log_tail(job_id))
+        # Reports arrive on the event loop, so they are read here too.
+        idle = (
+            {lease.gpu: self._idle_pool_memory(job_id, lease.gpu) for lease in job.leases}
+            if job
+            else {}
+        )
+        stops = job is not None and self._stops(job) and not self._observer.is_blind
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
@@ -64,20 +79,20 @@ class JobAccounting:
 
         return settle
 
-    def _settle(self, tx: Transaction, before: Job, job: Job, said: Complaint) -> Job:
-        # One that was asked to go may have ended by itself a moment before it heard.
+    def _settle(self, tx: Transaction, before: Job, job: Job, said: MemoryErrors) -> Job:
+        # A job that is being stopped may end by itself a moment before.
         if job.outcome not in _BY_ITSELF or before.outcome is not None or not job.leases:
             return job
         peaks = [peak for lease in job.leases if (peak := self._peak(job, lease.gpu)) is not None]
         leased = min(lease.memory for lease in job.leases)
-        found = recognised(job.exit, said, max(peaks, default=None), leased)
+        found = diagnose_oom(job.exit, said, max(peaks, default=None), leased)
         if found is None:
             return job
-        job = replace(job, account=replace(job.account, out_of_memory=True))
+        job = replace(job, usage=replace(job.usage, out_of_memory=True))
         return self._tried_again(tx, job, found, leased, max(peaks, default=None))
 
     def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
-        # Of one that was stopped over its lease all that it held counts, filled or not.
+        # For a job that was stopped over its lease, all memory counts, used or not.
         idle = {} if job.outcome is Outcome.OVER_LEASE else idle
         leases = tuple(
             replace(lease, used=max(1, peak - idle.get(lease.gpu, 0)))
@@ -88,14 +103,14 @@ class JobAccounting:
         return replace(job, leases=leases)
 
     def _peak(self, job: Job, gpu: GpuUuid) -> int | None:
-        return self._keeper.peaks.by_lease.get((job.id, gpu))
+        return self._observer.peaks.by_lease.get((job.id, gpu))
 
     def _tried_again(
         self, tx: Transaction, job: Job, found: OutOfMemory, leased: int, peak: int | None
     ) -> Job:
-        """Queue the job anew with more memory, if it asked for that; tell in any case what to do.
+        """Queue a retry with more memory, if the job asked for it; else return it with a hint.
 
-        A launch happens once for each job, so the new try is a job of its own.
+        A job is launched once, so the retry is a new job.
         """
         most = self._largest(job)
         what = f"{_ended(job)}: it ran out of GPU memory{_with_peak(peak, leased)}"
@@ -106,13 +121,13 @@ class JobAccounting:
             return _told(job, what, f"it wanted {lacking} at once, and no GPU here has that much")
         if size <= leased:
             return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
-        wanted = job.account.retry
-        if wanted is None or job.account.attempt >= MOST_RETRIES:
+        wanted = job.usage.retry_factor
+        if wanted is None or job.usage.attempt >= MOST_RETRIES:
             tried = f"it was tried again {MOST_RETRIES} times; " if wanted is not None else ""
             hint = f"{tried}ask for --mem {format_size(size)}"
             more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
             return _told(job, what, hint + more)
-        again = more_by(leased, wanted)
+        again = retry_size(leased, wanted)
         again = min(again, most) if most else again
         return self._queued_again(tx, job, what, again)
 
@@ -125,31 +140,31 @@ class JobAccounting:
             claim=replace(job.claim, memory=memory),
             invocation=tx.invocation(job.id),
             wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
-            account=replace(
-                job.account,
-                attempt=job.account.attempt + 1,
+            usage=replace(
+                job.usage,
+                attempt=job.usage.attempt + 1,
                 retry_of=job.id,
                 out_of_memory=False,
-                sized=None,
+                size_reason=None,
             ),
         )
         try:
-            refuse_one_more(self._keeper.policy.bounds, order, tx.tally(job.owner.uid))
+            refuse_one_more(self._policy().quotas, order, tx.user_count(job.owner.uid))
         except TooMany as error:
             hint = f"ask for --mem {format_size(memory)}; it was not tried again: {error.message}"
             return _told(job, what, hint)
         new = tx.add(order, at)
-        job = replace(job, account=replace(job.account, retried_as=new.id))
+        job = replace(job, usage=replace(job.usage, retried_as=new.id))
         return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
 
     def _largest(self, job: Job) -> int:
-        """Return the most that the job could have on each GPU, as last known; 0: unknown.
+        """Return the most that the job could lease on each GPU, as last known; 0: unknown.
 
-        A GPU that cannot be read at this moment, perhaps for what ended the job, offers nothing.
+        A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
         """
         at, gpus = job.ended_at or job.submitted_at, len(job.leases)
-        seen = self._keeper.seen
-        now = most_of(seen, self._keeper.policy, gpus, at)
+        seen = self._observer.latest
+        now = most_of(seen, self._policy(), gpus, at)
         if seen is None or any(each.fault is not None for each in seen.readings):
             return max(now, self._offered.get(gpus, 0))
         self._offered[gpus] = now
@@ -157,9 +172,9 @@ class JobAccounting:
 
 
 def _as_watched(job: Job, *, stops: bool) -> Job:
-    """Return `job` with what held its leases when it ended, of which the watch may change."""
+    """Return `job` with the enforcement levels of its leases at its end; the watch may change."""
     leases = (
-        replace(lease, enforced_by=as_watched(lease.enforced_by or (), stops=stops))
+        replace(lease, enforced_by=with_watch_level(lease.enforced_by or (), stops=stops))
         for lease in job.leases
     )
     return replace(job, leases=tuple(leases))

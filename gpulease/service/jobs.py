@@ -8,7 +8,7 @@ Noting what holds a job to its leases: at its launch, before the first of its pr
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 
-from gpulease.domain.enforcement import Enclosed, limited_anew, stands_on
+from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits, with_enforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import (
     Exit,
@@ -104,7 +104,7 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
         if changed is None:
             return job
         if any(lease.enforced_by is None for lease in job.leases):
-            changed = stands_on(changed, news.rungs)
+            changed = with_enforcement(changed, news.rungs)
         held_by = None if news.pid is None else f"pid {news.pid}"
         tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, held_by))
     return changed
@@ -273,7 +273,11 @@ def _signed(span: timedelta) -> str:
 
 
 def note_enclosed(
-    store: Store, job_id: JobId, everywhere: Collection[str], enclosed: Enclosed, clock: Clock
+    store: Store,
+    job_id: JobId,
+    everywhere: Collection[str],
+    enclosed: AppliedEnforcement,
+    clock: Clock,
 ) -> Job:
     """Store what holds the leases of a job that is about to be launched.
 
@@ -281,7 +285,7 @@ def note_enclosed(
         RecordUnwritable: it cannot be stored at this moment.
     """
     with store.write() as tx:
-        job = stands_on(existing(tx, job_id), everywhere, enclosed)
+        job = with_enforcement(existing(tx, job_id), everywhere, enclosed)
         tx.save(job, Event(clock.now(), "enclosed", _said(job, enclosed)))
     return job
 
@@ -295,12 +299,12 @@ def note_limits(
         RecordUnwritable: it cannot be stored at this moment.
     """
     with store.write() as tx:
-        job = limited_anew(existing(tx, job_id), limits)
+        job = with_driver_limits(existing(tx, job_id), limits)
         tx.save(job, Event(clock.now(), "enclosed", said))
     return job
 
 
-def _said(job: Job, enclosed: Enclosed) -> str:
+def _said(job: Job, enclosed: AppliedEnforcement) -> str:
     """Return what was put around a job, in words."""
     limits = [format_size(limit) for limit in enclosed.limits.values()]
     held = [f"the driver keeps it to {' and '.join(limits)}"] if limits else []

@@ -1,7 +1,7 @@
-"""What is wrong is said to the log once, until it passes or is something else.
+"""Logs a repeated failure once, until it passes or changes.
 
-Everything that is tried again says through this that it fails, so that one fault is one line for an
-admin, however often it is met. What is not said again is there at the debug level.
+Everything that is retried logs its failures through this, so that one fault is one line for an
+admin. Repetitions are logged at the debug level.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 
 class LogOnce:
-    """Remembers what it has said of each thing."""
+    """Remembers what it has logged about each subject."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -24,10 +24,12 @@ class LogOnce:
         bug: BaseException | None = None,
         level: int = logging.WARNING,
     ) -> None:
-        """Say `text`, unless the same was said about this since it last passed.
+        """Log `text`, unless the same was logged about this subject since it last passed.
 
-        `why` is what makes it the same, where the text names a job or the like. `bug` is shown with
-        its traceback.
+        Args:
+            about: the subject.
+            why: what identifies the failure, where `text` also names a job or the like.
+            bug: an exception to log with its traceback.
         """
         said = self._said.setdefault(about, set())
         key = text if why is None else why
@@ -36,5 +38,5 @@ class LogOnce:
         self._log.log(level if is_new else logging.DEBUG, "%s", text, exc_info=bug)
 
     def passed(self, about: Hashable) -> bool:
-        """Note that this is in order now; return whether it had been complained of."""
+        """Note that the subject works; return whether a failure of it was logged."""
         return self._said.pop(about, None) is not None

@@ -1,5 +1,6 @@
-"""One look at the machine: the GPUs, and whose the processes on them are."""
+"""Observations of the machine: the GPUs, and the jobs that their processes belong to."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -7,47 +8,35 @@ from datetime import datetime
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import Snapshot
-from gpulease.service.ports import Clock, GpuProbe, ProcessFinder, Store
-from gpulease.service.quotas import Quotas
+from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What the admin decided about leasing; sizes in bytes."""
-
-    margin: int = 0
-    smallest_lease: int = 0
-    """Less than this cannot hold the context of any framework."""
-    bounds: Quotas = field(default_factory=Quotas)
-    """What one user may have."""
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen at one moment."""
+    """The state of the GPUs and their processes at one moment."""
 
     readings: tuple[GpuReading, ...]
     jobs_by_pid: Mapping[int, JobId]
     at: datetime
-    """When the looking began: whatever ended later may still be in it."""
+    """When the observation began: a process that ended later may still be in it."""
     servers: frozenset[int] = frozenset()
     """The pids of MPS servers on the GPUs."""
     foreign: bool = False
-    """The pids that the driver lists are not known to be those that this daemon knows."""
+    """The pids that the driver lists may belong to another pid namespace."""
     withheld: frozenset[GpuUuid] = frozenset()
-    """The GPUs on which jobs run and whose lists of processes were not believed for that."""
+    """The GPUs with jobs, whose lists of processes were dropped because their pids are foreign."""
     said_lost: frozenset[GpuUuid] = frozenset()
-    """The GPUs that the driver calls lost: for the first time in this look, they are unreadable."""
+    """The GPUs that the driver calls lost. In the first such observation they are unreadable."""
 
     @property
     def is_blind(self) -> bool:
-        """Say whether memory is used that may be a job's, and nobody can tell whose it is."""
+        """Whether memory is in use that may belong to a job, but cannot be attributed."""
         return any(each.used for each in self.readings if each.uuid in self.withheld)
 
     def used_by_job(self) -> dict[tuple[JobId, GpuUuid], int]:
-        """Sum the bytes that each job's processes use on each GPU, where the driver says."""
+        """Sum the bytes that each job's processes use on each GPU, where the driver reports it."""
         sums: dict[tuple[JobId, GpuUuid], int] = {}
         for reading in self.readings:
             for process in reading.processes or ():
@@ -58,13 +47,13 @@ class Observation:
         return sums
 
     def gpus_by_job(self) -> dict[JobId, set[GpuUuid]]:
-        """Return on which GPUs each job has processes, leased or not.
+        """Return the GPUs on which each job has processes, leased or not.
 
-        A GPU that MIG divides is left out: what it lists is on one of its MIG devices.
+        Leaves out a GPU that MIG divides: its processes are on one of its MIG devices.
         """
         found: dict[JobId, set[GpuUuid]] = {}
         for reading in self.readings:
-            for process in () if reading.divided else reading.processes or ():
+            for process in () if reading.mig_mode else reading.processes or ():
                 job = self.jobs_by_pid.get(process.pid)
                 if job is not None:
                     found.setdefault(job, set()).add(reading.uuid)
@@ -73,9 +62,9 @@ class Observation:
     def used(
         self, job: JobId, gpu: GpuUuid, sums: Mapping[tuple[JobId, GpuUuid], int]
     ) -> int | None:
-        """Return the bytes that a job uses of a GPU; None where nobody can tell.
+        """Return the bytes that a job uses of a GPU; None if unknown.
 
-        `sums` is what `used_by_job` returns, which is worth keeping for a look.
+        `sums` is the result of `used_by_job`, which callers compute once per observation.
         """
         reading = next((each for each in self.readings if each.uuid == gpu), None)
         if reading is None or reading.processes is None:
@@ -85,15 +74,15 @@ class Observation:
             for each in reading.processes
         ):
             return None
-        # Where an MPS server is and the job is not listed, its memory may stand on that account.
+        # The driver may report memory of an unlisted job as memory of an MPS server.
         servers = self.servers - self.jobs_by_pid.keys()
         served = any(each.pid in servers for each in reading.processes)
         return sums.get((job, gpu), None if served else 0)
 
     def utilization(self, job: JobId, gpu: GpuUuid) -> int | None:
-        """Return how busy a job kept a GPU, in percent; None where nobody can tell.
+        """Return how busy a job kept a GPU, in percent; None if unknown.
 
-        Where the job cannot be told apart it is the figure of the whole GPU, which is no less.
+        Where the share of the job is unknown, return that of the whole GPU, an upper bound.
         """
         reading = next((each for each in self.readings if each.uuid == gpu), None)
         if reading is None or not reading.utilization or not reading.processes:
@@ -104,31 +93,31 @@ class Observation:
         owners = {pid: self.jobs_by_pid.get(pid) for pid in shares}
         mine = [share or 0 for pid, share in shares.items() if owners[pid] == job]
         if not mine and any(share and owners[pid] is None for pid, share in shares.items()):
-            # Nothing on it is known as the job's, and something that computes may yet be.
+            # None of the processes is known to be the job's, but an unknown busy one may be.
             return reading.utilization
         return min(sum(mine), 100)
 
 
-def look(
+def observe(
     store: Store,
     probe: GpuProbe,
     processes: ProcessFinder,
     clock: Clock,
     before: Observation | None = None,
 ) -> Observation:
-    """Read every GPU and find out whose its processes are.
+    """Read every GPU, and find the jobs that its processes belong to.
 
-    `before` is the last look. A compute mode that the driver does not tell now is as it was then,
-    and a GPU is lost when the driver says so in two looks: the answer to a single call may be odd.
+    `before` is the previous observation. A compute mode that cannot be read now is taken from it.
+    A GPU counts as lost when the driver says so twice in a row: a single answer may be wrong.
     """
     at = clock.now()
     read = _with_known_modes(probe.read(), before)
     said_lost = frozenset(each.uuid for each in read if each.fault is Fault.LOST)
     readings = _with_doubt(read, said_lost - (before.said_lost if before else frozenset()))
-    readings += _leased_and_not_there(store, readings)
+    readings += _leased_but_missing(store, readings)
     pids = {each.pid for reading in readings for each in reading.processes or ()}
     holders = [job for job in store.live() if job.holds_memory]
-    # What the driver still lists for the dead is nobody's of those who have their pids now.
+    # The driver may still list a dead process. Its pid may by now belong to another job's.
     known = pids - processes.inherited(pids)
     found = processes.jobs_of(known, holders)
     if not processes.knows_pids(known, found):
@@ -162,29 +151,28 @@ def _with_doubt(
 def _of_foreign_pids(
     readings: Sequence[GpuReading], holders: Sequence[Job], at: datetime
 ) -> Observation:
-    """Return a look at processes of which nobody knows whose they are.
+    """Return an observation of processes that cannot be attributed to jobs.
 
-    Where jobs run it is as if the driver told no processes: one of theirs would pass for a
-    stranger's, and its memory would count beside the lease. Elsewhere none can be theirs.
+    On GPUs with jobs the list of processes is dropped: a job's own process would count as
+    unmanaged, in addition to its lease. On other GPUs no process can belong to a job.
     """
-    held = {lease.gpu for job in holders for lease in job.leases if job.holding(lease).running}
+    held = {lease.gpu for job in holders for lease in job.leases if job.ledger_entry(lease).running}
     withheld = frozenset(held & {each.uuid for each in readings})
     shown = (replace(each, processes=None) if each.uuid in held else each for each in readings)
     return Observation(tuple(shown), {}, at, foreign=True, withheld=withheld)
 
 
-def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
-    """Return the GPUs that jobs hold and the driver does not show, as after a start without one.
+def _leased_but_missing(store: Store, readings: Sequence[GpuReading]) -> tuple[GpuReading, ...]:
+    """Return the GPUs that jobs hold but the driver does not list, for example after a restart.
 
-    Their leases are kept and shown for as long as the jobs last. A GPU that cannot be read now may
-    be one of them, or have them as its MIG devices: until it is read, they are not known to be
-    lost.
+    Their leases are kept and shown until the jobs end. While any GPU is unreadable, a missing one
+    may be that GPU, or a MIG device of it, so it counts as unreadable too and not as lost.
     """
     shown = {reading.uuid for reading in readings}
     leased = {lease.gpu for job in store.live() if job.holds_memory for lease in job.leases}
-    fault, detail = Fault.LOST, "the driver does not show this GPU"
+    fault, detail = Fault.LOST, "the driver does not list this GPU"
     if any(reading.fault is Fault.UNREADABLE for reading in readings):
-        fault, detail = Fault.UNREADABLE, f"{detail}, and there is one that cannot be read now"
+        fault, detail = Fault.UNREADABLE, f"{detail}, and another one cannot be read"
     return tuple(
         replace(store.gpu(uuid), fault=fault, detail=detail) for uuid in sorted(leased - shown)
     )
@@ -192,29 +180,84 @@ def _leased_and_not_there(store: Store, readings: Sequence[GpuReading]) -> tuple
 
 def snapshot(
     jobs: Sequence[Job],
-    look_: Observation,
+    seen: Observation,
     policy: Policy,
     drained: Mapping[GpuUuid, str],
     at: datetime,
 ) -> Snapshot:
-    """Put together all that a decision depends on."""
-    return Snapshot(
-        jobs, look_.readings, at, look_.jobs_by_pid, policy.margin, drained, look_.servers
-    )
+    """Return everything that a decision depends on."""
+    return Snapshot(jobs, seen.readings, at, seen.jobs_by_pid, policy.margin, drained, seen.servers)
 
 
 @dataclass(slots=True)
 class Peaks:
-    """The most that each running job was seen to use on each GPU, in bytes."""
+    """The highest use of each GPU by each running job so far, in bytes."""
 
     by_lease: dict[tuple[JobId, GpuUuid], int] = field(default_factory=dict)
 
-    def take_in(self, seen: Observation) -> None:
-        """Raise the peaks to what `seen` shows."""
+    def update(self, seen: Observation) -> None:
+        """Raise the peaks to the use in `seen`."""
         for key, used in seen.used_by_job().items():
             self.by_lease[key] = max(used, self.by_lease.get(key, 0))
 
-    def forget_all_but(self, jobs: set[JobId]) -> None:
-        """Drop the jobs that are over."""
+    def keep_only(self, jobs: set[JobId]) -> None:
+        """Forget all other jobs."""
         for key in [key for key in self.by_lease if key[0] not in jobs]:
             del self.by_lease[key]
+
+
+class GpuObserver:
+    """Takes observations, and keeps the latest one and the peaks."""
+
+    def __init__(
+        self,
+        store: Store,
+        probe: GpuProbe,
+        processes: ProcessFinder,
+        clock: Clock,
+        in_thread: InThread,
+    ) -> None:
+        """`in_thread` runs the calls of the driver."""
+        self.latest: Observation | None = None
+        self.peaks = Peaks()
+        self._store = store
+        self._probe = probe
+        self._processes = processes
+        self._clock = clock
+        self._in_thread = in_thread
+        self._under_way = asyncio.Lock()
+        self._begun = 0
+        """Number of observations that have begun."""
+        self._latest_number = 0
+        """Number of `latest` among them."""
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the latest observation cannot attribute memory that may belong to a job."""
+        return self.latest is not None and self.latest.is_blind
+
+    def readings(self) -> Mapping[GpuUuid, GpuReading]:
+        """Return the latest reading of each GPU."""
+        return {each.uuid: each for each in self.latest.readings} if self.latest else {}
+
+    async def recent(self) -> Observation:
+        """Return the latest observation, or take the first."""
+        return self.latest if self.latest is not None else await self.observe()
+
+    async def observe(self) -> Observation:
+        """Take an observation that begins after this call.
+
+        Callers that arrive during an observation share the next one.
+        """
+        wanted = self._begun + 1
+        async with self._under_way:
+            if self.latest is not None and self._latest_number >= wanted:
+                return self.latest
+            self._begun += 1
+            number = self._begun
+            seen = await self._in_thread(
+                lambda: observe(self._store, self._probe, self._processes, self._clock, self.latest)
+            )
+            self.latest, self._latest_number = seen, number
+        self.peaks.update(seen)
+        return seen

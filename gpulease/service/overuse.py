@@ -23,9 +23,9 @@ from gpulease.domain.lease import Lease, State
 from gpulease.domain.overuse import (
     BARE_CONTEXT,
     Consequence,
+    OveruseAction,
     OverusePolicy,
     OveruseState,
-    Step,
     judge,
 )
 from gpulease.domain.placement import ObstacleKind
@@ -53,7 +53,7 @@ class Finding:
     """0 where the driver does not say."""
     policy: OverusePolicy
     wanted: bool
-    step: Step
+    step: OveruseAction
     standing: OveruseState
     """How it stands when that has been done."""
 
@@ -72,8 +72,8 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
     return frozenset(
         each.gpu
         for waiting in reasons.values()
-        for each in waiting.refusal.hindrances
-        if each.obstacle in why
+        for each in waiting.refusal.obstacles
+        if each.kind in why
     )
 
 
@@ -116,7 +116,7 @@ class OveruseWatch:
         """Return how a lease stands since the last look."""
         return self._standings.get((job, gpu), OveruseState())
 
-    def look(
+    def findings(
         self,
         jobs: Sequence[Job],
         seen: Observation,
@@ -175,9 +175,9 @@ class OveruseWatch:
         key = job.id, lease.gpu
         before = self._standings.get(key) or _recorded(lease, policy)
         after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
-        if step is Step.NOTHING and notify:
-            step = Step.WARN
-        if step is Step.NOTHING:
+        if step is OveruseAction.NOTHING and notify:
+            step = OveruseAction.WARN
+        if step is OveruseAction.NOTHING:
             self._standings[key] = after
             return None
         # Time goes on; what is to be done about it is not done yet.
@@ -282,7 +282,7 @@ class ShortfallWatch:
     def __init__(self) -> None:
         self._occurrences: dict[_Key, _Occurrence] = {}
 
-    def look(
+    def findings(
         self, jobs: Sequence[Job], gpus: Sequence[GpuMemory], now: timedelta
     ) -> list[Shortfall]:
         """Take in the ledgers of one look; return the shortfalls that their owners do not know.
@@ -316,7 +316,7 @@ def _shortfalls(running: dict[JobId, Job], gpus: Sequence[GpuMemory]) -> Iterato
         promised = _promised_and_taken(gpu)
         if promised <= _NOTICEABLE:
             continue
-        for holding in gpu.holdings:
+        for holding in gpu.entries:
             # One that has all of its lease already can lose none of it.
             has_all = holding.used is not None and holding.used >= holding.memory
             job = running.get(holding.job)

@@ -13,15 +13,15 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.health import GpuAvailability, GpuEvent, Heard
+from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
-    NO_ACCOUNT,
+    NO_USAGE,
     CommandFingerprint,
     Exit,
     Holder,
@@ -34,7 +34,8 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
+from gpulease.units import MIB
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class Submission:
     """Whom the lease is for, if there is nothing to run."""
     key: str | None = None
     """The owner's name for this order: given again with the same one, it is no new order."""
-    account: JobUsage = NO_ACCOUNT
+    usage: JobUsage = NO_USAGE
     sizes_itself: bool = False
     """Nobody said how much memory: what its likes used decides, or else the claim as it is."""
 
@@ -80,20 +81,45 @@ class Submission:
             terminal=self.invocation.terminal is not None,
             grace=self.invocation.grace,
             holder=self.holder,
-            account=self.account,
+            usage=self.usage,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What one user has at once."""
+class UserCount:
+    """The current counts of one user, to compare with the quotas."""
 
     waiting: int = 0
-    """Jobs and leases in the queue."""
+    """Queued jobs and leases."""
     waiting_bytes: int = 0
-    """What their invocations take in the record."""
+    """Size of their invocations in the database."""
     holds: int = 0
-    """Leases without a job, waiting or held."""
+    """Leases without a job, queued or held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The limits of each user."""
+
+    waiting: int = 10_000
+    """Queued jobs and leases."""
+    waiting_bytes: int = 256 * MIB
+    """Size of their arguments and environments in the database."""
+    holds: int = 100
+    """Leases without a job, queued or held."""
+    exempt: frozenset[int] = field(default=frozenset({0}))
+    """The uids without limits: root, and the daemon's own user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The admin's settings about leasing; sizes in bytes."""
+
+    margin: int = 0
+    """Memory of each GPU that is never leased."""
+    smallest_lease: int = 0
+    """Less than this cannot hold a CUDA context."""
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 class Transaction(Protocol):
@@ -102,22 +128,24 @@ class Transaction(Protocol):
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id."""
 
-    def tally(self, uid: int) -> Tally:
+    def user_count(self, uid: int) -> UserCount:
         """Return what a user has, with what this transaction has changed."""
 
     def job(self, job: JobId) -> Job | None:
         """Return one job, whatever its state."""
 
-    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+    def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
 
-    def ordered(self, uid: int, key: str) -> Job | None:
+    def job_by_key(self, uid: int, key: str) -> Job | None:
         """Return the job that a user has ordered under this key, whatever its state."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how a job was started; it is dropped when the job ends."""
 
-    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
+    def past_runs(
+        self, uid: int, shape: CommandFingerprint, gpus: int, most: int
+    ) -> Sequence[PastRun]:
         """Return the latest runs like this one of which the use is known, latest first.
 
         Those that are the same in every word, or if there are none those that are alike.
@@ -138,10 +166,10 @@ class Transaction(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
 
-    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         """Store what keeps new leases off a GPU that is known."""
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -172,7 +200,7 @@ class Store(Protocol):
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs on which nothing more may be granted, and why."""
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
@@ -194,7 +222,7 @@ class GpuProbe(Protocol):
     def library(self) -> str | None:
         """Return the version of the library that reads the GPUs, NVML."""
 
-    def health(self) -> Sequence[Heard]:
+    def health(self) -> Sequence[HealthReport]:
         """Return what was heard of the GPUs' health since the last call; waits for nothing."""
 
 
@@ -364,28 +392,28 @@ class NotLimited(Exception):
 class MemoryLimiter(Protocol):
     """The driver's own memory limits, on cgroups of version 2; each call blocks for a while."""
 
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+    def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
         """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
 
         Raises:
             NotLimited: there is no telling now.
         """
 
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+    def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         """Let the processes of a cgroup hold at most `memory` bytes; return what is kept to.
 
         Raises:
             NotLimited: it is not in force.
         """
 
-    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+    def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
         """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
 
         Raises:
             NotLimited: there is no telling.
         """
 
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+    def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
         """Take the limits of a cgroup away.
 
         Raises:

@@ -1,8 +1,7 @@
-"""The loop that grants: look, decide, commit, act, and hear what came of it.
+"""The scheduler: passes over the queue, and the verbs that change what a pass decides.
 
-One asyncio task plans; each job that holds memory has a task of its own, see `followers`.
-
-One pass over the queue: plan on the readings, and commit the decision.
+One asyncio task runs the passes. Each job that holds memory has a task of its own, see
+`job_supervisor`.
 """
 
 import asyncio
@@ -12,28 +11,24 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job, Outcome, asked_to_go, grant, one_line
+from gpulease.domain.job import Job, Outcome, asked_to_go, grant, moved, one_line
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
-from gpulease.service.clock import follow_clock
 from gpulease.service.idleness import keep
-from gpulease.service.job_supervisor import Changes, JobSupervisor, why_it_goes
-from gpulease.service.jobs import extend
-from gpulease.service.observation import Observation, Peaks, Policy, look, snapshot
-from gpulease.service.ports import (
-    Clock,
-    Event,
-    GpuProbe,
-    InThread,
-    Launcher,
-    ProcessFinder,
-    Store,
-    Submission,
-    Transaction,
+from gpulease.service.job_supervisor import (
+    Changes,
+    JobSupervisor,
+    LauncherOf,
+    SettleExit,
+    reason_to_stop,
 )
+from gpulease.service.jobs import extend
+from gpulease.service.observation import GpuObserver, Observation, Peaks, snapshot
+from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
+from gpulease.units import format_span
 
 
 def reconcile(
@@ -45,24 +40,25 @@ def reconcile(
     *,
     fresh: bool = True,
 ) -> Plan:
-    """Commit what fits and return the decision; no worker may start before this returns.
+    """Commit the grants that fit, and return the plan. Workers start after this returns.
 
-    `closed` is why nothing may be granted on any GPU at this moment, or None. `fresh` False means
-    that `seen` is from before this pass. A plan with grants is then returned and not committed:
-    others may have taken the memory since, so the caller has to look again.
+    Args:
+        closed: why no GPU takes a lease now, or None.
+        fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
+            a commit: the memory may be in use by now, so the caller has to observe again.
     """
     with store.write() as tx:
         at = clock.now()
-        tx.know(seen.readings, at)
-        jobs = {job.id: job for job in tx.live()}
+        tx.add_gpus(seen.readings, at)
+        live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(snapshot(tuple(jobs.values()), seen, policy, drained, at))
+        decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
-            _grant(tx, jobs[job_id], placement, Event(at, Trigger.GRANT, _where(placement)))
+            _grant(tx, live[job_id], placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
         for job_id in decided.gives_up:
-            _give_up(tx, jobs, job_id, Event(at, Trigger.EXPIRE, "waited as long as it was to"))
+            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
 
 
@@ -70,225 +66,251 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, jobs: dict[JobId, Job], job_id: JobId, event: Event) -> None:
+def _give_up(tx: Transaction, job: Job, event: Event) -> None:
     ended = asked_to_go(
-        jobs[job_id], Trigger.EXPIRE, Outcome.GAVE_UP, "no room came in time", event.at
+        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
     )
     if ended is not None:
         tx.save(ended, event)
 
 
-def _where(placement: Placement) -> str:
-    return ", ".join(uuid for uuid, _ in placement.shares)
+def _gpus_of(placement: Placement) -> str:
+    return ", ".join(uuid for uuid, _ in placement.allocations)
+
+
+_CLOCK_STEP = timedelta(seconds=1)
+"""A smaller difference is a gradual correction of the clock (adjtime(3))."""
+
+
+def follow_clock(store: Store, clock: Clock) -> timedelta | None:
+    """Follow a change of the machine's clock; return its size, or None if there was none.
+
+    Spans stay as long as they were, so instants on record move with the clock: a job that waits
+    for an hour waits for the rest of that hour, and no age becomes negative.
+
+    Raises:
+        RecordUnwritable: nothing has changed, the clock included.
+    """
+    by = clock.set_by()
+    if abs(by) < _CLOCK_STEP:
+        clock.follow()
+        return None
+    direction = "back" if by < timedelta(0) else "forward"
+    event = Event(clock.now() + by, "clock_set", f"{direction} by {format_span(abs(by))}")
+    with store.write() as tx:
+        for job in tx.live():
+            tx.save(moved(job, by), event)
+        for gpu, availability in tx.availabilities().items():
+            tx.set_availability(gpu, availability.moved(by))
+    clock.follow()
+    return by
 
 
 _log = logging.getLogger(__name__)
 
-_TOLD_WITHIN_S = 15.0
-"""A shim that does not listen, or a launch that hangs, keeps no answer back for longer."""
-
+_SHIM_ANSWERS_WITHIN_S = 15.0
+"""A shim that is stopped, or a launch that hangs, delays an answer for no longer."""
 
 Obstacle = Callable[[], Awaitable[str | None]]
+"""Returns why no job can start on this machine now, or None."""
 
 
-async def _no_obstacle() -> None:
-    return None
+async def no_obstacle() -> None:
+    """Return None: jobs can start."""
 
 
 class Scheduler:
-    """Keeps the promises: grants what fits, starts what was granted, frees what has ended."""
+    """Grants leases that fit, has granted jobs launched, and frees the memory of ended ones.
+
+    A pass decides in the order of `domain.queue`. It runs after each `wake`, and at the latest
+    after the span that `run` is given.
+    """
 
     def __init__(
         self,
         store: Store,
-        probe: GpuProbe,
-        processes: ProcessFinder,
-        launcher: Launcher,
+        observer: GpuObserver,
+        launcher_of: LauncherOf,
         clock: Clock,
-        policy: Policy,
+        policy: Callable[[], Policy],
         *,
-        writing: InThread,
-        looking: InThread,
+        in_writer: InThread,
+        settle_exit: SettleExit,
+        obstacle: Obstacle = no_obstacle,
     ) -> None:
+        """`in_writer` runs all writes to the database."""
         self.store = store
-        self.probe = probe
-        self.policy = policy
-        self.peaks = Peaks()
+        self.observer = observer
         self.plan: Plan | None = None
-        self.seen: Observation | None = None
-        self.obstacle: Obstacle = _no_obstacle
-        """Tells why no job can be started on this machine now."""
+        """The latest."""
         self.closed: str | None = None
-        """Why nothing was granted in the last pass, for whatever claim."""
-        self._processes = processes
-        self._launcher = launcher
+        """Why the latest pass granted no lease of any size, or None."""
+        self._policy = policy
+        self._obstacle = obstacle
+        self._launcher_of = launcher_of
         self._clock = clock
-        self._writing = writing
-        self._looking = looking
+        self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
-        self._look_under_way = asyncio.Lock()
-        self._looks = 0
-        """How many looks have begun."""
-        self._seen_number = 0
-        """Which of them `seen` is."""
-        self.followers = JobSupervisor(store, launcher, clock, writing, self._changes, self.wake)
+        self.supervisor = JobSupervisor(
+            store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The admin's settings about leasing, as they are now."""
+        return self._policy()
+
+    @property
+    def seen(self) -> Observation | None:
+        """The latest observation."""
+        return self.observer.latest
+
+    @property
+    def peaks(self) -> Peaks:
+        """The highest use of each GPU by each running job."""
+        return self.observer.peaks
+
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change of a job; take it before you read, to miss no change."""
+        return self._changes.next
+
+    # Verbs. Each is one transaction, and wakes the scheduler where a pass may decide otherwise.
 
     async def submit(self, order: Submission) -> Job:
-        """Queue a job and wake the loop. Raises as `leases.submit` does."""
-        seen = await self.recent_look()
-        job = await self._writing(
+        """Queue a job. Raises what `submission.submit` raises."""
+        seen = await self.observer.recent()
+        job = await self._in_writer(
             lambda: submission.submit(self.store, order, seen, self.policy, self._clock)
         )
-        # Behind others on every GPU, it changes nothing: a long queue costs no pass for each more.
+        # While earlier jobs block every GPU, a pass would change nothing.
         if self.plan is None or not self.plan.is_closed:
             self.wake()
         return job
 
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
-        """Cancel a job, waiting or running. Raises as `leases.cancel` does.
+        """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
 
-        `grace` may be shorter than the job's own, also for one that was cancelled before. One that
-        runs is asked to go also where that cannot be put on record now: its shim notes why it went.
+        `grace` may shorten the job's own grace, also of a job that was cancelled before. A running
+        job is stopped even if the database cannot be written: its shim records the reason.
         """
         try:
-            job = await self._writing(lambda: jobs.cancel(self.store, job_id, by, self._clock))
+            job = await self._in_writer(lambda: jobs.cancel(self.store, job_id, by, self._clock))
         except RecordUnwritable as error:
-            job = self._unrecorded(job_id, error)
+            job = self._with_worker(job_id, error)
             changed = jobs.cancelled(job, by, self._clock.now())
-            job = self._goes_unrecorded(job if changed is None else changed, error)
-        self._changes.tell()
-        has_begun = job.started_at is not None or self._launcher.was_launched(job)
+            job = self._keep_unrecorded(job if changed is None else changed, error)
+        self._changes.notify()
+        launcher = self._launcher_of(job)
+        has_begun = job.started_at is not None or launcher.was_launched(job)
         if job.state is State.RELEASING and has_begun:
-            self.followers.background(self._launcher.stop(job, "cancelled", grace))
+            self.supervisor.background(launcher.stop(job, "cancelled", grace))
         self.wake()
         return job
 
     def grace(self, job: Job) -> timedelta | None:
-        """Return how long a job has between being asked to go and being made to."""
-        return self._launcher.grace(job)
+        """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
+        return self._launcher_of(job).grace(job)
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
-        """Take a job out of the queue that nobody waits for any more."""
-        await self._writing(lambda: jobs.withdraw(self.store, job_id, why, self._clock))
-        self._changes.tell()
+        """Remove a job from the queue after the process that waited for it has ended."""
+        await self._in_writer(lambda: jobs.withdraw(self.store, job_id, why, self._clock))
+        self._changes.notify()
         self.wake()
 
     async def extend(self, job_id: JobId, by: timedelta, who: str) -> Job:
-        """Give a job more time, or less. Raises as `extend.extend` does."""
-        job = await self._writing(lambda: extend(self.store, job_id, by, who, self._clock))
-        self._changes.tell()
+        """Change the time limit of a job by `by`. Raises what `jobs.extend` raises."""
+        job = await self._in_writer(lambda: extend(self.store, job_id, by, who, self._clock))
+        self._changes.notify()
         if job.holds_memory:
-            # Before the answer: who was promised more time has it, also if this daemon ends now.
-            telling = self.followers.background(self.followers.tell_time_limit(job_id))
-            await asyncio.wait({telling}, timeout=_TOLD_WITHIN_S)
-        # Others in the line may expect to start at another time.
+            # The shim learns the limit before the caller gets an answer, so the answer stays true
+            # if this daemon ends now.
+            sending = self.supervisor.background(self.supervisor.send_time_limit(job_id))
+            await asyncio.wait({sending}, timeout=_SHIM_ANSWERS_WITHIN_S)
+        # The expected start of other jobs may have changed.
         self.wake()
         return job
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
-        """Let a job be idle for a while. Raises as `keep.keep` does."""
-        job = await self._writing(lambda: keep(self.store, job_id, span, who, self._clock))
-        self._changes.tell()
+        """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""
+        job = await self._in_writer(lambda: keep(self.store, job_id, span, who, self._clock))
+        self._changes.notify()
         return job
 
-    async def tell_owner(self, job_id: JobId, text: str) -> None:
-        """Put a line on record for the owner of a job, and into the job's output if it runs.
+    async def notify_owner(self, job_id: JobId, text: str) -> None:
+        """Record a notice for the owner of a job, and write it to the output of a running job.
 
         Raises:
-            RecordUnwritable: it is not on record, and there is no output to say it in.
+            RecordUnwritable: it is not on record, and the job has no output.
         """
         line = one_line(text)
         try:
-            await self._writing(lambda: jobs.note_notice(self.store, job_id, line, self._clock))
+            await self._in_writer(lambda: jobs.note_notice(self.store, job_id, line, self._clock))
         except RecordUnwritable as error:
-            self._unrecorded(job_id, error)
-            _log.debug("%s; job %s is told in its output alone: %s", error.message, job_id, line)
-        self._changes.tell()
+            self._with_worker(job_id, error)
+            _log.debug(
+                "%s; the notice to job %s is in its output only: %s", error.message, job_id, line
+            )
+        self._changes.notify()
         job = self.store.job(job_id)
         if job is not None and job.state in (State.ACTIVE, State.RELEASING):
-            self.followers.background(self._launcher.notify(job, line))
+            self.supervisor.background(self._launcher_of(job).notify(job, line))
 
     async def revoke(self, job_id: JobId, why: Outcome, detail: str, notice: str) -> None:
-        """Have a running job go that may not stay; `notice` is its owner's.
+        """Stop a running job that may not continue; `notice` goes to its output.
 
         Raises:
-            RecordUnwritable: nothing has changed, and there is nothing that could be stopped.
+            RecordUnwritable: nothing has changed, and the job has no worker to stop.
         """
         job: Job | None
         try:
-            job = await self._writing(
+            job = await self._in_writer(
                 lambda: jobs.revoke(self.store, job_id, why, detail, self._clock)
             )
         except RecordUnwritable as error:
-            before = self._unrecorded(job_id, error)
+            before = self._with_worker(job_id, error)
             job = asked_to_go(before, Trigger.REVOKE, why, detail, self._clock.now())
-            job = job and self._goes_unrecorded(job, error)
-        self._changes.tell()
+            job = job and self._keep_unrecorded(job, error)
+        self._changes.notify()
         if job is not None:
-            self.followers.background(self._see_off(job, one_line(notice)))
+            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
 
-    def _unrecorded(self, job_id: JobId, error: RecordUnwritable) -> Job:
-        """Return a job that can be told something though that cannot be put on record.
+    def _with_worker(self, job_id: JobId, error: RecordUnwritable) -> Job:
+        """Return a job that has a shim, which can act while the database cannot be written.
 
         Raises:
-            RecordUnwritable: `error`, since there is no shim that would remember it.
+            RecordUnwritable: `error`, since there is no shim to record the reason.
         """
         job = self.store.job(job_id)
-        held = job is not None and job.holds_memory and job.holder is None
-        if job is None or not held or not self._launcher.was_launched(job):
+        holds = job is not None and job.holds_memory and job.holder is None
+        if job is None or not holds or not self._launcher_of(job).was_launched(job):
             raise error
         return job
 
-    def _goes_unrecorded(self, job: Job, error: RecordUnwritable) -> Job:
-        """Note what is to be stored with the end of a job that goes, since it cannot be now."""
-        self.followers.unrecorded.setdefault(job.id, job)
-        _log.debug("%s; job %s is asked to go all the same: %s", error.message, job.id, job.detail)
+    def _keep_unrecorded(self, job: Job, error: RecordUnwritable) -> Job:
+        """Keep the change of a job in memory; it is stored together with the job's end."""
+        self.supervisor.unrecorded.setdefault(job.id, job)
+        _log.debug("%s; job %s is stopped all the same: %s", error.message, job.id, job.detail)
         return job
 
-    async def _see_off(self, job: Job, notice: str) -> None:
-        await self._launcher.notify(job, notice)
-        await self._launcher.stop(job, why_it_goes(job))
+    async def _notify_and_stop(self, job: Job, notice: str) -> None:
+        launcher = self._launcher_of(job)
+        await launcher.notify(job, notice)
+        await launcher.stop(job, reason_to_stop(job))
 
-    @property
-    def next_change(self) -> asyncio.Event:
-        """Set when something about the jobs changes; to miss nothing, take it before looking."""
-        return self._changes.next
-
-    async def recent_look(self) -> Observation:
-        """Return the latest look, or take the first."""
-        return self.seen if self.seen is not None else await self.look()
-
-    async def look(self) -> Observation:
-        """Look at the GPUs; the look begins after this call.
-
-        All callers that come while a look is under way share the next one.
-        """
-        wanted = self._looks + 1
-        async with self._look_under_way:
-            if self.seen is not None and self._seen_number >= wanted:
-                return self.seen
-            self._looks += 1
-            number = self._looks
-            seen = await self._looking(
-                lambda: look(self.store, self.probe, self._processes, self._clock, self.seen)
-            )
-            self.seen, self._seen_number = seen, number
-        self.peaks.take_in(seen)
-        return seen
-
-    # The loop.
+    # Passes over the queue.
 
     def wake(self) -> None:
-        """Ask for a pass over the queue soon."""
+        """Request a pass soon."""
         self._awake.set()
 
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
     ) -> None:
-        """Grant for ever: a pass when somebody woke the loop, and after `rest_s` in any case.
+        """Run passes without end: one after each `wake`, and at least one every `rest_s` seconds.
 
-        Each pass that came to its end calls `passed`.
+        Calls `passed` after each complete pass.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -299,39 +321,40 @@ class Scheduler:
             passed()
 
     async def one_pass(self) -> Plan:
-        """Look, decide, commit, and start what was granted.
+        """Observe, decide, commit, and launch the granted jobs.
 
-        Nothing is granted on readings from before this pass. A pass that grants nothing on the
-        recent readings takes no new ones: the timer's look wakes the loop again.
+        Grants are based on an observation of this pass only. A pass without grants uses the
+        latest observation and takes none: the sampling timer takes one, and wakes the scheduler.
         """
         await self._follow_clock()
-        closed = next(iter(self.followers.deferred.values()), None) or await self.obstacle()
+        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
         if decided is None or decided.grants:
-            await self.look()
+            await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
         self.closed = closed
         self.plan = decided
-        # Not the grants alone: a pass may have failed after it committed some.
-        self.followers.attend_all(decided.holders)
-        self._changes.tell()
+        # All holders and not only the new grants: an earlier pass may have failed after its commit.
+        self.supervisor.attend_all(decided.holders)
+        self._changes.notify()
         return decided
 
     async def _follow_clock(self) -> None:
-        by = await self._writing(lambda: follow_clock(self.store, self._clock))
+        by = await self._in_writer(lambda: follow_clock(self.store, self._clock))
         if by is not None:
-            _log.warning("the clock was set by %d seconds; time limits stay", by.total_seconds())
-            # What was seen before stands under another time than what comes.
-            self.followers.freed_at = None
-            await self.look()
+            seconds = by.total_seconds()
+            _log.warning("the clock was set by %d seconds; time limits do not change", seconds)
+            # The latest observation has a time of the old clock.
+            self.supervisor.freed_at = None
+            await self.observer.observe()
 
     def _is_seen_outdated(self) -> bool:
-        """Tell whether the recent look may show memory in use that has come free since."""
-        freed_at = self.followers.freed_at
+        """Whether the latest observation may show memory in use that was freed since."""
+        freed_at = self.supervisor.freed_at
         return self.seen is None or (freed_at is not None and self.seen.at <= freed_at)
 
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
-        seen = await self.recent_look()
-        return await self._writing(
+        seen = await self.observer.recent()
+        return await self._in_writer(
             lambda: reconcile(self.store, seen, self.policy, self._clock, closed, fresh=fresh)
         )

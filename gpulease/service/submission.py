@@ -7,13 +7,12 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.memory_estimate import MOST_RUNS, Run, deciding, script_name, size_for
+from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_ever_hold, spans
-from gpulease.domain.plan import ledgers, plan, waiting_in
-from gpulease.errors import BadValue, CannotLease, NoRoomNow
-from gpulease.service.observation import Observation, Policy, snapshot
-from gpulease.service.ports import Clock, Store, Submission, Transaction
-from gpulease.service.quotas import refuse_one_more, refuse_too_much
+from gpulease.domain.plan import ledgers, plan, why_waiting
+from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.service.observation import Observation, snapshot
+from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Transaction, UserCount
 from gpulease.units import MIB, Share, format_size
 
 
@@ -24,10 +23,10 @@ def sized(
 
     Never more than `gpus` offer when they are empty, and never less than the smallest lease.
     """
-    shape = order.account.shape
+    shape = order.usage.fingerprint
     if not order.sizes_itself or shape is None:
         return order
-    runs = tx.runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
+    runs = tx.past_runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
     wanted = size_for(runs)
     if wanted is None:
         return order
@@ -35,7 +34,7 @@ def sized(
     return replace(
         order,
         claim=replace(order.claim, memory=memory),
-        account=replace(order.account, sized=_because(order, runs, memory)),
+        usage=replace(order.usage, size_reason=_because(order, runs, memory)),
     )
 
 
@@ -52,10 +51,10 @@ def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) 
     return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
 
 
-def _because(order: Submission, runs: Sequence[Run], memory: int) -> str:
+def _because(order: Submission, runs: Sequence[PastRun], memory: int) -> str:
     size = format_size(memory)
     script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
-    run = deciding(runs)
+    run = deciding_run(runs)
     assert run is not None, "something was sized by these runs"
     lease, used = format_size(run.leased), format_size(run.used)
     if run.out_of_memory:
@@ -65,7 +64,7 @@ def _because(order: Submission, runs: Sequence[Run], memory: int) -> str:
     return f"{size}, since {script} used up to {used} in {_count(runs, run)}"
 
 
-def _count(runs: Sequence[Run], run: Run) -> str:
+def _count(runs: Sequence[PastRun], run: PastRun) -> str:
     """Say how many runs used no more than `run`."""
     within = sum(each.used <= run.used for each in runs)
     if within < len(runs):
@@ -82,17 +81,17 @@ def submit(store: Store, order: Submission, seen: Observation, policy: Policy, c
         TooMany: the user has as much in the queue as one user may.
     """
     with store.write() as tx:
-        before = tx.ordered(order.owner.uid, order.key) if order.key is not None else None
+        before = tx.job_by_key(order.owner.uid, order.key) if order.key is not None else None
         if before is not None:
             _refuse_another_kind(order, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.bounds, order, tx.tally(order.owner.uid))
+        refuse_one_more(policy.quotas, order, tx.user_count(order.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
         order = sized(order, tx, empty, policy)
         refuse_what_can_never_run(order.claim, empty, policy)
         job = tx.add(order, at)
-        refuse_too_much(policy.bounds, order, tx.tally(order.owner.uid))
+        refuse_too_much(policy.quotas, order, tx.user_count(order.owner.uid))
         if order.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
@@ -128,7 +127,7 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
             f"ask for at least {smallest}",
         )
-    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.divided]
+    whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.mig_mode]
     if claim.gpus > max(1, len(whole)):
         raise CannotLease(
             f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
@@ -170,9 +169,50 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
-    reasons = waiting_in(decided, job).refusal.hindrances
+    reasons = why_waiting(decided, job).refusal.obstacles
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
         "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
+    )
+
+
+def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> None:
+    """Check that the user may have one more job, before it is added.
+
+    Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
+
+    Raises:
+        TooMany: the user has as many as the quotas allow.
+    """
+    if order.owner.uid in quotas.exempt:
+        return
+    user = order.owner.user
+    if before.waiting >= quotas.waiting:
+        raise TooMany(
+            f"cannot submit: {user} has {before.waiting} queued jobs, and the limit for one user "
+            f"is {quotas.waiting}",
+            "submit again when some jobs have started, or cancel some; "
+            f"gpulease list --user {user} shows them",
+        )
+    if order.holder is not None and before.holds >= quotas.holds:
+        raise TooMany(
+            f"cannot hold another lease: {user} has {before.holds} leases without a job, and the "
+            f"limit for one user is {quotas.holds}",
+            f"release one with gpulease cancel JOB; gpulease list --user {user} shows them",
+        )
+
+
+def refuse_too_much(quotas: Quotas, order: Submission, after: UserCount) -> None:
+    """Check the size of the user's queued invocations, after the new one was added.
+
+    Raises:
+        TooMany: it is over the quota.
+    """
+    if order.owner.uid in quotas.exempt or after.waiting_bytes <= quotas.waiting_bytes:
+        return
+    raise TooMany(
+        f"cannot submit: the arguments and environments of {order.owner.user}'s queued jobs "
+        f"would take more than {format_size(quotas.waiting_bytes)}, the limit for one user",
+        "unset large variables before you submit, or submit again when some jobs have started",
     )

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
-from gpulease.domain.memory_estimate import LATEST, Kind, learned
+from gpulease.domain.memory_estimate import LATEST, OverheadKey, learned_overhead
 from gpulease.service.observation import Observation
 
 MOST_PROCESSES = 64
@@ -48,11 +48,11 @@ class PoolSeen:
     job: JobId
     uid: int
     gpu: GpuUuid
-    kind: Kind
+    kind: OverheadKey
     version: str
     limit: int | None
     peak: int | None
-    beside: int | None
+    overhead: int | None
     at: datetime
 
 
@@ -80,7 +80,7 @@ class Usage:
     def __init__(
         self,
         driver: Callable[[], str | None],
-        observed: Mapping[Kind, Mapping[int, Sequence[int]]],
+        observed: Mapping[OverheadKey, Mapping[int, Sequence[int]]],
     ) -> None:
         """`observed` is what was seen before this daemon's time, by kind and user."""
         self._driver = driver
@@ -113,7 +113,7 @@ class Usage:
         known_user = job.owner.has_name
         beside = _difference(last, pool) if last is not None and known_user else None
         place = report.framework, pool.gpu
-        kind = Kind(
+        kind = OverheadKey(
             report.framework,
             self._models.get(pool.gpu, ""),
             self._driver() or "",
@@ -166,14 +166,14 @@ class Usage:
                 del self._unwritten[key]
         for job in [job for job in self._jobs if job not in living]:
             for each in self._jobs.pop(job).seen.values():
-                if each.beside is not None:
+                if each.overhead is not None:
                     of_user = self._observed.setdefault(each.kind, {}).setdefault(each.uid, [])
-                    of_user.insert(0, each.beside)
+                    of_user.insert(0, each.overhead)
                     del of_user[LATEST:]
 
-    def beside(self, uid: int, kind: Kind, start: int) -> int:
+    def beside(self, uid: int, kind: OverheadKey, start: int) -> int:
         """Return the bytes to keep free beside a pool of this kind, for a job of `uid`."""
-        return learned(start, uid, self._observed.get(kind, {}))
+        return learned_overhead(start, uid, self._observed.get(kind, {}))
 
 
 def _difference(last: _Heard, pool: PoolReport) -> int | None:
@@ -188,7 +188,7 @@ def _merged(old: PoolSeen, new: PoolSeen) -> PoolSeen:
         new,
         at=old.at,
         peak=_larger(old.peak, new.peak),
-        beside=_larger(old.beside, new.beside),
+        overhead=_larger(old.overhead, new.overhead),
     )
 
 

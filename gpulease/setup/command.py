@@ -1,4 +1,4 @@
-"""The command `gpulease-setup`: reads its arguments, and ends with a sentence where it cannot."""
+"""The command `gpulease-setup`: parses its arguments, and installs or removes gpulease."""
 
 import argparse
 import os
@@ -14,15 +14,15 @@ _EXAMPLES = """\
 examples:
   gpulease-setup install --now    install the units of this environment, and start the daemon
   gpulease-setup install --restrict-users
-                                  let users open GPUs in jobs alone (docs/holding.md)
-  gpulease-setup remove           take them away; what the daemon has recorded is kept
-  gpulease-setup remove --purge   and the record, the configuration and the group with them
+                                  let users open GPUs only in jobs (docs/enforcement.md)
+  gpulease-setup remove           remove the units; keep the data of the daemon
+  gpulease-setup remove --purge   also remove the data, the configuration and the group
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Install or remove gpulease's units, as root."""
-    # What is installed is for everyone to read, whatever root's umask is.
+    # All users must be able to read the installed files, independent of root's umask.
     os.umask(0o022)
     given = _parser().parse_args(arguments)
     try:
@@ -49,8 +49,7 @@ def _agree(notice: str) -> bool:
 def _ask(notice: str) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SetupFailed(
-            f"cannot purge without a confirmation, and there is no terminal to ask on: "
-            f"{notice.strip()}",
+            f"cannot purge: it needs a confirmation, and this is not a terminal: {notice.strip()}",
             "to delete all of it without a question: gpulease-setup remove --purge --yes",
         )
     sys.stdout.write(f"{notice}Delete it? [y/N] ")
@@ -67,22 +66,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpulease-setup {described()}")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    installing = verbs.add_parser("install", help="install the units, or upgrade them")
+    installing = verbs.add_parser("install", help="install or upgrade the units")
     installing.add_argument("--now", action="store_true", help="enable and (re)start the daemon")
     installing.add_argument(
         "--restrict-users", action=argparse.BooleanOptionalAction,
-        help="deny users the GPUs outside of jobs, by device rules for sessions, cron and at: "
-        "nvidia-smi, `gpulease hold` and desktops on a GPU then do not work there; "
-        "left out, it stays as it is",
+        help="deny users the GPUs outside of jobs, by device rules for sessions, cron and at. "
+        "There, nvidia-smi, `gpulease hold` and desktops on a GPU stop working. "
+        "Without this option, nothing changes",
     )  # fmt: skip
     removing = verbs.add_parser("remove", help="stop the daemon and remove the units")
     removing.add_argument(
         "--purge", action="store_true",
-        help="remove the record, the configuration and the group as well; shows how many jobs wait "
-        "or run, and asks",
+        help="also remove the data, the configuration and the group, after a question that shows "
+        "the number of jobs",
     )  # fmt: skip
-    removing.add_argument("--yes", action="store_true", help="purge without a question")
-    removing.add_argument("--force", action="store_true", help="even though jobs are running")
+    removing.add_argument("--yes", action="store_true", help="purge without asking")
+    removing.add_argument("--force", action="store_true", help="remove even while jobs are running")
     return parser
 
 

@@ -1,11 +1,8 @@
-"""`gpulease-setup`: puts the units of this environment in their places, and takes all of it away.
+"""Installs the systemd units of this environment, and removes them. `FILES` lists what goes where.
 
-What is put where is the table `FILES`; everything else that removing has to know is below it.
-
-Device rules for what users start outside of jobs: the drop-ins, and their text.
-
-A job's scope denies it the GPUs of others. A user can start a process elsewhere from within a job:
-in their own systemd instance, in a login session, by cron or at. These rules deny GPUs there.
+Also installs device rules for processes outside of jobs. The scope of a job denies it the GPUs of
+others, but a user can start a process elsewhere: in the user's systemd instance, a login session,
+or by cron or at. The rules deny GPUs there.
 """
 
 import grp
@@ -35,15 +32,15 @@ from gpulease.user_daemon import LOCK, SERVING
 
 NAME = "50-gpulease.conf"
 _RESTRICTED = {
-    # Of every user: their sessions, and their own systemd instance.
+    # Each user's sessions and systemd instance.
     "user-.slice": "Slice",
-    # These start programs of users within their own unit. Some distributions say crond.
+    # These run programs of users in their own units. Some distributions call cron crond.
     "cron.service": "Service",
     "crond.service": "Service",
     "atd.service": "Service",
 }
 _ROOT = "user-0.slice"
-_EXCEPTED = "# Root may open every device. This file replaces the one for all users.\n"
+_EXCEPTED = "# Root may open all devices. This file replaces the one for all users.\n"
 
 
 def drop_ins(units: Path, template: str) -> Mapping[Path, str]:
@@ -61,7 +58,7 @@ SOURCES = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
 
 _LIBRARIES = Path("/usr/local/lib")
 UNITS = _LIBRARIES / "systemd/system"
-"""For what is installed by hand; what the admin changes goes to /etc, and wins over it."""
+"""For software that no package installs. Changes by the admin in /etc override it."""
 FILES = {
     "gpuleased.service": UNITS / "gpuleased.service",
     "gpulease.slice": UNITS / "gpulease.slice",
@@ -71,33 +68,34 @@ FILES = {
 SERVICE = "gpuleased.service"
 GROUP = "gpulease"
 COMMAND = Path("/usr/local/bin/gpulease")
-_WRITTEN_PLACE = "/opt/gpulease/bin/"
-"""Where the files say that the programs are."""
+_PLACEHOLDER = "/opt/gpulease/bin/"
+"""The directory of the programs in the unit files, which `install` replaces."""
 _DROP_INS = tuple(Path("/etc/systemd/system") / f"{unit}.d" for unit in (SERVICE, "gpulease.slice"))
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user")))
-"""What ProtectHome=yes hides from the daemon."""
+"""The directories that ProtectHome=yes hides from the daemon."""
 _SYSTEMD = Path("/run/systemd/system")
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-"""Of the system's programs that are called."""
+"""For calls of system programs."""
 
 Say = Callable[[str], None]
 Confirm = Callable[[str], bool]
-"""Shows what is to be deleted, and returns whether it may be."""
+"""Shows what will be deleted, and returns whether the admin agrees."""
 
 
 def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
-    """Install the units, or those of a newer version over them; `now` starts the daemon with them.
+    """Install or upgrade the units; `now` starts the daemon.
 
-    `restrict_users` denies users the GPUs outside of jobs, or no longer; None: as it was.
+    `restrict_users` adds or removes the rules that deny users the GPUs outside of jobs; None keeps
+    the present state.
 
     Raises:
-        SetupFailed: this machine or this environment is not fit for it; nothing was changed.
+        SetupFailed: this machine or this environment is unsuitable. Nothing was changed.
     """
     _check_machine()
     programs = Path(sys.prefix) / "bin"
     _check_environment(programs)
     for source, target in FILES.items():
-        text = (SOURCES / source).read_text().replace(_WRITTEN_PLACE, f"{programs}/")
+        text = (SOURCES / source).read_text().replace(_PLACEHOLDER, f"{programs}/")
         say(f"{_write(target, text)} {target}")
     say(f"{_link(COMMAND, programs / 'gpulease')} {COMMAND}")
     _restrict_users(say, restrict_users)
@@ -106,26 +104,26 @@ def install(say: Say, *, now: bool, restrict_users: bool | None = None) -> None:
     _call("systemctl", "daemon-reload")
     if now:
         _call("systemctl", "enable", SERVICE)
-        # A restart and no start: after an upgrade the old one still runs. Jobs go on.
+        # Restart, since after an upgrade the old daemon is still running. Jobs continue.
         _call("systemctl", "restart", SERVICE)
-        say(f"{SERVICE} runs; systemctl status {SERVICE} shows how it is")
+        say(f"started {SERVICE}; systemctl status {SERVICE} shows its state")
     else:
-        say(f"next: systemctl enable --now {SERVICE} (after an upgrade: systemctl restart)")
+        say(f"next: systemctl enable --now {SERVICE} (after an upgrade: restart)")
 
 
 def _restrict_users(say: Say, wanted: bool | None) -> None:
     files = _user_rules()
-    were_there = any(file.exists() for file in files)
-    if wanted or (wanted is None and were_there):
+    had_rules = any(file.exists() for file in files)
+    if wanted or (wanted is None and had_rules):
         for target, text in files.items():
             say(f"{_write(target, text)} {target}")
     if wanted is False:
         for target in files:
             _remove_file(target, say)
-    if wanted and not were_there:
-        say("users except root can open GPUs in jobs of gpulease alone, from now on")
-    if wanted is False and were_there:
-        say("a user can open every GPU again once all of their sessions have ended")
+    if wanted and not had_rules:
+        say("from now on, users other than root can open GPUs only in gpulease jobs")
+    if wanted is False and had_rules:
+        say("users can open GPUs again after all of their sessions have ended")
 
 
 def _user_rules() -> Mapping[Path, str]:
@@ -133,31 +131,33 @@ def _user_rules() -> Mapping[Path, str]:
 
 
 def remove(say: Say, confirm: Confirm, *, purge: bool, force: bool) -> None:
-    """Stop the daemon and take away what `install` put there; `purge` takes the rest as well.
+    """Stop the daemon and remove what `install` installed; `purge` also removes the data.
 
     Raises:
-        SetupFailed: jobs are running, and it is not forced, or the purge was not confirmed;
-            nothing was changed.
+        SetupFailed: jobs are running and `force` is not set, or the admin did not confirm the
+            purge. Nothing was changed.
     """
     if os.geteuid() != 0:
-        raise SetupFailed("cannot remove gpulease: only root can", "try: sudo gpulease-setup ...")
+        raise SetupFailed(
+            "cannot remove gpulease: only root can do this", "try: sudo gpulease-setup ..."
+        )
     settings = _settings()
     running = _running_jobs(settings.state)
     if running and not force:
         raise SetupFailed(
             f"cannot remove gpulease: {_jobs(running)} running",
-            "gpulease cancel ends them; with --force they go on, and nobody watches them any more",
+            "end them with gpulease cancel; with --force they continue without supervision",
         )
     if purge and not confirm(purge_notice(settings.state)):
-        raise SetupFailed("cannot purge: it was not confirmed; nothing was changed")
+        raise SetupFailed("cannot purge: not confirmed; nothing was changed")
     _remove_units(say)
-    # From here on the users may have daemons of their own.
+    # Without this directory, users can start personal daemons.
     _remove_directory(SYSTEM_SOCKET.parent, say)
     if purge:
         _purge(settings, say)
     else:
-        say(f"kept: {settings.state}, {SYSTEM_CONFIG.parent}, the group {GROUP}; see --purge")
-    say(f"the programs themselves are in {sys.prefix}; remove that directory at last")
+        say(f"kept {settings.state}, {SYSTEM_CONFIG.parent} and the group {GROUP}; see --purge")
+    say(f"the programs are in {sys.prefix}; to remove them, delete that directory")
 
 
 def _remove_units(say: Say) -> None:
@@ -173,23 +173,23 @@ def _remove_units(say: Say) -> None:
 
 
 def purge_notice(state: Path) -> str:
-    """Return what a purge deletes, in words."""
+    """Describe what a purge deletes."""
     found = census(state / DATABASE_NAME)
     if found is None:
-        jobs = "all jobs on record, how many is not known because the record cannot be read"
+        jobs = "all jobs on record (their number is unknown, since the database cannot be read)"
     else:
         jobs = ", ".join(
             (
-                _number(found.waiting, "waiting job"),
+                _number(found.waiting, "queued job"),
                 _number(found.holds, "hold"),
                 _number(found.running, "running job"),
                 _number(found.ended, "ended job"),
             )
         )
     return (
-        f"this deletes the record in {state}: {jobs}, with their output;\n"
-        f"and the settings in {SYSTEM_CONFIG.parent}, the drop-ins of the units and the group "
-        f"{GROUP}. Waiting jobs do not run.\n"
+        f"This deletes the database in {state}: {jobs}, with their output.\n"
+        f"It also deletes the settings in {SYSTEM_CONFIG.parent}, the drop-ins of the units and "
+        f"the group {GROUP}. Queued jobs will not run.\n"
     )
 
 
@@ -210,7 +210,7 @@ def _purge(settings: Settings, say: Say) -> None:
 
 
 def remove_state(state: Path, say: Say) -> None:
-    """Remove all that a daemon keeps in its state directory, which may hold others' things too."""
+    """Remove the daemon's files from its state directory, which may contain other files."""
     _remove_directory(state / JOBS, say)
     for file in (*state.glob(f"{DATABASE_NAME}*"), state / LOCK, *state.glob(f"{SERVING}*")):
         _remove_file(file, say)
@@ -218,7 +218,7 @@ def remove_state(state: Path, say: Say) -> None:
 
 
 def _settings() -> Settings:
-    """Return the settings of the daemon; those that cannot be read must not keep it installed."""
+    """Return the daemon's settings; with unreadable ones it must still be removable."""
     try:
         if SYSTEM_CONFIG.exists():
             refuse_if_changeable(SYSTEM_CONFIG)
@@ -243,48 +243,50 @@ def _jobs(running: list[int]) -> str:
 
 def _check_machine() -> None:
     if os.geteuid() != 0:
-        raise SetupFailed("cannot install: only root can", "try: sudo gpulease-setup install")
+        raise SetupFailed(
+            "cannot install: only root can do this", "try: sudo gpulease-setup install"
+        )
     if not _SYSTEMD.exists():
         raise SetupFailed(
             "cannot install: this machine was not booted with systemd",
-            "run gpuleased as root under what starts services here; docs/admin.md says how",
+            "run gpuleased as root under the service manager here; see docs/admin/install.md",
         )
 
 
 def _check_environment(programs: Path) -> None:
-    """Check that root may run what is here: nobody else may change it, and everybody read it."""
+    """Check that only root can change this environment, and that all users can read it."""
     if not (programs / "gpuleased").exists():
         raise SetupFailed(
-            f"cannot install: there is no {programs}/gpuleased",
-            "python3 -m venv /opt/gpulease, and install gpulease with the pip of that",
+            f"cannot install: {programs}/gpuleased does not exist",
+            "create an environment with python3 -m venv /opt/gpulease, and install gpulease there",
         )
-    # The python that a venv links to need not lie in what it calls its base.
+    # The python that a venv links to may be outside of its base directory.
     python = Path(sys.executable).resolve().parent
     places = {Path(sys.prefix), Path(sys.base_prefix), python, Path(gpulease.__file__).parent}
     for place in sorted(place.resolve() for place in places):
         for wrong in _wrong(place):
             raise SetupFailed(
                 f"cannot install from {place}: {wrong}",
-                "python3 -m venv /opt/gpulease as root, with the system's python3, and install "
-                "gpulease there",
+                "as root, create an environment with /usr/bin/python3 -m venv /opt/gpulease, and "
+                "install gpulease there",
             )
 
 
 def _wrong(place: Path) -> Iterator[str]:
     if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
-        yield "the daemon is kept out of homes, so it cannot be run from one"
+        yield "its unit denies the daemon access to homes, so it cannot run from one"
     for part in (place, *place.parents):
         found = part.stat()
         if found.st_uid != 0:
-            yield f"{part} belongs to uid {found.st_uid}, who could change what root runs"
+            yield f"{part} belongs to uid {found.st_uid}, which could change what root runs"
         if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != 0):
-            yield f"others than root may write to {part}, and so change what root runs"
+            yield f"users other than root may write to {part}, and could change what root runs"
         if not found.st_mode & stat.S_IXOTH or not place.stat().st_mode & stat.S_IROTH:
-            yield f"{part} is closed to users, whose jobs need what is in it"
+            yield f"users cannot access {part}, which their jobs need"
 
 
 def _write(target: Path, text: str) -> str:
-    """Write a file whole or not at all; return what was done, in a word."""
+    """Write a file atomically; return what was done, in one word."""
     if target.exists() and target.read_text() == text:
         return "unchanged"
     there = target.exists()
@@ -300,7 +302,7 @@ def _link(link: Path, target: Path) -> str:
     if link.is_symlink() and link.readlink() == target:
         return "unchanged"
     if link.exists() or link.is_symlink():
-        return "left as it is, since it is not ours:"
+        return "not changed, since gpulease did not create it:"
     link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     link.symlink_to(target)
     return "installed"
@@ -329,8 +331,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _call(*command: str, must: bool = True) -> None:
-    # Root's own PATH may have come from another user, through su(1) or sudo -E.
+    # Root may inherit the PATH of another user from su(1) or sudo -E.
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=_ENVIRONMENT)
     if must and done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
-        raise SetupFailed(f"cannot go on: {' '.join(command)} failed: {said}")
+        raise SetupFailed(f"cannot continue: {' '.join(command)} failed: {said}")

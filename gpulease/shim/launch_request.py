@@ -1,8 +1,8 @@
-"""What a shim and its worker are told, and how it is written into the request.
+"""The format of a launch request: what a shim and its worker need to know.
 
-A request is two lines of JSON: a short one for the shim, and one for the worker with the
-environment, which the shim never reads, so that it stays small and holds no one's secrets.
-Strings may hold bytes that are not UTF-8, as surrogate escapes (PEP 383); JSON keeps them.
+A request is two lines of JSON: a short one for the shim, and one for the worker. The second has the
+environment. The shim never reads it, so it stays small and holds no secrets. Strings may contain
+bytes that are not UTF-8, as surrogate escapes (PEP 383), which JSON keeps.
 """
 
 import json
@@ -15,29 +15,29 @@ _PIECE = 16 << 10
 
 
 class IdentitySpec(NamedTuple):
-    """Whom to become."""
+    """The user to become."""
 
     uid: int
     gid: int
     user: str
     groups: tuple[int, ...] | None
-    """None: those that the user database gives."""
+    """None: the groups in the user database."""
 
 
 class TerminalSpec(NamedTuple):
-    """The pseudo-terminal that a worker gets."""
+    """The pseudo-terminal of a worker."""
 
     rows: int
     columns: int
     attributes: tuple[int, ...] | None
-    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
-    characters; None: those of the system."""
+    """As in termios(3): iflag, oflag, cflag, lflag, ispeed, ospeed, then the control characters.
+    None: the defaults of the system."""
     stderr: bool
-    """Whether standard error is the terminal as well; otherwise it is a pipe of its own."""
+    """Whether standard error is the terminal as well. Otherwise it is a pipe."""
 
 
 class EarlySignalSpec(NamedTuple):
-    """A signal for the main process, so long before its time is over."""
+    """A signal for the main process, this long before the time limit."""
 
     signal: int
     before_s: float
@@ -78,16 +78,16 @@ def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    order = ShimSpec(*json.loads(_first_line(request)))
-    return order._replace(
-        identity=None if order.identity is None else _identity(*order.identity),
-        terminal=None if order.terminal is None else _terminal(*order.terminal),
-        early_signal=None if order.early_signal is None else EarlySignalSpec(*order.early_signal),
+    spec = ShimSpec(*json.loads(_first_line(request)))
+    return spec._replace(
+        identity=None if spec.identity is None else _identity(*spec.identity),
+        terminal=None if spec.terminal is None else _terminal(*spec.terminal),
+        early_signal=None if spec.early_signal is None else EarlySignalSpec(*spec.early_signal),
     )
 
 
 def _first_line(request: int) -> bytes:
-    """Read by pieces: mostly the first is all of it, but a user may be in thousands of groups."""
+    """Read in pieces. One is usually enough, but a user may be in thousands of groups."""
     text = b""
     while b"\n" not in text and (piece := os.pread(request, _PIECE, len(text))):
         text += piece

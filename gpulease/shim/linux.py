@@ -1,44 +1,41 @@
-"""The few Linux calls that the standard library does not offer. Knows nothing of jobs."""
+"""Linux system calls that the standard library does not offer. Knows nothing of jobs."""
 
 import ctypes
 import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _fallocate = getattr(_libc, "fallocate64", _libc.fallocate)
-_tee = _libc.tee
-_tee.restype = ctypes.c_ssize_t
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_SPLICE_F_NONBLOCK = 2
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
-"""The number of keyctl(2), which the C library does not offer, by machine."""
+"""The number of keyctl(2), which the C library does not wrap, by machine."""
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _KEYCTL_LINK = 8
 _KEY_SPEC_SESSION_KEYRING = -3
 _KEY_SPEC_USER_KEYRING = -4
 _CLONE_NEWNS = 0x00020000
 _ARG_START = 45
-"""Where `arg_start` (field 48 of proc_pid_stat(5)) stands after the command's name."""
+"""Index of `arg_start` (field 48 of proc_pid_stat(5)) in the fields after the command's name."""
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send this process the signal when the one that forked it ends."""
+    """Let the kernel send this process the signal when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent has ended."""
+    """Become the parent of every descendant that loses its own."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_tracing() -> None:
-    """Keep everyone but root from tracing this process, dumping it and seeing its descriptors."""
+    """Forbid all users but root to trace or dump this process, or to see its descriptors."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -48,15 +45,15 @@ def set_name(name: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Empty the permitted, effective and inheritable sets, whatever they hold."""
+    """Clear the permitted, effective and inheritable sets."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()))
 
 
-def see_files_as(pid: int) -> None:
-    """Move to the mount namespace of process `pid`, and to its root; see setns(2).
+def enter_mount_namespace(pid: int) -> None:
+    """Enter the mount namespace of process `pid`, at its root; see setns(2).
 
-    Only a process with one thread can.
+    This works in a process with one thread only.
     """
     fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -66,9 +63,9 @@ def see_files_as(pid: int) -> None:
 
 
 def leave_session_keyring() -> None:
-    """Change to a session keyring of this process's own, with the user's in it, as a login does.
+    """Join a new session keyring that contains the user's, as a login does.
 
-    Does nothing where the system has no keyrings, or does not let us at them, as in a container.
+    Do nothing if the system has no keyrings or forbids their use, as in a container.
     """
     number = _KEYCTL.get(os.uname().machine)
     if number is None or _keyctl(number, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
@@ -82,20 +79,13 @@ def _keyctl(number: int, operation: int, first: int, second: int) -> int:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give this part of a file back to the file system; it reads as zeros from then on."""
+    """Free this part of a file; afterwards it reads as zeros."""
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     _check(_fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
 
 
-def tee(source: int, target: int, most: int) -> int:
-    """Let bytes of one pipe be in another one as well, and return how many; see tee(2)."""
-    size = int(_tee(source, target, ctypes.c_size_t(most), ctypes.c_uint(_SPLICE_F_NONBLOCK)))
-    _check(min(size, 0))
-    return size
-
-
 def argument_area() -> tuple[int, int] | None:
-    """Return the start and size of the memory that /proc/PID/cmdline shows, if the kernel says."""
+    """Return start and size of the memory behind /proc/PID/cmdline, or None if that is unknown."""
     fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fields = os.read(fd, 4096).rpartition(b")")[2].split()
@@ -108,8 +98,7 @@ def argument_area() -> tuple[int, int] | None:
 def set_title(area: tuple[int, int] | None, title: str) -> None:
     """Overwrite the command line that `ps` shows.
 
-    A last byte that is not NUL tells the kernel that the text ends at the first NUL, so that no
-    blanks trail behind it.
+    If the last byte is not NUL, the kernel ends the text at the first NUL, without trailing blanks.
     """
     if area is None or area[1] < len("gpulease-shim"):
         return

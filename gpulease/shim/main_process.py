@@ -1,7 +1,7 @@
-"""A worker's main process and the group that it leads: signalled as a terminal and a shell would.
+"""The main process of a worker and the process group that it leads.
 
-Knows whether it is stopped; its pid is its own until the shim has collected it, which is done here
-too, with all the orphans of the tree.
+Signals go to it as a terminal and a shell would send them. It keeps its pid until the shim has
+reaped it, which happens here too, together with all orphans of the worker.
 """
 
 import os
@@ -17,22 +17,20 @@ TO_THE_GROUP = frozenset(
         *(signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGKILL),
     }
 )
-"""What a terminal, timeout(1) and the end of a pipeline send to every process of a command; any
-other signal is for the one process that was named."""
-
-
+"""Signals that a terminal, timeout(1) and the end of a pipeline send to every process of a command.
+Any other signal is for the main process alone."""
 _STOPPED_BY_A_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-class News(NamedTuple):
-    """What has become of the children of this shim since they were asked for last."""
+class ChildChanges(NamedTuple):
+    """What has happened to the children of this shim since they were last reaped."""
 
     exit_code: int | None = None
-    """The main process has ended, with this code or, below 0, by a signal."""
+    """The main process has ended, with this code or, below 0, by this signal."""
     stopped_by: int | None = None
-    """The main process was stopped, by this signal."""
+    """The main process was stopped by this signal."""
     orphan_stopped: bool = False
-    """Another one was stopped as its terminal does it."""
+    """Another child was stopped as a terminal does it."""
     none_left: bool = False
 
 
@@ -41,57 +39,59 @@ class MainProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.suspended: int | None = None
+        self.stopped_by: int | None = None
         """The signal that stopped it, while it is stopped."""
-        self._gone = False
+        self._is_reaped = False
 
-    def collect(self) -> News:
-        """Collect every child that has ended, been stopped or been continued."""
-        news = News()
+    def reap(self) -> ChildChanges:
+        """Reap every child that has ended, and note those that were stopped or continued."""
+        changes = ChildChanges()
         try:
             while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0] != 0:
                 pid, status = found
-                news = self._learn(news, status) if pid == self.pid else _with(news, status)
+                if pid == self.pid:
+                    changes = self._note(changes, status)
+                elif _is_stopped_by_terminal(status):
+                    changes = changes._replace(orphan_stopped=True)
         except ChildProcessError:
-            news = news._replace(none_left=True)
-        return news
-
-    def _learn(self, news: News, status: int) -> News:
-        if os.WIFSTOPPED(status):
-            self.suspended = os.WSTOPSIG(status)
-            return news._replace(stopped_by=self.suspended)
-        self.suspended = None
-        if os.WIFCONTINUED(status):
-            return news._replace(stopped_by=None)
-        self._gone = True
-        return news._replace(stopped_by=None, exit_code=os.waitstatus_to_exitcode(status))
+            changes = changes._replace(none_left=True)
+        return changes
 
     def send(self, number: int) -> None:
-        """Signal it, or its group where a terminal would; never another of the same number.
+        """Send a signal to it, or to its group where a terminal would; never to a reused pid.
 
         Raises:
-            BadFrame: there is no such signal.
+            BadFrame: no such signal exists.
         """
         if number not in signal.valid_signals():
             raise BadFrame(f"no signal {number}")
         if number not in TO_THE_GROUP:
             self.send_alone(number)
-        elif not self._gone or process_tree.has_group(os.getpid(), self.pid):
-            _send(-self.pid, number)
+        elif not self._is_reaped or process_tree.has_group(os.getpid(), self.pid):
+            _kill(-self.pid, number)
 
     def send_alone(self, number: int) -> None:
-        """Signal the one process, if it is there still."""
-        if not self._gone:
-            _send(self.pid, number)
+        """Send a signal to this one process if it still exists."""
+        if not self._is_reaped:
+            _kill(self.pid, number)
+
+    def _note(self, changes: ChildChanges, status: int) -> ChildChanges:
+        if os.WIFSTOPPED(status):
+            self.stopped_by = os.WSTOPSIG(status)
+            return changes._replace(stopped_by=self.stopped_by)
+        self.stopped_by = None
+        if os.WIFCONTINUED(status):
+            return changes._replace(stopped_by=None)
+        self._is_reaped = True
+        return changes._replace(stopped_by=None, exit_code=os.waitstatus_to_exitcode(status))
 
 
-def _with(news: News, status: int) -> News:
-    stopped = os.WIFSTOPPED(status) and os.WSTOPSIG(status) in _STOPPED_BY_A_TERMINAL
-    return news._replace(orphan_stopped=True) if stopped else news
+def _is_stopped_by_terminal(status: int) -> bool:
+    return os.WIFSTOPPED(status) and os.WSTOPSIG(status) in _STOPPED_BY_A_TERMINAL
 
 
-def _send(pid: int, number: int) -> None:
+def _kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
-        return  # it is no more, or has become someone else
+        return  # it has ended, or has become another user

@@ -1,6 +1,7 @@
-"""All processes below one: finding them, and signalling them while they fork.
+"""The tree of processes below one: find all of them, and signal them while they fork.
 
-One process as /proc/PID/stat shows it, and a signal that cannot hit its successor.
+Processes are read from /proc/PID/stat. A signal cannot reach a later process with the same pid.
+Shim and daemon share this module.
 """
 
 import os
@@ -10,42 +11,44 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _ENDED = (b"Z", b"X")
+_PASSES = 20
 
 
 class Entry(NamedTuple):
-    """A process; `started` (clock ticks since boot) tells it from a later one of the same pid."""
+    """A process. `started`, in clock ticks since boot, tells apart processes with the same pid."""
 
     pid: int
     parent: int
     group: int
     started: int
     zombie: bool
-    """It has ended and waits to be seen to. One whose main thread alone has ended lives on."""
+    """It has ended and is not reaped. A process whose main thread alone has ended still runs."""
     session: int
 
 
 def entry(pid: int) -> Entry | None:
-    """Return the process with this pid, or None if there is none that we may see.
+    """Return the process with this pid, or None if there is none or it is not visible.
 
     Raises:
-        OSError: it could not be looked up, as for want of descriptors; that is not being gone.
+        OSError: the lookup failed, for example because no descriptor is free. The process may
+            exist.
     """
     if (fields := _fields(pid)) is None:
         return None
     state, parent, group = fields[0], int(fields[1]), int(fields[2])
-    # The state is that of the main thread, which may end before the others do (pthread_exit(3)).
+    # This is the state of the main thread, which may end before the others (pthread_exit(3)).
     zombie = state in _ENDED and (int(fields[17]) <= 1 or other_thread(pid) is None)
     return Entry(pid, parent, group, int(fields[19]), zombie, int(fields[3]))
 
 
 def is_stopped(target: Entry) -> bool:
-    """Tell whether exactly this process is stopped by a signal, which no debugger watches."""
+    """Return whether exactly this process is stopped by a signal, and not by a debugger."""
     fields = _fields(target.pid)
     return fields is not None and fields[0] == b"T" and int(fields[19]) == target.started
 
 
 def processes() -> Iterator[Entry]:
-    """Yield every process that we may see, each as it is when its turn comes."""
+    """Yield every visible process, each read when it is yielded."""
     with os.scandir("/proc") as names:
         for name in names:
             if name.name.isdigit() and (found := entry(int(name.name))) is not None:
@@ -53,9 +56,9 @@ def processes() -> Iterator[Entry]:
 
 
 def other_thread(pid: int) -> int | None:
-    """Return a living thread of a process whose main thread has ended, None for any other process.
+    """Return a living thread of a process whose main thread has ended; None for other processes.
 
-    A thread that was killed is still there, dead, for as long as a debugger does not see to it.
+    A killed thread remains, dead, until its debugger reaps it.
     """
     fields = _fields(pid)
     if fields is None or fields[0] not in _ENDED:
@@ -69,10 +72,10 @@ def other_thread(pid: int) -> int | None:
 
 
 def deliver(target: Entry, *numbers: int) -> bool:
-    """Send signals to exactly this process; False if it has gone or is not ours to signal.
+    """Send signals to exactly this process; False if it has ended or may not be signalled.
 
-    A pid may be given to someone else between the look and the signal; a descriptor of the
-    process cannot (pidfd_open(2)).
+    A pid may be reused between a look at the process and the signal, but its descriptor always
+    means the same process (pidfd_open(2)).
     """
     try:
         pidfd = os.pidfd_open(target.pid)
@@ -92,7 +95,7 @@ def deliver(target: Entry, *numbers: int) -> bool:
 
 
 def _fields(pid: int, name: str = "stat") -> list[bytes] | None:
-    """Return what follows the name in /proc/PID/stat, see proc_pid_stat(5)."""
+    """Return the fields after the name in /proc/PID/stat, see proc_pid_stat(5)."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -103,9 +106,6 @@ def _fields(pid: int, name: str = "stat") -> list[bytes] | None:
         return None
     finally:
         os.close(fd)
-
-
-_PASSES = 20
 
 
 def descendants(root: int) -> list[Entry]:
@@ -120,16 +120,17 @@ def descendants(root: int) -> list[Entry]:
 
 
 def terminate(root: int) -> None:
-    """Ask every process below `root` to go: SIGTERM, and SIGCONT for those that are stopped."""
+    """Send SIGTERM to every process below `root`, and SIGCONT in case it is stopped."""
     for found in descendants(root):
         deliver(found, signal.SIGTERM, signal.SIGCONT)
 
 
 def hang_up_the_stopped(root: int) -> None:
-    """Send SIGHUP and SIGCONT to every process below `root` that is stopped.
+    """Send SIGHUP and SIGCONT to every stopped process below `root`.
 
-    The kernel does so where nobody is left who could continue them (orphaned process groups, see
-    setpgid(2)). Below a shim that is so once the main process has gone, which it cannot know.
+    The kernel does this for orphaned process groups, which nobody can continue, see setpgid(2).
+    Processes of a job whose main process has ended are in that situation, but the kernel does not
+    see it, because their shim still lives.
     """
     for found in descendants(root):
         if is_stopped(found):
@@ -137,21 +138,21 @@ def hang_up_the_stopped(root: int) -> None:
 
 
 def kill(root: int) -> None:
-    """Kill every process below `root`, and those that they forked meanwhile.
+    """Kill every process below `root`, and those that they fork meanwhile.
 
-    Looks again as long as a look finds someone new; a tree that forks faster than that is met
-    again when the caller comes back, which it does until nothing is left.
+    Look again while there are new processes. A tree that forks faster than that is left to the next
+    call; callers repeat it until nothing is left.
     """
-    met: set[tuple[int, int]] = set()
+    killed: set[tuple[int, int]] = set()
     for _ in range(_PASSES):
-        new = [found for found in descendants(root) if (found.pid, found.started) not in met]
+        new = [found for found in descendants(root) if (found.pid, found.started) not in killed]
         if not new:
             return
         for found in new:
             deliver(found, signal.SIGKILL)
-            met.add((found.pid, found.started))
+            killed.add((found.pid, found.started))
 
 
 def has_group(root: int, group: int) -> bool:
-    """Tell whether a living process below `root` is in this process group."""
+    """Return whether a living process below `root` is in this process group."""
     return any(found.group == group for found in descendants(root))

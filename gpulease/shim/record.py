@@ -1,11 +1,10 @@
-"""The record of one launch: the file in the job's directory that says how far its worker came.
+"""The record of one launch: a file in the job's directory with the events of its worker.
 
-Lines of JSON, each written by one call and synced, into space that was taken beforehand, so that
-the end can be written on a full disk. Whoever makes the record holds its lock until it dies: a
-locked record means a living shim, and a record that exists means that the job was launched once
-and never will be again. Shared by daemon and shim; knows nothing of sockets or signals.
-
-What has happened to one worker so far, kept in the record as it happens.
+The file has lines of JSON. One call writes each of them, syncs it, and uses space that was
+allocated at the start, so the end can be written on a full disk. The shim that creates the record
+holds its lock as long as it lives: a locked record means a living shim. A record that exists means
+that the job was launched once and never will be again. Daemon and shim share this module, which
+knows nothing of sockets and signals.
 """
 
 import fcntl
@@ -18,13 +17,13 @@ from typing import Any, NamedTuple
 
 NAME = "record"
 SIZE = 4096
-"""Bytes that a record takes; the longest possible lines fit."""
+"""Bytes of a record. The longest possible lines fit."""
 EXEC = "exec"
 """The step of a launch in which the worker becomes the command."""
 
 
 class Failure(NamedTuple):
-    """Why a launch failed: at which step, and in words."""
+    """Why a launch failed, and at which step."""
 
     step: str
     errno: int | None
@@ -33,7 +32,7 @@ class Failure(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """What a shell would exit with: 127 not found, 126 not executable, else 125."""
+        """The exit code of a shell: 127 not found, 126 not executable, otherwise 125."""
         if self.step != EXEC or self.errno in (E2BIG, EAGAIN, ENOMEM, None):
             return 125
         return 127 if self.errno in (ENOENT, ENOTDIR) else 126
@@ -48,7 +47,7 @@ class Started(NamedTuple):
 
 
 class MainExited(NamedTuple):
-    """The main process has ended; others of the worker may live on."""
+    """The main process has ended. Other processes of the worker may still run."""
 
     exit_code: int | None
     signal: int | None
@@ -56,33 +55,33 @@ class MainExited(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The last process of the worker has gone."""
+    """The last process of the worker has ended."""
 
     reason: str
-    """"exited", "signaled", "launch_failed", or why it was asked to go: "cancelled" and so on."""
+    """"exited", "signaled", "launch_failed", or why it was stopped, such as "cancelled"."""
     exit_code: int | None
     signal: int | None
     ended_at: datetime
     main_exited_at: datetime | None = None
     max_rss: int | None = None
-    """Bytes that the largest process of the worker had in memory at most."""
+    """Peak resident memory of the worker's largest process, in bytes."""
     failed: Failure | None = None
 
 
 class Record(NamedTuple):
-    """What is known of a launch; each part is None until it has happened."""
+    """The events of a launch. Each is None until it has happened."""
 
     started: Started | None = None
     stopping: str | None = None
-    """Why the worker was asked to go."""
+    """Why the worker was asked to stop."""
     main_exited: MainExited | None = None
     exited: Exited | None = None
     claimed_by: int | None = None
-    """The pid of the shim, from before it became the user, who has no hand in it."""
+    """The pid of the shim, which it wrote as root: the user cannot have changed it."""
 
 
 def read_record(directory: str | os.PathLike[str]) -> Record | None:
-    """Return what the record in a job's directory says, or None if it was never launched."""
+    """Return the record in a job's directory, or None if the job was never launched."""
     try:
         fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -94,7 +93,7 @@ def read_record(directory: str | os.PathLike[str]) -> Record | None:
 
 
 def is_alive(directory: str | os.PathLike[str]) -> bool:
-    """Tell whether the shim of the launch in this directory lives."""
+    """Return whether the shim of the job in this directory lives."""
     try:
         fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -106,16 +105,16 @@ def is_alive(directory: str | os.PathLike[str]) -> bool:
 
 
 def read_with_life(directory: str | os.PathLike[str]) -> tuple[Record, bool] | None:
-    """Return the record in a job's directory and whether its shim lives, or None without a record.
+    """Return the record in a job's directory and whether its shim lives; None without a record.
 
-    Both are read from one open file. The directory may be moved away and back between two.
+    Both are read from one open file: the directory may be moved between two calls.
     """
     try:
         fd = os.open(f"{os.fspath(directory)}/{NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
-        # Asked first: if the shim was dead before the record was read, then the record is final.
+        # The lock first: if the shim was dead before the record was read, the record is final.
         is_dead = _can_lock(fd)
         return parse(os.pread(fd, SIZE, 0)), not is_dead
     finally:
@@ -131,7 +130,7 @@ def _can_lock(fd: int) -> bool:
 
 
 def parse(text: bytes) -> Record:
-    """Read a record; a line that was torn by a crash, and all after it, is as if never written."""
+    """Read a record. A line that a crash left incomplete, and all after it, are ignored."""
     record = Record()
     for line in text.partition(b"\0")[0].split(b"\n")[:-1]:
         try:
@@ -142,7 +141,7 @@ def parse(text: bytes) -> Record:
 
 
 def exited(line: Mapping[str, Any]) -> Exited:
-    """Read an end, as it stands in the record and in the frame EXITED."""
+    """Read the end of the worker, as in the record and in the frame EXITED."""
     at, failed = line.get("main_exited_at"), line.get("failed")
     return Exited(
         reason=str(line["reason"]),
@@ -162,18 +161,18 @@ def main_exited(line: Mapping[str, Any]) -> MainExited:
 
 
 def started(line: Mapping[str, Any]) -> Started:
-    """Read a start, as it stands in the record and in the shim's report."""
+    """Read the start of the worker, as in the record and in the shim's report."""
     at = datetime.fromisoformat(line["started_at"])
     return Started(int(line["pid"]), int(line["shim_pid"]), at)
 
 
 def failure(line: Mapping[str, Any]) -> Failure:
-    """Read why a launch failed, as it stands in the record and in the shim's report."""
+    """Read why a launch failed, as in the record and in the shim's report."""
     return Failure(line["step"], line.get("errno"), line["message"], line.get("hint"))
 
 
 def stamp(moment: datetime) -> str:
-    """Write an aware instant as ISO 8601 in UTC."""
+    """Return an aware instant as ISO 8601 in UTC."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -194,15 +193,15 @@ def _with(record: Record, line: dict[str, Any]) -> Record:
 
 
 class RecordWriter:
-    """The shim's own hold on its record; losing it (by dying) is how others learn of its death."""
+    """The open and locked record of this shim. Its death unlocks the record, which others see."""
 
     def __init__(self, fd: int, end: int) -> None:
-        """Write on from `end`, in bytes."""
+        """Append from the byte `end` on."""
         self._fd = fd
         self._end = end
 
     def append(self, *lines: Mapping[str, Any]) -> None:
-        """Write lines, whole or not at all, and return when they are on disk.
+        """Write all of the lines or none, and return when they are on disk.
 
         Raises:
             OSError: the disk failed, or the record is full.
@@ -215,24 +214,23 @@ class RecordWriter:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Let go of the record: whoever looks takes its maker for dead."""
+        """Unlock the record: its shim then counts as dead."""
         os.close(self._fd)
 
 
 def claim(directory: int, shim_pid: int | None = None) -> RecordWriter | None:
-    """Make the record in the directory that is open as `directory`; None if there is one already.
+    """Create the record in the directory that is open as `directory`; None if there is one.
 
-    It begins with who makes it, if that is a shim.
-
-    The lock is taken before the record gets its name, so no one ever sees one that is unlocked
-    while its maker lives; and of many makers at once link(2) lets exactly one through.
+    The first line is the pid of the shim, if a shim creates it. The record is locked before it gets
+    its name, so it is never seen unlocked while its shim lives. If several processes try at once,
+    link(2) succeeds for exactly one.
     """
     private = f"{NAME}.{os.getpid()}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(private, flags, 0o600, dir_fd=directory)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        begin = _take_space(fd, shim_pid)
+        begin = _allocate(fd, shim_pid)
         os.link(private, NAME, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
     except BaseException as error:
@@ -246,12 +244,12 @@ def claim(directory: int, shim_pid: int | None = None) -> RecordWriter | None:
 
 
 def forbid(directory: str | os.PathLike[str]) -> bool:
-    """Make a record of a launch that never was, so that none can come; False if there is one.
+    """Create a record that says cancelled, so that no launch can follow; False if there is one.
 
-    A shim may be on its way that a daemon before this one has sent.
+    A shim that an earlier daemon started may be about to launch the job.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the record cannot be written.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -268,20 +266,20 @@ def forbid(directory: str | os.PathLike[str]) -> bool:
     return True
 
 
-def _take_space(fd: int, shim_pid: int | None) -> int:
+def _allocate(fd: int, shim_pid: int | None) -> int:
     line = {"event": "claimed", "shim_pid": shim_pid}
     begin = b"" if shim_pid is None else json.dumps(line).encode() + b"\n"
-    # Written, not only allocated: then a later line changes no metadata, which makes its sync
-    # cheap, and file systems without fallocate are served as well.
+    # Written and not only allocated: later lines then change no metadata, so syncing them is
+    # cheap, and this works on file systems without fallocate.
     os.pwrite(fd, begin.ljust(SIZE, b"\0"), 0)
     os.fsync(fd)
     return len(begin)
 
 
-class Chronicle:
-    """The shim's memory of its worker; each part is None until it has happened.
+class JobEvents:
+    """The events of one worker, in memory and in the record. Each is None until it has happened.
 
-    Parts are held as they are written, so that peers are told the very same.
+    They are kept as they are written, so that clients get exactly the same.
     """
 
     def __init__(self, record: RecordWriter) -> None:
@@ -299,20 +297,20 @@ class Chronicle:
         return self.started
 
     def note_stopping(self, reason: str) -> dict[str, Any]:
-        """Note that the worker is being asked to go."""
+        """Note that the worker is being asked to stop."""
         self.stopping = {"reason": reason, "at": _now()}
         self._unwritten.append({"event": "stopping", **self.stopping})
         return self.stopping
 
     def note_main_exit(self, code: int) -> dict[str, Any]:
-        """Note that the main process has ended, with this exit code or, below 0, by a signal."""
+        """Note that the main process has ended, with this code or, below 0, by this signal."""
         how = {"exit_code": code} if code >= 0 else {"signal": -code}
         self.main_exited = {**how, "at": _now()}
         self._unwritten.append({"event": "main_exited", **self.main_exited})
         return self.main_exited
 
     def note_end(self, max_rss: int) -> dict[str, Any]:
-        """Note that the last process has gone."""
+        """Note that the last process has ended."""
         main = dict(self.main_exited or {})
         at = main.pop("at", None)
         usual = "signaled" if "signal" in main else "exited"
@@ -321,20 +319,20 @@ class Chronicle:
         return self._end({**end, "max_rss": max_rss})
 
     def note_failure(self, failure: Failure) -> dict[str, Any]:
-        """Note that the worker never became its command."""
+        """Note that the worker did not become its command."""
         failed = failure._asdict() | {"message": failure.message[:1000]}
         failed["hint"] = failure.hint and failure.hint[:500]
         end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": _now()}
         return self._end({**end, "failed": failed})
 
     def write(self) -> None:
-        """Put on disk what is not there yet."""
+        """Write the events that are not in the record yet."""
         lines, self._unwritten = self._unwritten, []
         try:
             if lines:
                 self._record.append(*lines)
         except OSError:
-            return  # the worker goes on; the peers are told all the same
+            return  # the worker continues, and the clients still get the event
 
     def _end(self, end: dict[str, Any]) -> dict[str, Any]:
         self.exited = end

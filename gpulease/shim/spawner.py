@@ -1,12 +1,15 @@
-"""The spawner: a small process that forks shims for the daemon, which are never its own image.
+"""The spawner: a small process that forks shims for the daemon.
 
-`python -P -S -m gpulease.shim.spawner FD [confined]`, with an empty environment, in `/`. With
-`confined` it leaves the mount namespace to which systemd confines the daemon: jobs see the file
-system as everyone does. It reads messages of one byte that carry two descriptors: a request (see
-`orders`) and the write end of a pipe for the answer. With a third, the read end of a pipe, the new
-process first tells its pid, and is a shim only when a byte comes: by then the daemon has put it
-where it belongs. What the daemon holds was never here, so no job can find it, and a launch costs a
-fork and not an interpreter. When the daemon has gone it goes too; the shims stay.
+The daemon runs `python -P -S -m gpulease.shim.spawner FD [confined]` with an empty environment in
+`/`. With `confined` the spawner leaves the mount namespace in which systemd confines the daemon, so
+that jobs see the file system as all users do.
+
+It reads messages of one byte with two descriptors: a launch request, and the write end of a pipe
+for the reply. With a third one, the read end of a pipe, the new process first reports its pid and
+becomes a shim when a byte arrives; in between the daemon moves it to its cgroup.
+
+A launch costs a fork and not the start of an interpreter. The spawner has never had the daemon's
+memory, so no job can find anything of it. The spawner ends with the daemon; the shims stay.
 """
 
 import gc
@@ -31,8 +34,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
     if sys.argv[2:] == ["confined"]:
-        linux.see_files_as(1)
-    title = _settle()
+        linux.enter_mount_namespace(1)
+    title = _prepare()
     while (descriptors := _receive(channel)) is not None:
         if len(descriptors) in (2, 3):
             request, status, *go = descriptors
@@ -41,23 +44,23 @@ def main() -> None:
             os.close(fd)
 
 
-def _settle() -> tuple[int, int] | None:
-    """Make this process fit to be forked from; return where its title stands."""
+def _prepare() -> tuple[int, int] | None:
+    """Prepare this process to be forked; return the memory of its title."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
-    # The system then buries shims by itself, and none ever becomes a zombie.
+    # The kernel then reaps shims, and none becomes a zombie.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     linux.set_name("gpulease-spawn")
     title = linux.argument_area()
     linux.set_title(title, "gpulease-spawner")
     gc.collect()
-    gc.freeze()  # or the first collection in a shim would write to, and so copy, every page
+    gc.freeze()  # otherwise the first collection in a shim would copy every page
     return title
 
 
 def _receive(channel: socket.socket) -> list[int] | None:
-    """Return the descriptors of the next message, or None when the daemon has gone."""
+    """Return the descriptors of the next message, or None when the daemon has stopped."""
     descriptors = array("i")
     data, messages, _, _ = channel.recvmsg(1, _ROOM, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in messages:
@@ -102,12 +105,12 @@ def _be_shim(
 
 
 def _may_go(status: int, go: int) -> bool:
-    """Wait for the daemon's word; without it nothing was launched, and nothing says that it was."""
+    """Wait for the daemon's go-ahead. Without it nothing is launched and no record is made."""
     try:
         os.write(status, json.dumps({"waiting": os.getpid()}).encode() + b"\n")
         return bool(os.read(go, 1))
     except OSError:
-        return False  # the daemon has gone
+        return False  # the daemon has stopped
     finally:
         os.close(go)
 

@@ -1,9 +1,8 @@
-"""A shim's life after the fork: keep the worker company until its last process has gone.
+"""The life of a shim after the fork: it stays with its worker until the last process has ended.
 
-Reaps, tells the peers, and asks the worker to go when it is told to or when its time is up. Opens
-nothing: all that it uses was opened before the rights were given up.
-
-A worker's time: when it is up, and when the worker is warned of that.
+It reaps processes, serves the clients of the job's socket, and stops the worker when it is asked to
+or when the time limit is reached. It opens no files: everything that it uses was opened before it
+gave up the rights of root.
 """
 
 import json
@@ -15,224 +14,225 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpulease.event_loop import Loop
+from gpulease.event_loop import EventLoop
 from gpulease.shim import process_tree
-from gpulease.shim.clients import ShimClients
-from gpulease.shim.connection import Payload, Role, ShimClient
+from gpulease.shim.clients import (
+    ONLY_THE_DAEMON,
+    ClientRole,
+    Payload,
+    ShimClient,
+    ShimClients,
+)
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
-from gpulease.shim.log_file import JobLog
 from gpulease.shim.main_process import MainProcess
-from gpulease.shim.record import Chronicle, Failure, failure
-from gpulease.shim.streams import Input, Output
+from gpulease.shim.output import InputStream, JobLog, OutputStream
+from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind
 
-_WARNING, _END = "early_signal", "time_limit"
+_EARLY_SIGNAL, _TIME_LIMIT = "early_signal", "time_limit"
 """Names of timers."""
 
 
 class TimeLimit:
-    """Call back when the time is up, and some time before.
+    """Call back when the time limit is reached, and some time before.
 
-    The warning comes once, and once more for a new limit whose warning is still to come: whoever
-    handles the signal may do so for one only, and die of a second.
+    The early signal is sent once, and again for a new limit only if that moment is still to come: a
+    program may handle the signal once only, and end at the second one.
     """
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         limit_s: float | None,
         early: EarlySignalSpec | None,
-        warn: Callable[[int], None],
+        send_early: Callable[[int], None],
         end: Callable[[], None],
     ) -> None:
-        """Measure nothing yet; `warn` gets the signal to send, `end` is for when it is up."""
+        """`send_early` gets the early signal, and `end` is called when the limit is reached."""
         self._loop = loop
         self._limit_s = limit_s
         self._early = early if early and early.signal in signal.valid_signals() else None
-        self._warn = warn
+        self._send_early = send_early
         self._end = end
         self._started_at: float | None = None
-        self._warned = False
+        self._is_sent = False
 
     def begin(self) -> None:
         """Count from now."""
         self._started_at = self._loop.now()
-        self._arm()
+        self._set_timers()
 
-    def set(self, limit_s: float | None) -> None:
-        """Let it be so long from the start, instead of what it was; None: for ever.
+    def change(self, limit_s: float | None) -> None:
+        """Set another limit, counted from the start; None is no limit.
 
-        The same again, as a daemon says that has come back, changes nothing.
+        The present limit once more, which a restarted daemon sends, changes nothing.
         """
         if limit_s != self._limit_s:
             self._limit_s = limit_s
-            self._arm()
+            self._set_timers()
 
-    def _arm(self) -> None:
+    def cancel(self) -> None:
+        """Stop counting."""
+        for timer in (_EARLY_SIGNAL, _TIME_LIMIT):
+            self._loop.cancel_timer(timer)
+
+    def _set_timers(self) -> None:
         self.cancel()
         if self._limit_s is None or self._started_at is None:
             return
         end_at = self._started_at + self._limit_s
         if self._early is not None:
-            # Where that is past by now, it is due at once, and before the end.
-            warn_at = end_at - max(0.0, self._early.before_s)
-            if warn_at > self._loop.now() or not self._warned:
-                self._loop.set_timer(_WARNING, warn_at, self._send)
-        self._loop.set_timer(_END, end_at, self._end)
-
-    def cancel(self) -> None:
-        """Measure no longer."""
-        for timer in (_WARNING, _END):
-            self._loop.cancel_timer(timer)
+            # If this moment has passed, the signal is due at once, and before the end.
+            early_at = end_at - max(0.0, self._early.before_s)
+            if early_at > self._loop.now() or not self._is_sent:
+                self._loop.set_timer(_EARLY_SIGNAL, early_at, self._send)
+        self._loop.set_timer(_TIME_LIMIT, end_at, self._end)
 
     def _send(self) -> None:
-        self._warned = True
+        self._is_sent = True
         if self._early is not None:
-            self._warn(self._early.signal)
+            self._send_early(self._early.signal)
 
 
-ATTACH_PATIENCE_S = 10.0
+ATTACH_WITHIN_S = 10.0
 _KILL_AGAIN_S = 0.1
-_LINGER_STEP_S = 1.0
+_CHECK_CLIENTS_EVERY_S = 1.0
 _LONGEST_GRACE_S = 86400.0
 _LONGEST_REASON = 64
-_LONGEST_COMPLAINT = 64 << 10
+_LONGEST_FAILURE = 64 << 10
 _LONGEST_NOTICE = 2000
 
 
 class Supervisor:
-    """The company of one worker.
-
-    `listener` is the job's socket, `owner` and `daemon` the uids that may connect to it, `report`
-    tells the daemon how the launch went, and `children` becomes readable when a child has ended.
-    """
+    """Stays with one worker, from its start to its end."""
 
     def __init__(
         self,
-        order: ShimSpec,
-        chronicle: Chronicle,
+        spec: ShimSpec,
+        events: JobEvents,
         listener: socket.socket,
-        uids: tuple[int, int],
+        daemon: int,
         report: Callable[[Mapping[str, Any]], None],
         children: int,
     ) -> None:
-        self._loop = Loop()
-        self._peers = ShimClients(self._loop, listener, uids, order.terminal is not None, self)
-        self._chronicle = chronicle
+        """`listener` is the job's socket, and `daemon` the uid of the daemon.
+
+        `report` tells the daemon how the launch went. `children` is a descriptor that is readable
+        when a child has ended.
+        """
+        self._loop = EventLoop()
+        owner = daemon if spec.identity is None else spec.identity.uid
+        on_terminal = spec.terminal is not None
+        self._clients = ShimClients(self._loop, listener, owner, daemon, on_terminal, self)
+        self._events = events
         self._report = report
         self._children = children
-        self._awaits_attach = order.awaits_attach
-        self._grace_s = order.grace_s
+        self._awaits_attach = spec.awaits_attach
+        self._grace_s = spec.grace_s
         self._time_limit = TimeLimit(
-            self._loop, order.time_limit_s, order.early_signal, self._warn, self._time_is_up
+            self._loop, spec.time_limit_s, spec.early_signal, self._send_early, self._time_is_up
         )
         self._kill_at = math.inf
         self._failure: Failure | None = None
 
-    def keep(self, worker: Worker, stdout: JobLog, stderr: JobLog) -> None:
-        """Stay until the worker has gone and everyone has heard of it."""
-        self._main = MainProcess(worker.pid)
-        self._complaint: int | None = worker.complaint
-        self._terminal = on = worker.terminal
-        self._input = Input(self._loop, worker.stdin, on.end_of_input if on else None)
-        self._outputs = (
-            Output(
-                self._loop, self._peers, FrameKind.STDOUT, worker.stdout, stdout, on is not None
-            ),
-            Output(self._loop, self._peers, FrameKind.STDERR, worker.stderr, stderr),
-        )
-        # Where standard error is the terminal as well, or is not there.
-        self._messages = self._outputs[0 if worker.stderr is None else 1]
-        self._loop.on_readable(worker.complaint, self._learn_start)
-        self._loop.on_readable(self._children, self._reap)
-        if self._awaits_attach:
-            self._peers.hold()
-            self._after(ATTACH_PATIENCE_S, "attach", self._wait_no_longer)
+    def run(self, worker: Worker, stdout: JobLog, stderr: JobLog) -> None:
+        """Return when the worker has ended and every client knows."""
+        self._set_up(worker, stdout, stderr)
         while not self._is_over():
-            self._regulate()
+            for output in self._outputs:
+                output.read_on(self._clients.has_room)
+            if self._clients.attached is not None:
+                self._clients.attached.read_on(self._input.has_room)
             self._loop.step()
 
-    def _regulate(self) -> None:
-        for output in self._outputs:
-            output.flow(self._peers.has_room)
-        if self._peers.attached is not None:
-            self._peers.attached.listen(self._input.has_room)
+    def _set_up(self, worker: Worker, stdout: JobLog, stderr: JobLog) -> None:
+        self._main = MainProcess(worker.pid)
+        self._start_pipe: int | None = worker.failure
+        self._terminal = terminal = worker.terminal
+        end_of_input = terminal.end_of_input if terminal else None
+        self._input = InputStream(self._loop, worker.stdin, end_of_input)
+        stream, on = OutputStream, terminal is not None
+        self._outputs = (
+            stream(self._loop, self._clients, FrameKind.STDOUT, worker.stdout, stdout, on),
+            stream(self._loop, self._clients, FrameKind.STDERR, worker.stderr, stderr),
+        )
+        # Without a pipe for standard error, that is the terminal as well.
+        self._messages = self._outputs[0 if worker.stderr is None else 1]
+        self._loop.on_readable(worker.failure, self._note_start)
+        self._loop.on_readable(self._children, self._reap)
+        if self._awaits_attach:
+            self._clients.hold_output()
+            self._loop.set_timer_after("attach", ATTACH_WITHIN_S, self._stop_awaiting_attach)
 
     def _is_over(self) -> bool:
-        if self._chronicle.exited is None:
+        if self._events.exited is None:
             return False
         if self._failure is not None:
             return True
-        if self._peers.is_holding or not self._peers.all_served():
-            self._after(_LINGER_STEP_S, "linger", lambda: None)
+        if self._clients.holds_output or not self._clients.all_served():
+            self._loop.set_timer_after("clients", _CHECK_CLIENTS_EVERY_S, lambda: None)
             return False
         return True
 
-    def _after(self, seconds: float, name: str, callback: Callable[[], None]) -> None:
-        self._loop.set_timer(name, self._loop.now() + seconds, callback)
-
     # The start.
 
-    def _learn_start(self) -> None:
-        """Learn whether the worker became its command: if so, this pipe closed without a word."""
-        if self._complaint is None:
+    def _note_start(self) -> None:
+        """Note whether the worker became its command: then the pipe closes without a failure."""
+        if self._start_pipe is None:
             return
         try:
-            complaint = os.read(self._complaint, _LONGEST_COMPLAINT)
+            failed = os.read(self._start_pipe, _LONGEST_FAILURE)
         except BlockingIOError:
             return
-        self._loop.forget(self._complaint)
-        os.close(self._complaint)
-        self._complaint = None
-        if complaint:
-            self._failure = failure(json.loads(complaint))
-        else:
-            self._note_start()
-
-    def _note_start(self) -> None:
-        start = self._chronicle.note_start(self._main.pid)
-        self._chronicle.write()
+        self._loop.forget(self._start_pipe)
+        os.close(self._start_pipe)
+        self._start_pipe = None
+        if failed:
+            self._failure = failure(json.loads(failed))
+            return
+        start = self._events.note_start(self._main.pid)
+        self._events.write()
         self._report({"started": start})
-        self._tell(FrameKind.STARTED, start)
+        self._clients.send_json(FrameKind.STARTED, start)
         self._time_limit.begin()
 
-    def _wait_no_longer(self) -> None:
-        """Go on without the peer that was expected: all of the output is in the log."""
-        self._peers.release()
-        if self._peers.attached is None:
-            self.left_alone()
+    def _stop_awaiting_attach(self) -> None:
+        """Continue without the expected client. All of the output is in the log."""
+        self._clients.release_output()
+        if self._clients.attached is None:
+            self.detach()
 
     # The end.
 
     def _reap(self) -> None:
-        """Collect whoever has ended; once there is no child left, the worker is gone."""
+        """Reap the children that have ended. When no child is left, the worker has ended."""
         try:
-            os.read(self._children, _LONGEST_COMPLAINT)
+            os.read(self._children, _LONGEST_FAILURE)
         except BlockingIOError:
             return
-        news = self._main.collect()
-        if news.exit_code is not None:
-            self._learn_start()
+        changes = self._main.reap()
+        if changes.exit_code is not None:
+            self._note_start()
             if self._failure is None:
-                self._chronicle.note_main_exit(news.exit_code)
-        if news.none_left:
+                self._events.note_main_exit(changes.exit_code)
+        if changes.none_left:
             self._end()
-        elif news.exit_code is not None:
+        elif changes.exit_code is not None:
             self._outlive_main()
-        elif news.stopped_by is not None:
-            self._tell(FrameKind.SUSPENDED, {"signal": news.stopped_by})
-        elif news.orphan_stopped and self._chronicle.main_exited is not None:
+        elif changes.stopped_by is not None:
+            self._clients.send_json(FrameKind.SUSPENDED, {"signal": changes.stopped_by})
+        elif changes.orphan_stopped and self._events.main_exited is not None:
             process_tree.hang_up_the_stopped(os.getpid())
 
     def _outlive_main(self) -> None:
-        """Go on with the others of the worker; where there are none, the end says all of it."""
-        if self._chronicle.main_exited is None:
+        """Continue with the other processes of the worker after its main process has ended."""
+        if self._events.main_exited is None:
             return
-        self._chronicle.write()
-        self._tell(FrameKind.MAIN_EXITED, self._chronicle.main_exited)
-        if self._chronicle.stopping is not None:
-            # Who was being born when the first request went round may have missed it.
+        self._events.write()
+        self._clients.send_json(FrameKind.MAIN_EXITED, self._events.main_exited)
+        if self._events.stopping is not None:
+            # A process that was being forked during the first round may have missed SIGTERM.
             process_tree.terminate(os.getpid())
         else:
             process_tree.hang_up_the_stopped(os.getpid())
@@ -242,39 +242,39 @@ class Supervisor:
             output.finish()
         self._input.close()
         if self._failure is not None:
-            end = self._chronicle.note_failure(self._failure)
+            end = self._events.note_failure(self._failure)
         else:
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            end = self._chronicle.note_end(peak * 1024)
-        self._chronicle.write()
+            peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            end = self._events.note_end(peak_kib * 1024)
+        self._events.write()
         self._time_limit.cancel()
         self._loop.cancel_timer("kill")
         self._loop.forget(self._children)
-        self._tell(FrameKind.EXITED, end)
-        self._peers.begin_farewell()
+        self._clients.send_json(FrameKind.EXITED, end)
+        self._clients.begin_farewell()
         if self._failure is not None:
             self._report({"failed": self._failure._asdict()})
         for output in self._outputs:
-            output.sync()  # after all else: nobody should have to wait for a slow disk
+            output.sync()  # last, so that nobody waits for a slow disk
 
     # Stopping.
 
-    def _warn(self, number: int) -> None:
-        if self._chronicle.stopping is None:
+    def _send_early(self, number: int) -> None:
+        if self._events.stopping is None:
             self._main.send_alone(number)
 
     def _time_is_up(self) -> None:
         self._stop("time_limit", self._grace_s)
 
     def _stop(self, reason: str, grace_s: float) -> None:
-        """Ask the worker to go; whoever is left of it after the grace is killed.
+        """Send SIGTERM to all processes of the worker, and SIGKILL to the rest after the grace.
 
-        A second order may shorten the grace and cannot lengthen it; the first reason stands.
+        A second call may shorten the grace and cannot lengthen it. The first reason is kept.
         """
-        if self._chronicle.stopping is None:
-            stopping = self._chronicle.note_stopping(reason[:_LONGEST_REASON])
-            self._chronicle.write()
-            self._tell(FrameKind.STOPPING, stopping)
+        if self._events.stopping is None:
+            stopping = self._events.note_stopping(reason[:_LONGEST_REASON])
+            self._events.write()
+            self._clients.send_json(FrameKind.STOPPING, stopping)
             process_tree.terminate(os.getpid())
         at = self._loop.now() + min(max(grace_s, 0.0), _LONGEST_GRACE_S)
         if at < self._kill_at:
@@ -284,97 +284,92 @@ class Supervisor:
     def _kill(self) -> None:
         self._kill_at = 0.0
         process_tree.kill(os.getpid())
-        self._after(_KILL_AGAIN_S, "kill", self._kill)
+        self._loop.set_timer_after("kill", _KILL_AGAIN_S, self._kill)
 
-    # What peers want.
+    # What clients ask for.
 
-    def welcome(self, peer: ShimClient) -> None:
-        """Tell a new peer what happened before it came: news, and output if it wants any."""
-        told, held = self._chronicle, None
-        if peer.role is Role.ATTACH:
-            held = self._peers.release()
-        _tell(peer, FrameKind.STARTED, told.started)
+    def welcome(self, client: ShimClient) -> None:
+        """Send a new client what happened before it connected, and output if it shows any."""
+        events, held = self._events, None
+        if client.role is ClientRole.ATTACH:
+            held = self._clients.release_output()
+        _send(client, FrameKind.STARTED, events.started)
         if held is not None:
-            peer.send(held)
-        elif peer.role is not Role.CONTROL:
+            client.send(held)
+        elif client.role is not ClientRole.CONTROL:
             for output in self._outputs:
-                output.replay(peer)
-        if self._main.suspended is not None:
-            peer.tell(FrameKind.SUSPENDED, {"signal": self._main.suspended})
-        _tell(peer, FrameKind.STOPPING, told.stopping)
-        if told.exited is None:
-            # With nothing left behind, it is no news beside the end.
-            _tell(peer, FrameKind.MAIN_EXITED, told.main_exited)
-        _tell(peer, FrameKind.EXITED, told.exited)
+                output.replay(client)
+        if self._main.stopped_by is not None:
+            client.send_json(FrameKind.SUSPENDED, {"signal": self._main.stopped_by})
+        _send(client, FrameKind.STOPPING, events.stopping)
+        if events.exited is None:
+            # After the end this would say that other processes still run.
+            _send(client, FrameKind.MAIN_EXITED, events.main_exited)
+        _send(client, FrameKind.EXITED, events.exited)
 
-    def seat(self, peer: ShimClient, hello: Payload) -> None:
-        """Let this peer write from now on, on a terminal of the size that its HELLO may tell."""
-        self._peers.release()
+    def attach(self, client: ShimClient, hello: Payload) -> None:
+        """Let `client` write from now on, on a terminal of the size that its HELLO may contain."""
+        self._clients.release_output()
         self._loop.cancel_timer("attach")
-        if self._chronicle.exited is not None:
-            return  # the descriptors of the worker are closed, and their numbers may be reused
-        if self._terminal is None:
-            peer.pour = self._input.pour
+        if self._events.exited is not None:
+            return  # the worker's descriptors are closed, and their numbers may be reused
         if "window" in hello:
             self._resize(hello.inner("window"))
             if self._terminal is not None:
-                self._terminal.ask_to_redraw()
+                self._terminal.request_redraw()
 
-    def obey(self, peer: ShimClient, kind: FrameKind, payload: bytes) -> None:
-        """Carry out what a peer asks for, if it may, and if there is a worker still."""
+    def handle(self, client: ShimClient, kind: FrameKind, payload: bytes) -> None:
+        """Do what a client asks for, if it may, and if the worker still runs."""
         if kind < FrameKind.HELLO:
-            raise BadFrame("a frame that only a shim may send")
-        if self._chronicle.exited is not None:
+            raise BadFrame("only a shim sends frames of this kind")
+        if self._events.exited is not None:
             return
         match kind:
-            case FrameKind.STDIN if peer is self._peers.attached:
+            case FrameKind.STDIN if client is self._clients.attached:
                 self._input.feed(payload)
-            case FrameKind.STDIN_END if peer is self._peers.attached:
+            case FrameKind.STDIN_END if client is self._clients.attached:
                 self._input.end()
-            case FrameKind.WINDOW if peer is self._peers.attached:
+            case FrameKind.WINDOW if client is self._clients.attached:
                 self._resize(Payload(payload))
             case FrameKind.SIGNAL:
-                self._main.send(Payload(payload).number("signal"))
+                self._main.send(Payload(payload).integer("signal"))
             case FrameKind.STOP | FrameKind.TIME_LIMIT | FrameKind.NOTICE:
-                self._obey_master(peer, kind, Payload(payload))
+                self._control(client, kind, Payload(payload))
             case _:
-                pass  # the input of one who does not write, or does no longer
+                pass  # input from a client that does not write, or no longer does
 
-    def met_bug(self, error: Exception) -> None:
-        """Leave an error of this shim's own in the job's log, which is all that it can write to."""
+    def log_bug(self, error: Exception) -> None:
+        """Write an error of this shim to the job's log, its only output."""
         where, at = "", error.__traceback__
         while at is not None:
             where, at = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}", at.tb_next
-        self._messages.note(f"the shim failed and dropped a connection: {error!r} ({where})")
+        self._messages.log_line(f"the shim failed and closed a connection: {error!r} ({where})")
 
-    def left_alone(self) -> None:
-        """Let the worker see the end of its input: who typed it is gone.
+    def detach(self) -> None:
+        """Let the worker see the end of its input, since the client that typed it is gone.
 
-        Not on a terminal, where another may come and type.
+        On a terminal the input goes on: another client may attach and type.
         """
         if self._terminal is None:
             self._input.end()
 
     def _resize(self, window: Payload) -> None:
-        rows, columns = window.number("rows"), window.number("columns")
+        rows, columns = window.integer("rows"), window.integer("columns")
         if self._terminal is not None:
             self._terminal.resize(rows, columns)
 
-    def _obey_master(self, peer: ShimClient, kind: FrameKind, content: Payload) -> None:
-        if peer.role is not Role.CONTROL:
-            peer.refuse("only the daemon may control a job this way")
+    def _control(self, client: ShimClient, kind: FrameKind, content: Payload) -> None:
+        if client.role is not ClientRole.CONTROL:
+            client.refuse(ONLY_THE_DAEMON)
         elif kind is FrameKind.STOP:
-            self._stop(content.text("reason"), content.seconds("grace_s"))
+            self._stop(content.text("reason"), content.number("grace_s"))
         elif kind is FrameKind.NOTICE:
             self._messages.insert(f"gpulease: {content.text('text')}"[:_LONGEST_NOTICE])
         else:
             unlimited = content.is_null("time_limit_s")
-            self._time_limit.set(None if unlimited else content.seconds("time_limit_s"))
-
-    def _tell(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
-        self._peers.tell(kind, content)
+            self._time_limit.change(None if unlimited else content.number("time_limit_s"))
 
 
-def _tell(peer: ShimClient, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
+def _send(client: ShimClient, kind: FrameKind, content: Mapping[str, Any] | None) -> None:
     if content is not None:
-        peer.tell(kind, content)
+        client.send_json(kind, content)

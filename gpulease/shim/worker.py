@@ -1,13 +1,8 @@
-"""From the fork to the command: the worker's first moments, as the user.
+"""The steps of a launch that concern the worker: become the user, fork, and exec the command.
 
-The shim gets a `Worker`: the pid, its own ends of the pipes, and a descriptor on which a failed
-start is told and which closes when the command runs.
-
-Becoming the command, found as a shell would find it, and saying why that failed.
-
-The steps of a launch: each failure names its step and says in a sentence what went wrong.
-
-Becoming the user who asked, for good, and making sure of it.
+The shim gets a `Worker`: the pid, its ends of the pipes, and a pipe that carries why the start
+failed, or closes when the command runs. The command is looked up as a shell does it. Each failure
+names its step and says what went wrong.
 """
 
 import contextlib
@@ -34,7 +29,7 @@ from gpulease.shim.linux import (
     leave_session_keyring,
 )
 from gpulease.shim.record import EXEC, Failure
-from gpulease.shim.terminal import PseudoTerminal, come_to_the_foreground, open_terminal
+from gpulease.shim.terminal import PseudoTerminal, open_terminal, take_foreground
 
 
 class StepFailed(Exception):
@@ -47,7 +42,7 @@ class StepFailed(Exception):
 
 @contextmanager
 def step(name: str, sentence: str, hint: str | None = None) -> Iterator[None]:
-    """Turn an OSError within into StepFailed: the sentence, a colon, and what the system says."""
+    """Turn an OSError into StepFailed, with the sentence, a colon and the system's message."""
     try:
         yield
     except OSError as error:
@@ -56,7 +51,7 @@ def step(name: str, sentence: str, hint: str | None = None) -> Iterator[None]:
 
 
 def shown(text: str | bytes, length: int = 400) -> str:
-    """Return `text` fit for a sentence: bytes that are no UTF-8 escaped, and not too long."""
+    """Return `text` for a message: bytes that are not UTF-8 are escaped, and it is cut."""
     known = os.fsencode(text).decode("utf-8", "backslashreplace")
     return known if len(known) <= length else f"{known[:length]}..."
 
@@ -67,10 +62,10 @@ _SHELL = b"/bin/sh"
 def become_command(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the command, looked up on the PATH of `environment`.
 
-    A file that is executable and of no known format is run by /bin/sh, as execvp(3) has it.
+    /bin/sh runs an executable file of unknown format, as with execvp(3).
 
     Raises:
-        StepFailed: there is no such command, or it cannot be executed.
+        StepFailed: the command does not exist or cannot be executed.
     """
     words = [os.fsencode(word) for word in argv]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
@@ -95,7 +90,7 @@ def _candidates(name: bytes, environment: Mapping[bytes, bytes]) -> list[bytes]:
 
 def _become(path: bytes, words: list[bytes], environment: dict[bytes, bytes]) -> None:
     try:
-        os.execve(path, words, environment)  # noqa: S606 - to become the command is the point
+        os.execve(path, words, environment)  # noqa: S606 - the purpose of this process
     except OSError as error:
         if error.errno != ENOEXEC:
             error.filename = path
@@ -105,8 +100,8 @@ def _become(path: bytes, words: list[bytes], environment: dict[bytes, bytes]) ->
 
 def _not_found(name: str, environment: Mapping[bytes, bytes]) -> Failure:
     if "/" in name:
-        why = "there is no such file"
-        hint = None if name.startswith("/") else "the path counts from where the job starts"
+        why = "no such file"
+        hint = None if name.startswith("/") else "the path is relative to the job's directory"
     elif b"PATH" in environment:
         why = "no such command on PATH"
         hint = (
@@ -121,16 +116,16 @@ def _denied(name: str, error: OSError) -> Failure:
     number, why, hint = error.errno or EACCES, error.strerror or str(error), None
     path = bytes(error.filename)
     if number in (ENOENT, ENOTDIR):
-        # The file is there, which to a shell makes it "not executable": 126 and not 127.
+        # The file exists, so the exit code is that of "not executable", 126 and not 127.
         number, why = EACCES, "its interpreter does not exist"
-        hint = "the first line of the file names it"
+        hint = "check the first line of the file"
     elif number == EACCES and _is_directory(path):
         why = "it is a directory"
     elif number == EACCES:
         why, hint = "it is not executable", f"chmod +x {shown(path)}, or name its interpreter first"
     elif number == E2BIG:
         why = "its arguments and environment are longer than the system allows"
-        hint = "hand long lists over in a file"
+        hint = "pass long lists in a file"
     return Failure(EXEC, number, f"cannot run {shown(name)}: {why}", hint)
 
 
@@ -155,67 +150,68 @@ IGNORED = (
     signal.SIGUSR2,
     signal.SIGXFSZ,
 )
-"""What spawner and shims ignore: a shim ends when its worker has, and what a shutdown sends to
-everyone ends the worker. The spawner ends with the daemon."""
-_COMPLAINT = 3
+"""Signals that the spawner and shims ignore. A shim ends after its worker, and the spawner with the
+daemon. What a shutdown sends to all processes ends the worker."""
+_FAILURE = 3
+"""The descriptor of the pipe on which the worker reports a failure."""
 _NULL = "/dev/null"
-_CWD_HINT = "submit it from a directory that exists still, and that you may enter"
-_TERMINAL_HINT = "pipe its output, as in `gpulease run ... | cat`, and it runs without one"
+_CWD_HINT = "submit the job from a directory that exists and that you may enter"
+_TERMINAL_HINT = "to run without a terminal, pipe the output, as in `gpulease run ... | cat`"
 
 
 class Worker(NamedTuple):
-    """A worker that has been forked, as its shim holds it; descriptors do not block."""
+    """A forked worker, and the shim's ends of its descriptors, which do not block."""
 
     pid: int
-    complaint: int
-    """Reads as JSON (a `Failure`) if the start failed, and as nothing if it did not."""
+    failure: int
+    """Has a `Failure` as JSON if the start failed, and otherwise closes without data."""
     stdin: int | None
     stdout: int
     stderr: int | None
     """None: standard error is the terminal."""
     terminal: PseudoTerminal | None
-    """What it runs on; `stdin` and `stdout` are two descriptors of its master then."""
+    """The terminal that it runs on. Then `stdin` and `stdout` are descriptors of its master."""
 
 
 class _Ends(NamedTuple):
-    """The worker's own ends."""
+    """The worker's ends."""
 
     stdin: int
     stdout: int
     stderr: int
-    complaint: int
+    failure: int
 
 
-def start_worker(request: int, order: ShimSpec) -> Worker:
+def start_worker(request: int, spec: ShimSpec) -> Worker:
     """Fork the worker of the request that is open as `request`.
 
-    Called as the user: whoever makes a pipe or a terminal owns it, and the worker may want to open
-    /dev/stdout or /dev/tty.
+    Call this as the user. A pipe or terminal belongs to the user that creates it, and the worker
+    may want to open /dev/stdout or /dev/tty.
 
     Raises:
-        OSError: no pipes or no process could be had.
-        StepFailed: no terminal could be had.
+        OSError: the system has no pipe or process left.
+        StepFailed: the terminal could not be opened.
     """
-    complaint, theirs = os.pipe()
-    if order.terminal is None:
-        ours, ends = _pipes(order.stdin, theirs)
+    failure, theirs = os.pipe()
+    if spec.terminal is None:
+        ours, ends = _pipes(spec.stdin, theirs)
         terminal = None
     else:
-        terminal = _terminal(order.terminal)
-        ours, ends = _terminal_ends(terminal, order.terminal.stderr, theirs)
+        terminal = _terminal(spec.terminal)
+        ours, ends = _terminal_ends(terminal, spec.terminal.stderr, theirs)
     pid = _fork(request, ends, terminal is not None)
     for end in set(ends) - ({terminal.slave} if terminal else set()):
         os.close(end)
-    for fd in (complaint, *ours):
+    for fd in (failure, *ours):
         if fd is not None:
             os.set_blocking(fd, False)
-    return Worker(pid, complaint, *ours, terminal)
+    return Worker(pid, failure, *ours, terminal)
 
 
 _Ours = tuple[int | None, int, int | None]
 
 
-def _pipes(wants_stdin: bool, complaint: int) -> tuple[_Ours, _Ends]:
+def _pipes(wants_stdin: bool, failure: int) -> tuple[_Ours, _Ends]:
     stdout, stdout_end = os.pipe()
     stderr, stderr_end = os.pipe()
     stdin: int | None = None
@@ -223,26 +219,24 @@ def _pipes(wants_stdin: bool, complaint: int) -> tuple[_Ours, _Ends]:
         stdin_end, stdin = os.pipe()
     else:
         stdin_end = os.open(_NULL, os.O_RDONLY | os.O_CLOEXEC)
-    return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, complaint)
+    return (stdin, stdout, stderr), _Ends(stdin_end, stdout_end, stderr_end, failure)
 
 
-def _terminal(order: TerminalSpec) -> PseudoTerminal:
-    with step("terminal", "cannot make a terminal for the job", _TERMINAL_HINT):
-        terminal = open_terminal(order)
+def _terminal(spec: TerminalSpec) -> PseudoTerminal:
+    with step("terminal", "cannot open a terminal for the job", _TERMINAL_HINT):
+        terminal = open_terminal(spec)
         terminal.control()
         return terminal
 
 
-def _terminal_ends(
-    terminal: PseudoTerminal, for_stderr: bool, complaint: int
-) -> tuple[_Ours, _Ends]:
+def _terminal_ends(terminal: PseudoTerminal, for_stderr: bool, failure: int) -> tuple[_Ours, _Ends]:
     slave, stderr = terminal.slave, None
     stderr_end = slave
     if not for_stderr:
         stderr, stderr_end = os.pipe()
-    # Two descriptors, so that each direction is watched and closed by itself.
+    # Two descriptors, so that each direction is watched and closed separately.
     ours = (os.dup(terminal.master), terminal.master, stderr)
-    return ours, _Ends(slave, slave, stderr_end, complaint)
+    return ours, _Ends(slave, slave, stderr_end, failure)
 
 
 def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
@@ -250,87 +244,88 @@ def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
     pid = os.fork()
     if pid == 0:
         _be_worker(request, ends, shim, on_terminal)
-    # Here as well as there: whoever of the two is first, a signal finds the group.
+    # The worker does this too. Whichever is first, a signal finds the group.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     return pid
 
 
 def _be_worker(request: int, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
-    complaint = ends.complaint
+    failure = ends.failure
     try:
-        order = read_worker_spec(request)
+        spec = read_worker_spec(request)
         _lead_group(ends.stdin if on_terminal else None)
-        _start_afresh(shim)
-        complaint = _settle_descriptors(ends)
-        _settle(order)
-        become_command(order.argv, order.environment)
+        _reset_signals(shim)
+        failure = _set_descriptors(ends)
+        _set_attributes(spec)
+        become_command(spec.argv, spec.environment)
     except StepFailed as failed:
-        _complain(complaint, failed.failure)
-    except BaseException as error:  # noqa: BLE001 - the shim must learn of it, whatever it is
-        _complain(complaint, Failure("worker", None, f"cannot start the job: {error!r}"))
+        _report(failure, failed.failure)
+    except BaseException as error:  # noqa: BLE001 - the shim must learn of every error
+        _report(failure, Failure("worker", None, f"cannot start the job: {error!r}"))
     finally:
         os._exit(127)
 
 
 def _lead_group(terminal: int | None) -> None:
-    """Be a process group, in the shim's session as in a shell's: the kernel lets such a one stop.
+    """Lead a process group in the shim's session, as in that of a shell.
 
-    One whose parents are all in other sessions is orphaned, and Ctrl-Z would do nothing to it.
+    The kernel lets such a group stop. If all parents were in other sessions, the group would be
+    orphaned, and Ctrl-Z would have no effect.
     """
     os.setpgid(0, 0)
     if terminal is not None:
-        come_to_the_foreground(terminal)
+        take_foreground(terminal)
 
 
-def _start_afresh(shim: int) -> None:
+def _reset_signals(shim: int) -> None:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != shim:
         os._exit(127)
     signal.set_wakeup_fd(-1)
-    # Not only those that we ignore: the daemon may have been started with others ignored.
+    # All of them: the daemon may have been started with further signals ignored.
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _settle_descriptors(ends: _Ends) -> int:
-    """Leave 0, 1, 2, and the way to complain, which closes by itself when the command runs."""
+def _set_descriptors(ends: _Ends) -> int:
+    """Leave open 0, 1, 2 and the failure pipe, which closes when the command runs."""
     for target, end in enumerate((ends.stdin, ends.stdout, ends.stderr)):
         os.dup2(end, target)
-    os.dup2(ends.complaint, _COMPLAINT, inheritable=False)
+    os.dup2(ends.failure, _FAILURE, inheritable=False)
     with os.scandir("/proc/self/fd") as names:
         held = [int(name.name) for name in names]
     for fd in held:
-        if fd > _COMPLAINT:
+        if fd > _FAILURE:
             _close(fd)
-    return _COMPLAINT
+    return _FAILURE
 
 
 def _close(fd: int) -> None:
     try:
         os.close(fd)
     except OSError:
-        return  # the listing names the descriptor that it was read through
+        return  # the descriptor through which the directory was read
 
 
-def _settle(order: WorkerSpec) -> None:
-    with step("cwd", f"cannot start in {shown(order.cwd)}", _CWD_HINT):
-        os.chdir(os.fsencode(order.cwd))
-    os.umask(order.umask)
+def _set_attributes(spec: WorkerSpec) -> None:
+    with step("cwd", f"cannot start in {shown(spec.cwd)}", _CWD_HINT):
+        os.chdir(os.fsencode(spec.cwd))
+    os.umask(spec.umask)
     with step("limits", "cannot set the limits of the job"):
-        _be_nice(order.nice)
-        _limit(order.soft_limits)
+        _set_nice(spec.nice)
+        _set_limits(spec.soft_limits)
 
 
-def _be_nice(nice: int) -> None:
+def _set_nice(nice: int) -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     except PermissionError:
-        return  # below what this user may have; what the daemon has is as low as it gets
+        return  # the user may not have this value, and keeps that of the daemon
 
 
-def _limit(soft_limits: Mapping[str, int]) -> None:
-    """Set soft limits by their names in getrlimit(2); none can pass its hard limit."""
+def _set_limits(soft_limits: Mapping[str, int]) -> None:
+    """Set soft limits, named as in getrlimit(2), at most to the hard limits."""
     for name, soft in soft_limits.items():
         number = getattr(resource, f"RLIMIT_{name.upper().removeprefix('RLIMIT_')}", None)
         if number is None:
@@ -340,33 +335,33 @@ def _limit(soft_limits: Mapping[str, int]) -> None:
         resource.setrlimit(number, (bounded, hard))
 
 
-def _complain(complaint: int, failure: Failure) -> None:
-    os.write(complaint, json.dumps(failure._asdict()).encode())
+def _report(pipe: int, failure: Failure) -> None:
+    os.write(pipe, json.dumps(failure._asdict()).encode())
 
 
-class NotTaken(Exception):
-    """The kernel said yes, and yet this process is still someone else."""
+class NotTheUser(Exception):
+    """The system calls succeeded, but this process still has rights of another user."""
 
 
-def take(identity: IdentitySpec) -> None:
-    """Take uid, gid and groups, in all their real, effective and saved kinds.
+def become_user(identity: IdentitySpec) -> None:
+    """Set the real, effective and saved uid and gid, and the groups.
 
-    Afterwards only root may trace this process or look at its descriptors: they were opened with
-    more rights than the user has.
+    Afterwards only root may trace this process or see its descriptors, which were opened with more
+    rights than the user has.
 
     Raises:
-        OSError: a call was refused.
-        NotTaken: something of the old identity is left.
+        OSError: a call failed.
+        NotTheUser: this process still has rights of its former user.
     """
-    _forgive_the_oom_killer()
+    _reset_oom_score()
     if identity.groups is None:
         os.initgroups(identity.user, identity.gid)
     else:
         os.setgroups(identity.groups)
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
-    # The daemon's is inherited by all jobs of all users, and who possesses it may read its keys:
-    # Kerberos tickets, say.
+    # The daemon's keyring would be inherited by the jobs of all users, who could read its keys,
+    # such as Kerberos tickets.
     leave_session_keyring()
     if identity.uid != 0:
         drop_capabilities()
@@ -376,11 +371,11 @@ def take(identity: IdentitySpec) -> None:
 
 def _verify(identity: IdentitySpec) -> None:
     if os.getresuid() != (identity.uid,) * 3 or os.getresgid() != (identity.gid,) * 3:
-        raise NotTaken(f"still uid {os.getresuid()} and gid {os.getresgid()}")
+        raise NotTheUser(f"it still has uid {os.getresuid()} and gid {os.getresgid()}")
     if identity.groups is not None and set(os.getgroups()) != set(identity.groups):
-        raise NotTaken(f"still in the groups {os.getgroups()}")
+        raise NotTheUser(f"it is still in the groups {os.getgroups()}")
     if identity.uid != 0 and _can_return():
-        raise NotTaken("could become root again")
+        raise NotTheUser("it could become root again")
 
 
 def _can_return() -> bool:
@@ -391,8 +386,8 @@ def _can_return() -> bool:
     return True
 
 
-def _forgive_the_oom_killer() -> None:
-    """Undo a protection of the daemon's against the OOM killer; a job has no right to it."""
+def _reset_oom_score() -> None:
+    """Remove the daemon's protection against the OOM killer, which jobs must not inherit."""
     fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     try:
         if int(os.read(fd, 16)) < 0:

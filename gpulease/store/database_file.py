@@ -25,7 +25,7 @@ from pathlib import Path
 from sqlalchemy import Engine, event
 
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.engine import told_of
+from gpulease.store.engine import unusable_error
 from gpulease.store.schema import copy_database, copy_open_database
 from gpulease.units import MIB
 
@@ -225,7 +225,7 @@ def back_up(path: Path) -> Path:
     try:
         copy_database(path, target)
     except sqlite3.DatabaseError as error:
-        raise told_of(path, error) from error
+        raise unusable_error(path, error) from error
     except OSError as error:
         raise RecordUnwritable(f"cannot copy the record {path}: {error.strerror}") from error
     for _, old in _made(path)[:-KEPT]:

@@ -60,7 +60,7 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def be_patient(connection: Connection, patient: bool) -> None:
+def set_busy_timeout(connection: Connection, patient: bool) -> None:
     """Have `connection` wait for another process's lock on the file: some seconds, or hardly."""
     wait_s = _BUSY_TIMEOUT_S if patient else _IMPATIENT_S
     driver = connection.connection.driver_connection
@@ -96,7 +96,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         may_be_the_file = isinstance(error.orig, sqlite3.OperationalError)
         if not may_be_the_file and _code(error.orig) not in _DAMAGED:
             raise  # a bug of ours
-        raise told_of(path, error.orig) from error
+        raise unusable_error(path, error.orig) from error
 
 
 def may_lack_space(error: DatabaseError) -> bool:
@@ -104,7 +104,7 @@ def may_lack_space(error: DatabaseError) -> bool:
     return _code(error.orig) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
-def at_start(path: Path, error: BaseException | None) -> GpuleaseError:
+def startup_error(path: Path, error: BaseException | None) -> GpuleaseError:
     """Return why a daemon cannot start with this file: StateUnwritable where that may pass."""
     code = _code(error)
     if code in _DAMAGED or code is None:
@@ -130,7 +130,7 @@ def damaged(path: Path, why: str) -> StateUnusable:
     )
 
 
-def told_of(path: Path, error: BaseException | None) -> RecordUnwritable:
+def unusable_error(path: Path, error: BaseException | None) -> RecordUnwritable:
     """Return what to tell those who use a running daemon."""
     if _code(error) in (*_DAMAGED, None):
         return RecordDamaged(

@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 
 
-def standings(connection: Connection) -> Mapping[GpuUuid, GpuAvailability]:
+def availabilities(connection: Connection) -> Mapping[GpuUuid, GpuAvailability]:
     """Return the standing of each GPU that has more to it than nothing."""
     something = or_(*(column.is_not(None) for column in _COLUMNS))
     rows = connection.execute(select(GpuRow.uuid, *_COLUMNS).where(something))
@@ -49,9 +49,9 @@ def _standing(
     )
 
 
-def set_standing(connection: Connection, gpu: GpuUuid, standing: GpuAvailability) -> None:
+def set_availability(connection: Connection, gpu: GpuUuid, standing: GpuAvailability) -> None:
     """Store what keeps new leases off a GPU that the record knows."""
-    drain, ailment = standing.drain, standing.ailment
+    drain, ailment = standing.drain, standing.hardware_fault
     connection.execute(
         update(GpuRow)
         .where(GpuRow.uuid == gpu)
@@ -62,7 +62,7 @@ def set_standing(connection: Connection, gpu: GpuUuid, standing: GpuAvailability
             ailment=ailment and ailment.why,
             ailment_kind=ailment and ailment.kind,
             ailment_at=ailment and ailment.at,
-            excused=standing.excused,
+            excused=standing.accepted_fault,
         )
     )
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
-from gpulease.store.engine import WRITES, at_start, open_engine
+from gpulease.store.engine import WRITES, open_engine, startup_error
 from gpulease.store.rows import job_of, unpack
 from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
 from gpulease.store.tables import EventRow, HolderRow, InvocationRow, JobRow, LeaseRow
@@ -242,15 +242,15 @@ def rebuild(
     try:
         return _rebuild(target, damaged, copies, taken)
     except DatabaseError as error:
-        raise at_start(target, error.orig) from error
+        raise startup_error(target, error.orig) from error
     except sqlite3.DatabaseError as error:
-        raise at_start(target, error) from error
+        raise startup_error(target, error) from error
 
 
 def _rebuild(
     target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int
 ) -> SalvageCounts:
-    tally = SalvageCounts()
+    counts = SalvageCounts()
     revision = next((it.revision for it in (damaged, *copies) if it.revision), None)
     target.touch(mode=0o600)
     engine = open_engine(target)
@@ -260,16 +260,16 @@ def _rebuild(
         connection.execute("PRAGMA synchronous=OFF")  # It is synced as a whole, at its end.
         connection.execute("BEGIN")
         for name in (*_IN_ORDER, _HISTORY):
-            _fill(connection, name, damaged, copies, tally)
-        _mend(connection, tally)
+            _fill(connection, name, damaged, copies, counts)
+        _mend(connection, counts)
         _pass_over_ids(connection, damaged, copies, taken)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     engine = open_engine(target)
     bring_up_to_date(target, engine)
-    _drop_unreadable(engine, tally)
+    _drop_unreadable(engine, counts)
     engine.dispose()
-    return tally
+    return counts
 
 
 def _fill(
@@ -277,21 +277,21 @@ def _fill(
     name: str,
     damaged: Salvage,
     copies: Sequence[Salvage],
-    tally: SalvageCounts,
+    counts: SalvageCounts,
 ) -> None:
     table = damaged.tables.get(name)
     if table is not None:
         written = _insert(connection, name, table.columns, table.rows)
-        _count(tally.saved, name, written)
-        _count(tally.dropped, name, len(table.rows) - written)
+        _count(counts.saved, name, written)
+        _count(counts.dropped, name, len(table.rows) - written)
         # A row that is not in a table that was read to its end was not there.
         if table.whole and written == len(table.rows):
             return
-    tally.broken.append(name)
+    counts.broken.append(name)
     for copy in copies:
         if (other := copy.tables.get(name)) is not None:
             written = _insert(connection, name, other.columns, other.rows)
-            _count(tally.copied, name, written)
+            _count(counts.copied, name, written)
 
 
 def _insert(
@@ -317,7 +317,7 @@ def _insert(
     return written
 
 
-def _mend(connection: sqlite3.Connection, tally: SalvageCounts) -> None:
+def _mend(connection: sqlite3.Connection, counts: SalvageCounts) -> None:
     """Leave nothing that points to what is not there; a GPU is known again by its lease."""
     connection.execute(
         "INSERT INTO gpus (uuid, gpu_index, name, first_seen_at, last_seen_at) "
@@ -330,9 +330,9 @@ def _mend(connection: sqlite3.Connection, tally: SalvageCounts) -> None:
             gone = connection.execute(
                 f"DELETE FROM {name} WHERE job NOT IN (SELECT id FROM jobs)"  # noqa: S608
             )
-            _count(tally.dropped, name, gone.rowcount)
+            _count(counts.dropped, name, gone.rowcount)
     gone = connection.execute("DELETE FROM gpu_memory WHERE uuid NOT IN (SELECT uuid FROM gpus)")
-    _count(tally.dropped, _HISTORY, gone.rowcount)
+    _count(counts.dropped, _HISTORY, gone.rowcount)
     connection.execute(
         "DELETE FROM invocations WHERE job IN (SELECT id FROM jobs WHERE state = 'ended')"
     )
@@ -360,7 +360,7 @@ def _sequence(source: Salvage) -> int | None:
     return None
 
 
-def _drop_unreadable(engine: Engine, tally: SalvageCounts) -> None:
+def _drop_unreadable(engine: Engine, counts: SalvageCounts) -> None:
     """Remove what keeps the rules of the tables and yet means nothing."""
     writing = engine.connect().execution_options(**WRITES)
     with writing as connection, connection.begin(), Session(connection) as session:
@@ -369,11 +369,11 @@ def _drop_unreadable(engine: Engine, tally: SalvageCounts) -> None:
                 for of_job in (EventRow, InvocationRow, HolderRow, LeaseRow):
                     session.execute(delete(of_job).where(of_job.job == job))
                 session.execute(delete(JobRow).where(JobRow.id == job))
-                _count(tally.dropped, "jobs", 1)
+                _count(counts.dropped, "jobs", 1)
         for job in session.scalars(select(InvocationRow.job)).all():
             if not _is_launchable(session, job):
                 session.execute(delete(InvocationRow).where(InvocationRow.job == job))
-                _count(tally.dropped, "invocations", 1)
+                _count(counts.dropped, "invocations", 1)
 
 
 def _is_readable(session: Session, job: int) -> bool:
@@ -395,6 +395,6 @@ def _is_launchable(session: Session, job: int) -> bool:
         return False
 
 
-def _count(tally: dict[str, int], name: str, number: int) -> None:
+def _count(counts: dict[str, int], name: str, number: int) -> None:
     if number > 0:
-        tally[name] = tally.get(name, 0) + number
+        counts[name] = counts.get(name, 0) + number

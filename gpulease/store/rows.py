@@ -60,17 +60,17 @@ def job_values(job: Job) -> dict[str, object]:
         "terminal": job.terminal,
         "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
         "kept_until_at": job.kept_until_at,
-        **_account_values(job.account),
+        **_account_values(job.usage),
     }
 
 
 def _account_values(account: JobUsage) -> dict[str, object]:
-    shape = account.shape
+    shape = account.fingerprint
     return {
-        "alike": shape and shape.alike,
-        "same": shape and shape.same,
-        "sized": account.sized,
-        "retry": None if account.retry is None else str(account.retry),
+        "alike": shape and shape.similar_key,
+        "same": shape and shape.exact_key,
+        "sized": account.size_reason,
+        "retry": None if account.retry_factor is None else str(account.retry_factor),
         "attempt": account.attempt,
         "retry_of": account.retry_of,
         "retried_as": account.retried_as,
@@ -81,9 +81,9 @@ def _account_values(account: JobUsage) -> dict[str, object]:
 def _account_of(row: JobRow) -> JobUsage:
     known = row.alike is not None and row.same is not None
     return JobUsage(
-        shape=CommandFingerprint(row.alike or "", row.same or "") if known else None,
-        sized=row.sized,
-        retry=None if row.retry is None else Fraction(row.retry),
+        fingerprint=CommandFingerprint(row.alike or "", row.same or "") if known else None,
+        size_reason=row.sized,
+        retry_factor=None if row.retry is None else Fraction(row.retry),
         attempt=row.attempt,
         retry_of=None if row.retry_of is None else JobId(row.retry_of),
         retried_as=None if row.retried_as is None else JobId(row.retried_as),
@@ -93,7 +93,7 @@ def _account_of(row: JobRow) -> JobUsage:
 
 def holder_values(job: JobId, holder: Holder) -> dict[str, object]:
     """Return the columns of the holder of `job`."""
-    process, asker = holder.process, holder.asker
+    process, asker = holder.process, holder.waiting_client
     return {
         "job": job,
         "boot": next((each.boot for each in (process, asker) if each is not None), None),
@@ -143,7 +143,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         grace=None if row.grace_us is None else row.grace_us * _MICROSECOND,
         holder=None if holder is None else _holder_of(holder),
         kept_until_at=row.kept_until_at,
-        account=_account_of(row),
+        usage=_account_of(row),
     )
 
 

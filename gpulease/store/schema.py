@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from gpulease.errors import StateUnusable
-from gpulease.store.engine import at_start, damaged
+from gpulease.store.engine import damaged, startup_error
 
 HEAD = "0004"
 """The newest revision in migrations/versions, which this code needs."""
@@ -36,7 +36,7 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
         try:
             copy_database(path, path.with_name(f"{path.name}.{found}.backup"))
         except sqlite3.DatabaseError as error:
-            raise at_start(path, error) from error
+            raise startup_error(path, error) from error
     migrate(engine)
 
 
@@ -53,7 +53,7 @@ def _revision(path: Path) -> str | None:
                 raise damaged(path, f"it is damaged: {' '.join(str(found[0]).split())}")
             return _read_revision(path, connection)
     except sqlite3.DatabaseError as error:
-        raise at_start(path, error) from error
+        raise startup_error(path, error) from error
 
 
 def _refuse_to_start_empty(path: Path) -> None:

@@ -33,9 +33,9 @@ from sqlalchemy.orm import Session
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.memory_estimate import Run
-from gpulease.service.ports import Tally
-from gpulease.store.gpus import standings
+from gpulease.domain.memory_estimate import PastRun
+from gpulease.service.ports import UserCount
+from gpulease.store.gpus import availabilities
 from gpulease.store.rows import job_of
 from gpulease.store.tables import GpuRow, HolderRow, InvocationRow, JobRow, LeaseRow, Row
 
@@ -107,9 +107,9 @@ def invocation_sizes(session: Session) -> dict[JobId, int]:
 def drained_gpus(connection: Connection) -> Mapping[GpuUuid, str]:
     """Return the GPUs on which nothing more may be granted, and why."""
     return {
-        gpu: standing.closed
-        for gpu, standing in standings(connection).items()
-        if standing.closed is not None
+        gpu: standing.reason
+        for gpu, standing in availabilities(connection).items()
+        if standing.reason is not None
     }
 
 
@@ -123,7 +123,7 @@ line."""
 
 def runs_like(
     connection: Connection, uid: int, shape: CommandFingerprint, gpus: int, most: int
-) -> Sequence[Run]:
+) -> Sequence[PastRun]:
     """Return the latest runs like this one of which the use is known, latest first.
 
     Those that are the same in every word, or if there are none those that are alike.
@@ -133,7 +133,7 @@ def runs_like(
             func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory, JobRow.outcome
         )
         .join(LeaseRow, LeaseRow.job == JobRow.id)
-        .where(JobRow.uid == uid, JobRow.alike == shape.alike, JobRow.gpus == gpus)
+        .where(JobRow.uid == uid, JobRow.alike == shape.similar_key, JobRow.gpus == gpus)
         .where(JobRow.state == State.ENDED, _TELLS)
         # Of one that ran out of memory, how much it had tells enough.
         .where(LeaseRow.used.is_not(None) | JobRow.out_of_memory)
@@ -141,11 +141,11 @@ def runs_like(
         .order_by(JobRow.id.desc())
         .limit(most)
     )
-    found = connection.execute(like.where(JobRow.same == shape.same)).all()
+    found = connection.execute(like.where(JobRow.same == shape.exact_key)).all()
     if not found:
         found = connection.execute(like).all()
     return [
-        Run(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
+        PastRun(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
         for leased, used, ran_out, outcome in found
     ]
 
@@ -154,16 +154,18 @@ class UserCounts:
     """The counts of all users, by the live jobs and the sizes of their invocations in bytes."""
 
     def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
-        self._of: dict[int, Tally] = {}
+        self._of: dict[int, UserCount] = {}
         self._sizes = dict(sizes)
         for job in live:
             self._count(job, 1)
 
-    def of(self, uid: int) -> Tally:
+    def of(self, uid: int) -> UserCount:
         """Return what a user has."""
-        return self._of.get(uid, Tally())
+        return self._of.get(uid, UserCount())
 
-    def of_after(self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]) -> Tally:
+    def of_after(
+        self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]
+    ) -> UserCount:
         """Return what a user would have after `changes`, each as `note` takes it."""
         after = UserCounts((), {})
         after._of = {uid: self.of(uid)}
@@ -194,5 +196,5 @@ class UserCounts:
             holds=was.holds + (one if job.holder is not None else 0),
         )
         self._of[job.owner.uid] = now
-        if now == Tally():
+        if now == UserCount():
             del self._of[job.owner.uid]

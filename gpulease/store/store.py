@@ -33,10 +33,10 @@ from gpulease.store import gpus, statements
 from gpulease.store.database_file import Presence, Reserve
 from gpulease.store.engine import (
     WRITES,
-    at_start,
-    be_patient,
     may_lack_space,
     open_engine,
+    set_busy_timeout,
+    startup_error,
     translate_errors,
 )
 from gpulease.store.rows import unpack
@@ -72,7 +72,7 @@ class SqlStore:
                 self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
                 self._tallies = UserCounts(self._live.values(), invocation_sizes(session))
         except DatabaseError as error:
-            raise at_start(path, error.orig) from error
+            raise startup_error(path, error.orig) from error
         except OSError as error:
             raise state_fault(f"cannot use the database {path}", error) from error
         self._drained: Mapping[GpuUuid, str] = {}
@@ -117,7 +117,7 @@ class SqlStore:
             self._presence.ensure()
             try:
                 with self.engine.connect() as connection:
-                    be_patient(connection, not self._is_held_up)
+                    set_busy_timeout(connection, not self._is_held_up)
                     yield connection.execution_options(**WRITES)
             except OperationalError as error:
                 if may_lack_space(error):
@@ -189,10 +189,10 @@ class SqlStore:
             self._drained = drained_gpus(connection)
         return self._drained
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
         with translate_errors(self.path), self.engine.connect() as connection:
-            return gpus.standings(connection)
+            return gpus.availabilities(connection)
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest entries about the health of all GPUs, oldest first."""

@@ -10,9 +10,9 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_for
 from gpulease.domain.lease import State
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
-from gpulease.service.ports import Event, Submission, Tally
+from gpulease.service.ports import Event, Submission, UserCount
 from gpulease.store import gpus, statements
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
@@ -27,10 +27,10 @@ class SqlTransaction:
         connection: Connection,
         live: Mapping[JobId, Job],
         known_gpus: frozenset[GpuUuid],
-        tallies: UserCounts,
+        user_counts: UserCounts,
     ) -> None:
         self._connection = connection
-        self._tallies = tallies
+        self._tallies = user_counts
         self.changes: list[tuple[Job | None, Job, int | None]] = []
         """Each job before and after, and the bytes of a new one's invocation."""
         self._live = dict(live)
@@ -52,7 +52,7 @@ class SqlTransaction:
         with Session(self._connection) as session:
             return next(iter(jobs_where(session, JobRow.id == job)), None)
 
-    def tally(self, uid: int) -> Tally:
+    def user_count(self, uid: int) -> UserCount:
         """Return what a user has, with what this transaction has changed."""
         return self._tallies.of_after(uid, self.changes)
 
@@ -60,26 +60,26 @@ class SqlTransaction:
         """Return the GPUs on which nothing more may be granted, and why."""
         return drained_gpus(self._connection)
 
-    def standings(self) -> Mapping[GpuUuid, GpuAvailability]:
+    def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the standing of each GPU that has more to it than nothing."""
-        return gpus.standings(self._connection)
+        return gpus.availabilities(self._connection)
 
-    def set_standing(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
         """Store what keeps new leases off a GPU that is known."""
-        gpus.set_standing(self._connection, gpu, standing)
+        gpus.set_availability(self._connection, gpu, standing)
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store something that happened to the health of a known GPU."""
         gpus.note_event(self._connection, event)
 
-    def know(self, readings: Sequence[GpuReading], at: datetime) -> None:
+    def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store the GPUs that were not known yet; a lease can only be on a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
         for reading in new:
             self._connection.execute(statements.remember_gpu(reading, at))
         self._known_gpus |= {reading.uuid for reading in new}
 
-    def ordered(self, uid: int, key: str) -> Job | None:
+    def job_by_key(self, uid: int, key: str) -> Job | None:
         """Return the job that a user has ordered under this key, whatever its state."""
         with Session(self._connection) as session:
             number = session.scalar(
@@ -99,7 +99,9 @@ class SqlTransaction:
                 raise NoSuchJob(f"cannot start job {job} again: it has ended")
             return unpack(row)
 
-    def runs(self, uid: int, shape: CommandFingerprint, gpus: int, most: int) -> Sequence[Run]:
+    def past_runs(
+        self, uid: int, shape: CommandFingerprint, gpus: int, most: int
+    ) -> Sequence[PastRun]:
         """Return the latest runs like this one of which the use is known, latest first."""
         return runs_like(self._connection, uid, shape, gpus, most)
 

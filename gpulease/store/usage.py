@@ -12,9 +12,9 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Use
+from gpulease.domain.job import UserUsage
 from gpulease.domain.lease import State
-from gpulease.domain.memory_estimate import LATEST, Kind
+from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
 from gpulease.service.usage import PoolSeen
 from gpulease.store.engine import translate_errors
@@ -53,12 +53,12 @@ class Pools:
             rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
             return [_seen(row) for row in rows]
 
-    def observed(self) -> Mapping[Kind, Mapping[int, Sequence[int]]]:
+    def observed(self) -> Mapping[OverheadKey, Mapping[int, Sequence[int]]]:
         """Return what the latest jobs held beside their pools, by kind and user, latest first.
 
         What cannot be read now is as if it had never been seen: jobs are started all the same.
         """
-        found: dict[Kind, dict[int, list[int]]] = {}
+        found: dict[OverheadKey, dict[int, list[int]]] = {}
         wanted = (
             select(PoolRow)
             .where(PoolRow.beside.is_not(None))
@@ -89,7 +89,7 @@ def _values(seen: PoolSeen) -> dict[str, object]:
         "gpus": seen.kind.gpus,
         "pool_limit": seen.limit,
         "pool_peak": seen.peak,
-        "beside": seen.beside,
+        "beside": seen.overhead,
         "at": seen.at,
     }
 
@@ -99,11 +99,11 @@ def _seen(row: PoolRow) -> PoolSeen:
         job=JobId(row.job),
         uid=row.uid,
         gpu=GpuUuid(row.gpu),
-        kind=Kind(row.framework, row.model, row.driver, row.gpus),
+        kind=OverheadKey(row.framework, row.model, row.driver, row.gpus),
         version=row.version,
         limit=row.pool_limit,
         peak=row.pool_peak,
-        beside=row.beside,
+        overhead=row.beside,
         at=row.at,
     )
 
@@ -117,7 +117,7 @@ class Accounts:
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
-    def by_user(self, user: str | None, since: datetime | None) -> Sequence[Use]:
+    def by_user(self, user: str | None, since: datetime | None) -> Sequence[UserUsage]:
         """Sum the ended jobs of which the use is known, of one user or of all, by user.
 
         `since` is when they ended at the earliest.
@@ -142,4 +142,4 @@ class Accounts:
         if since is not None:
             wanted = wanted.where(JobRow.ended_at >= since)
         with translate_errors(self._store.path), Session(self._store.engine) as session:
-            return [Use(*row) for row in session.execute(wanted)]
+            return [UserUsage(*row) for row in session.execute(wanted)]

@@ -1,1 +1,1 @@
-"""The JSON shapes and the frames that the daemon and its clients share."""
+"""The JSON shapes and the frames that the daemon and its clients exchange."""

@@ -1,20 +1,20 @@
-"""The frames that are spoken on a job's own socket, between its shim and whoever attaches.
+"""The protocol on the socket of a job, between its shim and the clients that attach.
 
-A frame is one byte of kind, four bytes of length (unsigned, network order), and so many bytes.
-Standard library only: the shim imports this, and the command's every-day path.
+A frame is one byte of kind, four bytes of length (unsigned, network order), and the payload.
+Standard library only: the shim imports this.
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 
 HEADER = struct.Struct("!BI")
 LARGEST_FRAME = 1 << 20
-"""Bytes of payload; a peer that announces more is cut off."""
+"""Bytes of payload; a peer that announces more is disconnected."""
 
 
 class FrameKind(IntEnum):
-    """What a frame carries; JSON is UTF-8."""
+    """What a payload is; JSON is in UTF-8."""
 
     # From the shim.
     STDOUT = 1
@@ -22,45 +22,44 @@ class FrameKind(IntEnum):
     STARTED = 3
     """JSON: {"pid": int, "started_at": str}."""
     STOPPING = 4
-    """JSON: {"reason": "cancelled" | "time_limit" | "over_lease" | "idle"}: the worker was asked
-    to go."""
+    """JSON: {"reason": "cancelled" | "time_limit" | "over_lease" | "idle"}: SIGTERM was sent."""
     EXITED = 5
-    """JSON: the exit record. The last frame."""
+    """JSON: the exit record. It is the last frame."""
     REFUSED = 6
-    """JSON: {"message": str}: this peer may not do that; the connection closes."""
+    """JSON: {"message": str}: this client may not do that; the connection closes."""
     MAIN_EXITED = 7
-    """JSON: {"exit_code": int} or {"signal": int}, and "at": others of its tree live on."""
+    """JSON: {"exit_code": int} or {"signal": int}, and "at"; other processes of the job run on."""
     SKIPPED = 8
-    """JSON: {"bytes": int}: output that a watcher was too slow for; what follows is live again."""
+    """JSON: {"bytes": int}: output that is left out, since the client read too slowly."""
     SUSPENDED = 9
-    """JSON: {"signal": int}: the main process was stopped, as by Ctrl-Z; SIGCONT goes on."""
+    """JSON: {"signal": int}: the main process is stopped, as by Ctrl-Z, until SIGCONT."""
     WATCHING = 10
-    """JSON: {}: from now on this peer only watches, since another one writes."""
-    # From who attaches.
+    """JSON: {}: this client may only watch from now on, since another one writes."""
+    # From clients.
     HELLO = 16
-    """JSON: {"role": "attach" | "watch" | "control"}. The first frame.
+    """JSON: {"role": "attach" | "watch" | "control"}. It is the first frame.
 
-    With "window": {"rows": int, "columns": int}, the size of the terminal that attaches.
+    May have "window": {"rows": int, "columns": int}, the size of the client's terminal.
     """
     STDIN = 17
     STDIN_END = 18
     SIGNAL = 19
-    """JSON: {"signal": int}: to the worker, or to its group where a terminal would do so."""
+    """JSON: {"signal": int}: for the worker, or its group where a terminal would signal that."""
     STOP = 20
-    """JSON: {"reason": str, "grace_s": float}: SIGTERM, then SIGKILL for the whole tree."""
+    """JSON: {"reason": str, "grace_s": float}: send SIGTERM, then SIGKILL to the whole tree."""
     TIME_LIMIT = 21
-    """JSON: {"time_limit_s": float | null}, counted from the start, instead of what it was."""
+    """JSON: {"time_limit_s": float | null}: the new time limit, counted from the start."""
     WINDOW = 22
-    """JSON: {"rows": int, "columns": int}: the attached terminal has another size."""
+    """JSON: {"rows": int, "columns": int}: the new size of the client's terminal."""
     NOTICE = 23
-    """JSON: {"text": str}: a line for the job's output, from the daemon.
+    """JSON: {"text": str}: a line that the daemon adds to the output of the job.
 
-    A shim from before there was this kind cuts the connection off, and does nothing else.
+    An older shim, which does not know this kind, closes the connection and does nothing else.
     """
 
 
 class BadFrame(Exception):
-    """The other side does not speak this protocol."""
+    """The peer does not follow the protocol."""
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
@@ -69,17 +68,10 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cut a stream of bytes into frames, however the pieces arrive."""
+    """Cut a stream of bytes into frames, whatever pieces it arrives in."""
 
-    def __init__(self, in_parts: Collection[FrameKind] = ()) -> None:
-        """Frames of the kinds `in_parts` are not put together, but passed on as they come."""
-        self._in_parts = frozenset(in_parts)
-        self._begun = bytearray()
-        """What has come of a frame that is not complete yet."""
-        self.passing = FrameKind.STDOUT
-        """Of what kind `rest` is."""
-        self.rest = 0
-        """Bytes that are still to come of a frame that is passed on in parts."""
+    def __init__(self) -> None:
+        self._incomplete = bytearray()
 
     def feed(self, piece: bytes | memoryview) -> Iterator[tuple[FrameKind, bytes]]:
         """Take in `piece` and yield each frame that is now complete; to be iterated to its end.
@@ -87,42 +79,19 @@ class FrameReader:
         Raises:
             BadFrame: the kind is unknown or the length is over `LARGEST_FRAME`.
         """
-        view = memoryview(piece)
-        while view:
-            if not self.rest:
-                view = self._add(view, HEADER.size)
-                if len(self._begun) < HEADER.size:
-                    return
-                kind, length = _header(self._begun)
-                if kind not in self._in_parts or not length:
-                    whole = HEADER.size + length
-                    view = self._add(view, whole)
-                    if len(self._begun) < whole:
-                        return
-                    payload = bytes(memoryview(self._begun)[HEADER.size :])
-                    self._begun = bytearray()
-                    yield kind, payload
-                    continue
-                self._begun.clear()
-                self.passing, self.rest = kind, length
-            part, view = view[: self.rest], view[self.rest :]
-            self.rest -= len(part)
-            if part:
-                yield self.passing, bytes(part)
-
-    def took(self, size: int) -> None:
-        """Count bytes of `rest` that were taken off the stream by others."""
-        self.rest -= size
-
-    def _add(self, view: memoryview, size: int) -> memoryview:
-        """Let the frame that was begun become so large, and return what is left of `view`."""
-        missing = max(size - len(self._begun), 0)
-        self._begun += view[:missing]
-        return view[missing:]
+        self._incomplete += piece
+        start = 0
+        while (payload_at := start + HEADER.size) <= len(self._incomplete):
+            kind, length = _header(self._incomplete, start)
+            if payload_at + length > len(self._incomplete):
+                break
+            start = payload_at + length
+            yield kind, bytes(memoryview(self._incomplete)[payload_at:start])
+        del self._incomplete[:start]
 
 
-def _header(buffer: bytearray) -> tuple[FrameKind, int]:
-    number, length = HEADER.unpack_from(buffer)
+def _header(buffer: bytearray, start: int) -> tuple[FrameKind, int]:
+    number, length = HEADER.unpack_from(buffer, start)
     if length > LARGEST_FRAME:
         raise BadFrame(f"a frame of {length} bytes")
     return _kind(number), length

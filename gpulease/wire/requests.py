@@ -1,20 +1,29 @@
-"""What a client asks of the daemon.
-
-How text travels, and what people read in place of a name of the wire.
-"""
+"""The shapes of requests, the limits that both sides check, and how text is encoded in JSON."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 API_PREFIX = "/v1"
+
+# Limits that both the command and the daemon check.
 LARGEST_REQUEST = 6 * 1024 * 1024
-"""Bytes of a request's body; the kernel accepts less than this for arguments and environment."""
+"""Bytes of a body: LARGEST_EXEC in JSON, where a byte above 127 takes two."""
+LARGEST_EXEC = 2 * 1024 * 1024
+"""Bytes of arguments and environment: a quarter of the usual stack limit, execve(2)."""
+LARGEST_STRING = 128 * 1024
+"""Bytes of one argument or variable with its NUL: MAX_ARG_STRLEN of execve(2)."""
+LONGEST_NAME = 128
+"""Characters of the name of a job."""
+LARGEST_RETRY = 4.0
+"""Factor of memory for the next attempt of a job."""
+_POINTER = 8
 
 
 @dataclass(slots=True)
 class ClaimRequest:
-    """What a job asks for. `memory` (bytes) or `share` (percent), or neither for the default."""
+    """What a job asks for: `memory` (bytes) or `share` (percent), or neither for the default."""
 
     memory: int | None = None
     share: float | None = None
@@ -25,7 +34,7 @@ class ClaimRequest:
 
 @dataclass(slots=True)
 class WorkerOptionsRequest:
-    """How the leased GPUs are presented to the job."""
+    """How the frameworks in a job see its GPUs."""
 
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
@@ -39,20 +48,20 @@ class WorkerOptionsRequest:
 
 @dataclass(slots=True)
 class TerminalRequest:
-    """The terminal that a job takes after."""
+    """The terminal of the command, which the job gets a copy of."""
 
     rows: int
     columns: int
     attributes: list[int] | None = None
-    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
-    characters; null: those of the system."""
+    """As in termios(3): iflag, oflag, cflag, lflag, ispeed, ospeed, then the control characters;
+    null: the system's defaults."""
     stderr: bool = True
-    """Whether standard error is the terminal as well; otherwise it is a stream of its own."""
+    """Whether standard error is the terminal too; otherwise it is a separate stream."""
 
 
 @dataclass(slots=True)
 class EarlySignalRequest:
-    """A signal for the main process, `before` seconds ahead of the end of its time."""
+    """A signal for the main process, `before` seconds before its time limit."""
 
     signal: int
     before: float
@@ -67,50 +76,50 @@ class SubmitRequest:
     environment: dict[str, str]
     umask: int = 0o022
     soft_limits: dict[str, int] = field(default_factory=dict)
-    """By the names of resource.RLIMIT_*, such as "RLIMIT_NOFILE"; -1 is unlimited."""
+    """By names such as "RLIMIT_NOFILE" of the module resource; -1 is unlimited."""
     nice: int = 0
     claim: ClaimRequest = field(default_factory=ClaimRequest)
     options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
     name: str | None = None
     attached: bool = False
-    """Somebody will attach at once: the output waits for them, and stdin is theirs."""
+    """A client will attach at once: the output waits for it, and it provides stdin."""
     wait: float | None = None
-    """Seconds to wait for a grant; 0 is not at all, None is without end."""
+    """Seconds to wait for a grant; 0: do not wait, null: without limit."""
     terminal: TerminalRequest | None = None
-    """A pseudo-terminal of this kind for the job; null: three streams of their own."""
+    """The job gets a pseudo-terminal like this one; null: three separate streams."""
     early_signal: EarlySignalRequest | None = None
     grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL; null: as the daemon is configured."""
+    """Seconds between SIGTERM and SIGKILL; null: the default of the daemon."""
     key: str | None = None
-    """Names this submission among all of its user: sent again, it is answered with the job that it
-    made the first time, and makes no other. So it can be repeated when an answer was lost."""
+    """Identifies this submission: sent again under the same key, after a lost answer, it returns
+    the job of the first time and makes no second one."""
     retry_oom: float | None = None
-    """How much more memory to try again with, above 1, when it ends for want of GPU memory."""
+    """After an out-of-memory error the job is tried again with its memory times this, above 1."""
 
 
 @dataclass(slots=True)
 class HoldRequest:
-    """A lease without a job to queue: it lasts as long as a process, or as long as its time limit.
+    """A lease without a job: it ends with a process, or with its time limit.
 
-    `environment` is what the lease is to be put into, one character per byte.
+    `environment` is where the lease will be applied, one character per byte.
     """
 
     environment: dict[str, str]
     pid: int | None = None
-    """The process that holds it; null: nobody, and then the claim needs a time limit."""
+    """The process that holds it; null: none, and the claim needs a time limit."""
     claim: ClaimRequest = field(default_factory=ClaimRequest)
     options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
     name: str | None = None
     wait: float | None = None
     key: str | None = None
-    """As of a job, see `SubmitRequest`."""
+    """As in `SubmitRequest`."""
 
 
 @dataclass(slots=True)
 class NestedRequest:
-    """A part of the lease under which the process that asks runs already.
+    """A part of the lease under which the calling process runs.
 
-    `environment` is what it is to be put into, one character per byte.
+    `environment` is where it will be applied, one character per byte.
     """
 
     environment: dict[str, str]
@@ -120,7 +129,7 @@ class NestedRequest:
 
 @dataclass(slots=True)
 class PoolUsage:
-    """What the pool of a framework holds on one GPU, in bytes; null where it does not tell."""
+    """What the memory pool of a framework holds on one GPU, in bytes; null if unknown."""
 
     gpu: str
     pool: int | None = None
@@ -130,7 +139,7 @@ class PoolUsage:
 
 @dataclass(slots=True)
 class UsageRequest:
-    """What a process of a job says of one framework in it."""
+    """What a process of a job reports of one framework in it."""
 
     framework: str
     version: str
@@ -139,31 +148,37 @@ class UsageRequest:
 
 @dataclass(slots=True)
 class ExtendRequest:
-    """More time for a job, in seconds, on top of its time limit."""
+    """Seconds to add to the time limit of a job; may be negative."""
 
     by: float
 
 
 @dataclass(slots=True)
 class DrainRequest:
-    """Why nothing more is to be granted on a GPU; no body at all is the same as this without."""
+    """Why a GPU is drained. The body may be left out."""
 
     why: str | None = None
 
 
 @dataclass(slots=True)
 class CancelRequest:
-    """How a job is to be cancelled; no body at all is the same as this without a grace."""
+    """How to cancel a job. The body may be left out."""
 
     grace: float | None = None
-    """Seconds until what is left of it is killed, if that is sooner than the job's own grace."""
+    """Seconds until SIGKILL, if that is sooner than the grace of the job."""
 
 
 @dataclass(slots=True)
 class KeepRequest:
-    """For how many seconds a job may be idle; an hour if it does not say, at most a day."""
+    """For how many seconds a job may be idle; by default an hour, at most a day."""
 
     span: float | None = None
+
+
+def exec_size(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return how many bytes execve(2) counts for arguments and environment."""
+    strings = [*argv, *(f"{name}={value}" for name, value in environment.items())]
+    return sum(len(os.fsencode(each)) + 1 + _POINTER for each in strings) + 2 * _POINTER
 
 
 def to_wire(text: str) -> str:
@@ -181,5 +196,5 @@ def from_wire(text: str) -> str:
 
 
 def spoken(name: str) -> str:
-    """Return a name of the wire, such as time_limit, as people see and type it: time-limit."""
+    """Return a name such as time_limit as people read and type it: time-limit."""
     return name.replace("_", "-")

@@ -1,10 +1,6 @@
-"""What the daemon answers about jobs and their use, and about what went wrong.
+"""The shapes of the daemon's answers: jobs, the machine, reports and errors.
 
-A field that came later than the first release has a value for a daemon that does not send it.
-
-What the daemon answers about the machine: its GPUs, what holds jobs to leases, itself.
-
-A field that came later than the first release has a value for a daemon that does not send it.
+A field that was added later has a default, for an older daemon that does not send it.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +24,7 @@ JobKind = Literal["run", "hold"]
 
 @dataclass(slots=True)
 class ErrorBody:
-    """What went wrong: a stable word, a sentence, and mostly a hint."""
+    """What went wrong: a stable code for programs, a message, and a hint if there is one."""
 
     code: str
     message: str
@@ -37,7 +33,7 @@ class ErrorBody:
 
 @dataclass(slots=True)
 class ErrorReply:
-    """The body of every response that is not a success."""
+    """The body of every response that is not a success (2xx)."""
 
     error: ErrorBody
 
@@ -52,7 +48,7 @@ class EnvironmentView:
 
 @dataclass(slots=True)
 class ClaimView:
-    """What a job asked for. `memory` is bytes on each GPU; null for a share until it is granted."""
+    """What a job asked for: bytes on each GPU, or a share of it in percent."""
 
     memory: int | None
     share: float | None
@@ -63,44 +59,44 @@ class ClaimView:
 
 @dataclass(slots=True)
 class PoolView:
-    """What a framework in a job says of its pool on one GPU, and what was seen beside it."""
+    """The memory pool of a framework on one GPU, as it reports, and the memory outside it."""
 
     framework: str
     version: str
     limit: int | None
-    """Bytes that the pool may have."""
+    """Bytes that the pool may reach."""
     peak: int | None
-    """The most of it that was needed."""
+    """The most bytes of it that were in use."""
     charged: int | None
-    """What of the lease is kept free beside the pool."""
+    """Bytes of the lease that are reserved for memory outside the pool."""
     beside: int | None
-    """What was seen there: what the driver says that the process holds, less its pool."""
+    """Bytes in use outside the pool: what the driver counts for the process, minus the pool."""
 
 
 @dataclass(slots=True)
 class LeaseView:
-    """One GPU's part of what a job holds, or held."""
+    """The lease of a job on one GPU."""
 
     gpu: str
     memory: int
     used: int | None
     peak: int | None
     enforced_by: list[str]
-    """Of driver, framework, watch and devices those that hold the job to it."""
+    """The enforcement levels that apply: driver, framework, watch, devices."""
     needed: int | None = None
-    """Of an ended one, its peak less what a framework took in advance and never filled."""
+    """After the end: the peak, minus what a framework allocated in advance and never used."""
     pools: list[PoolView] = field(default_factory=list)
     driver_limit: int | None = None
-    """The bytes to which the driver keeps the job, as it says; null where it keeps none."""
+    """The limit that the driver reports for the job, in bytes; null if it has none."""
     over_since_at: str | None = None
-    """Since when more was seen in use than was leased and is let be."""
+    """Since when the use exceeds the lease by more than the tolerance."""
     stops_at: str | None = None
-    """When the job is stopped for it, if that goes on."""
+    """When the job is stopped for it, if the use stays as high."""
 
 
 @dataclass(slots=True)
 class UnheldView:
-    """A process of a job that uses a GPU and that the framework hook does not hold."""
+    """A process of a job that uses a GPU without the framework hook."""
 
     pid: int
     command: str
@@ -109,18 +105,18 @@ class UnheldView:
 
 @dataclass(slots=True)
 class RefusalView:
-    """Why one GPU cannot take a waiting job now."""
+    """Why a waiting job does not fit on one GPU now."""
 
     gpu: str
     index: int
     why: str
     label: str = ""
-    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    """The index as shown to people: 0, or 0:1 for a MIG device; empty from an older daemon."""
 
 
 @dataclass(slots=True)
 class EventView:
-    """One entry of a job's history."""
+    """One entry in the history of a job."""
 
     at: str
     kind: str
@@ -129,17 +125,17 @@ class EventView:
 
 @dataclass(slots=True)
 class JobView:
-    """All that is shown of a job."""
+    """A job."""
 
     id: int
     name: str
     user: str
     state: JobState
     reason: str | None
-    """Why it waits or why it ended, as a sentence."""
+    """Why it waits or why it ended, for people."""
     outcome: Outcome | None
     position: int | None
-    """1 is next; null unless queued."""
+    """Place in the queue, 1 for the next job; null unless queued."""
     expected_start_at: str | None
     command: str
     claim: ClaimView
@@ -150,58 +146,60 @@ class JobView:
     ended_at: str | None
     expires_at: str | None
     exit_status: int | None
-    """As a shell shows it: the job's own, 128 + signal, or 124 where a limit ended it: its time,
-    its lease, or how long it may be idle."""
+    """As a shell shows it: the exit code, 128 + signal, or 124 if a limit ended the job (time,
+    lease or idleness)."""
     pid: int | None
     directory: str | None
-    """Where the job's own socket is, once it has been launched."""
+    """Where the socket of the job is, once it has started."""
+    cwd: str | None = None
+    """The working directory, for the owner; null after the end and in lists."""
     hint: str | None = None
-    """What to do about `reason`, where something can be done."""
+    """What to do about `reason`."""
     kind: JobKind = "run"
     terminal: bool = False
     """Whether it runs on a pseudo-terminal."""
     main_exited_at: str | None = None
-    """When the main process ended, while others of the job keep its leases."""
+    """When the main process ended, if other processes of the job keep its leases."""
     suspended: bool = False
-    """Its main process, or the process that holds the lease, is stopped by a signal, as by Ctrl-Z;
-    the lease is kept."""
+    """The main process, or the holder of the lease, is stopped, as by Ctrl-Z; the lease stays."""
     processes: int | None = None
-    """How many processes it has; null where nobody counted."""
+    """The number of its processes; null in lists."""
     grace: float | None = None
-    """Seconds between SIGTERM and SIGKILL; null for a hold, which is ended by neither."""
+    """Seconds between SIGTERM and SIGKILL; null for a hold, which gets neither."""
     gives_up_at: str | None = None
-    """Until when it is willing to wait; null once it does not wait, or if it waits without end."""
+    """When it leaves the queue; null if it does not wait, or waits without limit."""
     kept_until_at: str | None = None
-    """Until when nobody minds that nothing happens under its lease."""
+    """Until when it may be idle (gpulease keep)."""
     idle_since_at: str | None = None
-    """Since when nothing was seen to happen under its lease, where that has consequences."""
+    """Since when it is idle, if the idle policy applies."""
     idle_ends_at: str | None = None
-    """When the lease is taken back for it, if that goes on."""
+    """When the lease is taken back, if it stays idle."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
     unheld: list[UnheldView] = field(default_factory=list)
     sized: str | None = None
-    """Why it leases as much as it does, where nobody said how much."""
+    """Where the size of its lease comes from, if the user gave none."""
     out_of_memory: bool = False
-    """It ended because the GPU memory of its lease did not do."""
+    """It ran out of GPU memory."""
     retry_of: int | None = None
-    """The job that ran out of memory and that this one tries again."""
+    """The job that ran out of memory, of which this is the next attempt."""
     retried_as: int | None = None
-    """The job that tries this one again."""
+    """The next attempt of this job."""
     events: list[EventView] = field(default_factory=list)
+    """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 
 
 @dataclass(slots=True)
 class NestedView:
-    """The job under whose lease the process that asks runs, and its part of that lease."""
+    """The job under whose lease the calling process runs, and a part of that lease."""
 
     job: JobView | None
-    """Null: it runs under none, and there is no part."""
+    """Null: it runs under none, and the other fields are empty."""
     gpus: list[str] = field(default_factory=list)
     memory: int | None = None
     """Bytes on each of `gpus`."""
     environment: EnvironmentView | None = None
-    """What puts the part into force."""
+    """The variables that apply the part."""
 
 
 @dataclass(slots=True)
@@ -213,22 +211,22 @@ class JobList:
 
 @dataclass(slots=True)
 class UseView:
-    """What the ended jobs of one user asked for and used, as far as the use is known."""
+    """What the ended jobs of one user asked for and used, where the use is known."""
 
     user: str
     jobs: int
     out_of_memory: int
-    """How many of them ended for want of GPU memory."""
+    """How many of them ran out of GPU memory."""
     gpu_seconds: float
     asked: float
-    """Bytes leased, times the seconds for which they were."""
+    """Byte-seconds leased."""
     used: float
-    """The same of the most that they needed."""
+    """Byte-seconds of the peaks."""
 
 
 @dataclass(slots=True)
 class ReportView:
-    """Asked against used, by user; `since` is when the jobs ended at the earliest."""
+    """Asked and used, by user, of the jobs that ended after `since`."""
 
     since: str | None
     users: list[UseView]
@@ -240,7 +238,7 @@ CheckState = Literal["ok", "warning", "failure"]
 
 @dataclass(slots=True)
 class MemoryView:
-    """The ledger of one GPU, in bytes; null where the driver does not say."""
+    """The memory of one GPU, in bytes; null if unknown."""
 
     total: int | None
     used: int | None
@@ -250,12 +248,12 @@ class MemoryView:
     committed: int
     unmanaged: int | None
     headroom: int | None
-    """What can be leased now; 0 of a drained or prohibited one."""
+    """What can be leased now; 0 on a drained or prohibited GPU."""
 
 
 @dataclass(slots=True)
 class ProcessView:
-    """One process on a GPU; it is unmanaged if `job` is null or has no lease on that GPU."""
+    """A process on a GPU. It is unmanaged if `job` is null or has no lease on that GPU."""
 
     pid: int
     user: str | None
@@ -264,18 +262,18 @@ class ProcessView:
     memory: int | None
     job: int | None
     serves: bool = False
-    """It is an MPS server: what it holds may be that of the jobs on this GPU."""
+    """It is an MPS server: its memory may belong to the jobs on this GPU."""
     started_at: str | None = None
     container: str | None = None
-    """The first digits of the id of the container that it is in."""
+    """The first digits of the id of its container."""
 
 
 @dataclass(slots=True)
 class GpuEventView:
-    """One entry in the history of a GPU's health: "xid 79", "lost", "faulty", "drained" ..."""
+    """One entry in the health history of a GPU: "xid 79", "lost", "faulty", "drained" ..."""
 
     at: str
-    """When it was last seen, if more than once."""
+    """The last time, if it happened more than once."""
     kind: str
     detail: str
     count: int
@@ -283,7 +281,7 @@ class GpuEventView:
 
 @dataclass(slots=True)
 class GpuView:
-    """One GPU and what is on it."""
+    """A GPU and the processes on it."""
 
     index: int
     uuid: str
@@ -295,47 +293,47 @@ class GpuView:
     temperature: int | None
     processes: list[ProcessView]
     kept_for: int | None = None
-    """The waiting job that is to have it first; what is free is free for that one alone."""
+    """The waiting job for which it is reserved; no later job gets its free memory."""
     events: list[GpuEventView] = field(default_factory=list)
-    """What happened to its health in the last day, oldest first."""
+    """Health events of the last day, oldest first."""
     label: str = ""
-    """The index as people say it, 0, or 0:1 for a MIG device; empty from an older daemon."""
+    """The index as shown to people: 0, or 0:1 for a MIG device; empty from an older daemon."""
     parent: str | None = None
-    """Of a MIG device: the UUID of the GPU that it is a part of."""
+    """Of a MIG device: the UUID of its GPU."""
     compute_mode: str | None = None
-    """default, exclusive process or prohibited; null while it is not known."""
+    """default, exclusive process or prohibited; null if unknown."""
 
 
 @dataclass(slots=True)
 class GpuAvailabilityView:
-    """Whether a GPU takes new leases, after somebody drained or resumed it."""
+    """Whether leases are granted on a GPU, after a request to drain or resume it."""
 
     gpu: str
     label: str
-    """Its index, and of a MIG device its place on that GPU: 0, 0:1."""
+    """The index as shown to people: 0, or 0:1 for a MIG device."""
     drained: str | None
-    """Why nothing more is granted there, as a sentence; null where something may be."""
+    """Why no leases are granted; null if they are."""
     changed: bool
-    """Whether this request made it so."""
+    """Whether this request changed it."""
     jobs: list[int]
-    """The jobs that hold a lease on it, and go on."""
+    """The jobs with a lease on it, which continue."""
 
 
 @dataclass(slots=True)
 class EnforcementLevelView:
-    """One of the things that can hold jobs to their leases, and whether it does on this machine."""
+    """A level of enforcement, and whether it applies on this machine."""
 
     rung: str
     available: bool
     why: str
-    """What it does here, or why it is not to be had."""
+    """What it does here, or why it is not available."""
     varies: bool = False
-    """Whether a table in the settings has it otherwise for a user or a group."""
+    """Whether the settings make an exception for a user or a group."""
 
 
 @dataclass(slots=True)
 class StatusView:
-    """One look at the whole machine; `jobs` are those that wait or hold a GPU."""
+    """The machine, and the jobs that wait or hold memory."""
 
     host: str
     driver: str | None
@@ -349,7 +347,7 @@ class StatusView:
 
 @dataclass(slots=True)
 class CheckView:
-    """One thing that `doctor` looked at, and its mend where something is wrong."""
+    """One check of `doctor`, and the fix where something is wrong."""
 
     name: str
     state: CheckState
@@ -359,21 +357,21 @@ class CheckView:
 
 @dataclass(slots=True)
 class OveruseView:
-    """What becomes of the caller's own jobs that hold more than their lease."""
+    """What happens to the caller's jobs when they exceed their lease."""
 
     stops: bool
-    """Whether they are stopped, or told only."""
+    """Whether they are stopped, or only warned."""
     tolerance: int
-    """Bytes over the lease, on each GPU, that are let be."""
+    """Bytes above the lease, on each GPU, that are allowed."""
     grace: float
-    """Seconds for which a job may be over by more than that."""
+    """Seconds for which a job may exceed that."""
     elastic: bool
-    """Whether a job may be over while nobody waits for the memory."""
+    """Whether a job may exceed its lease while no job waits for the memory."""
 
 
 @dataclass(slots=True)
 class DoctorView:
-    """What the daemon found out about this machine and itself."""
+    """The checks of the machine and the daemon."""
 
     checks: list[CheckView]
     overuse: OveruseView | None = None

@@ -40,7 +40,7 @@ MIB = 2**20
 FRAMEWORKS: Final = ("tensorflow", "torch", "jax", "cupy")
 
 
-class Start(NamedTuple):
+class OverheadDefault(NamedTuple):
     """One line of the starting table: bytes that one process holds beside its pool."""
 
     framework: str
@@ -54,14 +54,14 @@ class Start(NamedTuple):
 STARTS: Final = (
     # The first line that fits counts. No figure by model was found that differs from the others
     # by more than the kind of GPU differs within itself; what a machine has is learnt there.
-    Start("tensorflow", 1900 * MIB, driver_below=515),
-    Start("torch", 1000 * MIB, driver_below=515),
-    Start("jax", 1000 * MIB, driver_below=515),
-    Start("cupy", 1000 * MIB, driver_below=515),
-    Start("tensorflow", 700 * MIB),
-    Start("torch", 600 * MIB),
-    Start("jax", 600 * MIB),
-    Start("cupy", 600 * MIB),
+    OverheadDefault("tensorflow", 1900 * MIB, driver_below=515),
+    OverheadDefault("torch", 1000 * MIB, driver_below=515),
+    OverheadDefault("jax", 1000 * MIB, driver_below=515),
+    OverheadDefault("cupy", 1000 * MIB, driver_below=515),
+    OverheadDefault("tensorflow", 700 * MIB),
+    OverheadDefault("torch", 600 * MIB),
+    OverheadDefault("jax", 600 * MIB),
+    OverheadDefault("cupy", 600 * MIB),
 )
 
 COLLECTIVES = 700 * MIB
@@ -71,7 +71,7 @@ SMALLEST_POOL = 256 * MIB
 """A pool below this holds no useful network; a lease that leaves less is refused."""
 
 
-def outside_the_pool(framework: str, gpus: int, model: str = "", driver: str | None = None) -> int:
+def default_overhead(framework: str, gpus: int, model: str = "", driver: str | None = None) -> int:
     """Return the bytes that `framework` holds beside its pool, on each of `gpus` GPUs.
 
     `model` is the GPU's name and `driver` its version, None where it is unknown.
@@ -123,7 +123,7 @@ class LeasedGpu:
     """All that CUDA shows a program of it: its capacity, or what the driver limits the job to."""
 
 
-Beside = Callable[[str, LeasedGpu], int]
+OverheadOf = Callable[[str, LeasedGpu], int]
 """Tells how many bytes a framework takes beside its pool on a GPU of the lease."""
 
 
@@ -154,7 +154,7 @@ def worker_environment(  # noqa: PLR0913  a lease, and all that is known around 
     driver: str | None,
     hooks: Path,
     options: WorkerOptions,
-    beside: Beside | None = None,
+    beside: OverheadOf | None = None,
     daemon: str = "",
     alone: bool = False,
 ) -> dict[str, str]:
@@ -241,11 +241,11 @@ _Sizes = dict[str, list[int]]
 """By framework, bytes on each GPU of the lease, in its order."""
 
 
-def _taken(gpus: Sequence[LeasedGpu], driver: str | None, beside: Beside | None) -> _Sizes:
+def _taken(gpus: Sequence[LeasedGpu], driver: str | None, beside: OverheadOf | None) -> _Sizes:
     """Return what each framework takes beside its pool."""
 
     def start(framework: str, gpu: LeasedGpu) -> int:
-        return outside_the_pool(framework, len(gpus), gpu.name, driver)
+        return default_overhead(framework, len(gpus), gpu.name, driver)
 
     tell = beside or start
     return {framework: [tell(framework, gpu) for gpu in gpus] for framework in FRAMEWORKS}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.worker.environment import HOOKS, MIB, outside_the_pool
+from gpulease.worker.environment import HOOKS, MIB, default_overhead
 from process_rig import wait_until
 
 from .test_hook_reports import LEASE, Hearer, begun, hearer, lease
@@ -75,7 +75,7 @@ def test_the_default_pool_is_reported_and_its_allocator_stands_again(
     script.stdin.write("\n")
     script.stdin.flush()
     told = {"framework": "cupy", "version": "99.1"}
-    gpu = {"gpu": "GPU-0", "peak": 300 * MIB, "limit": LEASE - outside_the_pool("cupy", 1)}
+    gpu = {"gpu": "GPU-0", "peak": 300 * MIB, "limit": LEASE - default_overhead("cupy", 1)}
     less = told | {"gpus": [gpu | {"pool": 100 * MIB}]}
     wait_until(lambda: hearer.heard[-1][1] == less, "a report of a pool that holds less now")
     out, err = script.communicate("\n", timeout=60)

@@ -10,7 +10,7 @@ import pytest
 
 from gpulease.daemon.disk_space import Log, shortened
 from gpulease.domain.gpu import JobId
-from gpulease.shim.log_file import LEAST_KEPT, JobLog, shorten
+from gpulease.shim.output import LEAST_KEPT, JobLog, shorten_log
 from gpulease.store.database_file import Reserve
 
 MIB = 1 << 20
@@ -98,8 +98,8 @@ def test_shortening_follows_no_link_and_touches_nothing_but_a_log(tmp_path: Path
     directory = os.open(job, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with pytest.raises(OSError, match="symbolic links"):
-            shorten(directory, "stdout", 0)
-        shorten(directory, "stderr", 0)
+            shorten_log(directory, "stdout", 0)
+        shorten_log(directory, "stderr", 0)
     finally:
         os.close(directory)
     assert mine.read_bytes() == b"x" * MIB

@@ -16,7 +16,7 @@ import pytest
 
 import cgroup_by_hand as by_hand
 from fakes import ALICE, NOON, reading
-from gpulease.domain.enforcement import Enclosed, limited_anew
+from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Claim, Lease, State
@@ -29,7 +29,7 @@ from gpulease.host.sandbox import Sandbox
 from gpulease.host.shim_control import has_scope
 from gpulease.service.ports import NotLimited
 from gpulease.shim.record import read_record
-from gpulease.worker.environment import HOOKS, outside_the_pool
+from gpulease.worker.environment import HOOKS, default_overhead
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 from process_rig import end, job_directory, output, run, shell, wait_until
 
@@ -50,18 +50,18 @@ class Limiter:
         with self._one_at_a_time:
             return self._probe.limits(verb, *arguments)
 
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+    def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
         said: str | None = self._ask("obstacle", gpu, cgroup)
         return said
 
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+    def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         return self._number(self._ask("limit", gpu, cgroup, memory))
 
-    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+    def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
         said = self._ask("kept", gpu, cgroup)
         return None if said is None else self._number(said)
 
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+    def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
         if (said := self._ask("lift", gpu, cgroup)) is not None:
             raise NotLimited(said)
 
@@ -76,13 +76,13 @@ class Rig:
 
     def __init__(self, stand_in: StandIn, probe: ProbeProcess, job: int, scope: Path) -> None:
         self.stand_in, self.job, self.scope = stand_in, job, scope
-        self.noted: list[Enclosed] = []
+        self.noted: list[AppliedEnforcement] = []
         self.limiter = Limiter(probe)
 
     async def make(self, pid: int, scope: scopes.Scope) -> None:
         by_hand.put(pid, self.scope)
 
-    async def note(self, job: JobId, enclosed: Enclosed) -> None:
+    async def note(self, job: JobId, enclosed: AppliedEnforcement) -> None:
         self.noted.append(enclosed)
 
     def lease(self, directory: Path, memory: dict[GpuUuid, int], **variables: str) -> Any:
@@ -113,7 +113,9 @@ class Rig:
         assert end(directory).exit_code == 0
         return dict(line.split("=", 1) for line in output(directory).splitlines())
 
-    def launch(self, directory: Path, script: str, memory: dict[GpuUuid, int]) -> Enclosed:
+    def launch(
+        self, directory: Path, script: str, memory: dict[GpuUuid, int]
+    ) -> AppliedEnforcement:
         launch = shell(directory, script, job=self.job, memory=memory)
 
         async def scenario() -> None:
@@ -160,7 +162,7 @@ def test_the_limits_are_there_before_the_first_process_and_are_noted_as_the_driv
     enclosed = rig.launch(directory, script, {FIRST: 3 * G - 1, SECOND: 4 * G})
     end(directory)
     kept = {FIRST: 3 * G - 256 * 1024**2, SECOND: 4 * G}
-    assert enclosed == Enclosed(limits=kept)
+    assert enclosed == AppliedEnforcement(limits=kept)
     seen = output(directory)
     for uuid, limit in kept.items():
         assert f"{uuid} 0 {limit} {rig.scope}" in seen.splitlines()
@@ -173,7 +175,7 @@ def test_where_the_driver_limits_a_job_its_shares_are_of_the_limit(
     """CUDA shows it the limit as all that the GPU has: 0.02 of 4 GiB would be no pool at all."""
     found = rig.lease(directory, {FIRST: 4 * G})
 
-    pool = 4 * G - outside_the_pool("jax", 1, driver="615.10")
+    pool = 4 * G - default_overhead("jax", 1, driver="615.10")
     assert rig.limits() == {FIRST: 4 * G}
     assert float(found["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == pytest.approx(pool / (4 * G), abs=1e-5)
     assert found["GPULEASE_MEMORY_FRACTION"] == "1.000000"
@@ -187,7 +189,7 @@ def test_a_limit_below_the_lease_is_what_the_pools_are_made_for(rig: Rig, direct
 
     assert found["GPULEASE_MEMORY"] == str(kept)
     (gpu,) = json.loads(found["GPULEASE_HOOK"])["gpus"]
-    assert gpu["pools"]["torch"] == kept - outside_the_pool("torch", 1, driver="615.10")
+    assert gpu["pools"]["torch"] == kept - default_overhead("torch", 1, driver="615.10")
 
 
 def test_on_a_gpu_that_the_driver_does_not_limit_shares_are_of_all_of_it(
@@ -282,7 +284,7 @@ def test_a_limit_that_cannot_be_lifted_is_said_once_for_each_gpu(
 
 
 def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, directory: Path) -> None:
-    async def refuse(job: JobId, enclosed: Enclosed) -> None:
+    async def refuse(job: JobId, enclosed: AppliedEnforcement) -> None:
         assert rig.limits() == {FIRST: G}
         raise RecordUnwritable("the disk is full", "make room")
 
@@ -304,7 +306,7 @@ def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> N
         await launcher.close()
 
     run(scenario())
-    assert rig.noted == [Enclosed()]
+    assert rig.noted == [AppliedEnforcement()]
     assert rig.stand_in.limits() == {}
 
 
@@ -325,7 +327,7 @@ class Renewed:
 
     async def _note(self, job: JobId, limits: Mapping[GpuUuid, int | None], said: str) -> None:
         self.noted.append((limits, said))
-        self.job = limited_anew(self.job, limits)
+        self.job = with_driver_limits(self.job, limits)
 
     async def _tell(self, job: JobId, said: str) -> None:
         self.told.append(said)
@@ -340,7 +342,7 @@ def test_a_daemon_that_comes_back_leaves_limits_that_stand_and_sets_those_again_
 ) -> None:
     rig.launch(directory, "sleep 1000", {FIRST: 3 * G, SECOND: 3 * G})
     assert Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G}).noted == []
-    rig.limiter.lift(SECOND, rig.scope)
+    rig.limiter.remove_limit(SECOND, rig.scope)
     found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})
     assert rig.limits() == {FIRST: 3 * G, SECOND: 3 * G}
     ((limits, said),) = found.noted
@@ -353,7 +355,7 @@ def test_a_job_that_the_driver_limits_no_more_says_so_and_one_that_nobody_can_te
     rig: Rig, directory: Path
 ) -> None:
     rig.launch(directory, "sleep 1000", {FIRST: 3 * G})
-    rig.limiter.lift(FIRST, rig.scope)
+    rig.limiter.remove_limit(FIRST, rig.scope)
     rig.stand_in.change(0, step=0)
     rig.stand_in.change(1, faults={"nvmlDeviceGetMemoryLimits_v1": Code.UNKNOWN})
     found = Renewed(rig, {FIRST: 3 * G, SECOND: 3 * G})

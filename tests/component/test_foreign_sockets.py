@@ -15,7 +15,7 @@ from goldens import mentions
 from gpulease import config
 from gpulease.cli.app import call
 from gpulease.errors import BadConfiguration, NoDaemon
-from gpulease.lease_api.acquire import reach
+from gpulease.lease_api.acquire import connect
 from gpulease.server.listener import listen
 from process_rig import PYTHON, ephemeral_user
 
@@ -112,7 +112,7 @@ def test_no_daemon_is_started_where_another_user_could_take_its_place(
     assert mentions(said, str(squatted.path.parent), str(squatted.user.pw_uid))
     assert "--socket" not in said
     with pytest.raises(NoDaemon, match=str(squatted.user.pw_uid)):
-        reach()
+        connect()
     assert squatted.heard() == ""
 
 

@@ -25,12 +25,12 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
 LEASE = 4096 * MIB
-LIMIT = LEASE - outside_the_pool("torch", 1)
+LIMIT = LEASE - default_overhead("torch", 1)
 
 TORCH = """
 __version__ = "2.99.0"

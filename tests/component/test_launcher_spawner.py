@@ -215,8 +215,8 @@ def test_spawner_and_shims_load_nothing_heavy() -> None:
     heavy = {"asyncio", "logging", "subprocess", "dataclasses", "inspect", "psutil", "pathlib"}
     assert not heavy & set(seen)
     ours = {name for name in seen if name.startswith("gpulease.") and ".shim" not in name}
-    beside = ("event_loop", "wire", "wire.frames", "write_buffer")
-    assert ours == {f"gpulease.{name}" for name in beside}
+    light = {"event_loop", "peer_credentials", "wire", "wire.frames", "write_buffer"}
+    assert ours <= {f"gpulease.{name}" for name in light}
 
 
 def test_a_closed_launcher_can_launch_again(directory: Path) -> None:

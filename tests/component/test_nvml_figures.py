@@ -286,9 +286,9 @@ def test_a_gpu_in_mig_mode_is_not_leased_and_says_so(tmp_path: Path) -> None:
     divided, plain = read(tmp_path, Card(mig=True, used=G), Card(mig=False))
 
     assert (divided.total, divided.used, divided.fault) == (None, G, None)
-    assert divided.divided
+    assert divided.mig_mode
     assert "MIG" in (divided.detail or "")
-    assert (plain.total, plain.detail, plain.divided) == (80 * G, None, False)
+    assert (plain.total, plain.detail, plain.mig_mode) == (80 * G, None, False)
 
 
 def test_mig_devices_are_read_like_gpus_of_their_own(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_mig_devices_are_read_like_gpus_of_their_own(tmp_path: Path) -> None:
     assert (first.uuid, first.parent, first.total) == ("MIG-a", StandIn.uuid(0), 40 * G)
     assert (first.used, first.reserved, first.temperature) == (3 * G, G, 61)
     assert first.processes == (ProcessReading(101, 2 * G),)
-    assert (first.utilization, first.access, first.fault) == (None, None, None)
+    assert (first.utilization, first.device_nodes, first.fault) == (None, None, None)
     assert (second.uuid, second.processes, second.used) == ("MIG-b", (), 0)
 
 
@@ -323,7 +323,7 @@ def test_mig_devices_come_and_go_and_are_lost_with_their_gpu(tmp_path: Path) -> 
         assert part.label == "0:0"
         stand_in.change(0, lost=False, mig=False)
         (again,) = probe.read_until(lambda found: found[0].fault is None)
-        assert (again.divided, again.total) == (False, 80 * G)
+        assert (again.mig_mode, again.total) == (False, 80 * G)
 
 
 _MIG_MODE = "nvmlDeviceGetMigMode"
@@ -357,7 +357,7 @@ def test_a_divided_gpu_and_its_parts_are_unreadable_while_the_driver_does_not_sa
 def test_a_gpu_whose_mig_mode_is_not_known_now_is_not_leased(tmp_path: Path) -> None:
     (reading,) = read(tmp_path, Card(faults={_MIG_MODE: Code.UNKNOWN}))
 
-    assert (reading.fault, reading.total, reading.divided) == (Fault.UNREADABLE, None, False)
+    assert (reading.fault, reading.total, reading.mig_mode) == (Fault.UNREADABLE, None, False)
 
 
 def test_a_place_that_the_driver_calls_invalid_holds_no_mig_device(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_place_that_the_driver_calls_invalid_holds_no_mig_device(tmp_path: Pat
 
     (whole,) = read(tmp_path, Card(mig=True, faults=faults))
 
-    assert (whole.divided, whole.fault) == (True, None)
+    assert (whole.mig_mode, whole.fault) == (True, None)
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INVALID_ARGUMENT, Code.GPU_IS_LOST])
@@ -377,7 +377,7 @@ def test_a_mig_device_whose_memory_cannot_be_read_now_is_unreadable_and_not_lost
     whole, part, beside = read(tmp_path, Card(mig=True, parts=[failing, Part("MIG-b")]))
 
     assert (part.uuid, part.fault) == ("MIG-a", Fault.UNREADABLE)
-    assert (whole.fault, whole.divided, beside.fault) == (None, True, None)
+    assert (whole.fault, whole.mig_mode, beside.fault) == (None, True, None)
 
 
 def test_the_figures_of_a_divided_gpu_itself_may_be_unknown(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_the_figures_of_a_divided_gpu_itself_may_be_unknown(tmp_path: Path) -> N
 
     whole, part = read(tmp_path, card)
 
-    assert (whole.divided, whole.fault, whole.used) == (True, None, None)
+    assert (whole.mig_mode, whole.fault, whole.used) == (True, None, None)
     assert part.fault is Fault.UNREADABLE
 
 
@@ -398,7 +398,7 @@ def test_a_mig_devices_memory_that_cannot_be_read_is_its_own_fault(tmp_path: Pat
 
     whole, part = read(tmp_path, card)
 
-    assert (whole.divided, part.total, part.fault) == (True, None, None)
+    assert (whole.mig_mode, part.total, part.fault) == (True, None, None)
 
 
 @pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.UNKNOWN])

@@ -4,24 +4,24 @@ from contextlib import closing
 from pathlib import Path
 
 from gpulease.domain.gpu import Fault
-from gpulease.domain.health import Figures, Heard, Modes
+from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 _NEWER = "590.44.01"
-_WELL = Figures(0, False, False, False, 0)
+_WELL = HealthFigures(0, False, False, False, 0)
 
 
-def xids(heard: list[Heard], index: int = 0) -> list[int]:
+def xids(heard: list[HealthReport], index: int = 0) -> list[int]:
     """Return the XIDs of one GPU among what was heard."""
     return [each for one in heard if one.gpu == StandIn.uuid(index) for each in one.xids]
 
 
-def listening(heard: list[Heard]) -> bool:
+def listening(heard: list[HealthReport]) -> bool:
     """Say whether every GPU's XIDs are listened to."""
     return {one.gpu for one in heard if one.listens} == {StandIn.uuid(0), StandIn.uuid(1)}
 
 
-def figures(heard: list[Heard], index: int = 0) -> list[Figures]:
+def figures(heard: list[HealthReport], index: int = 0) -> list[HealthFigures]:
     """Return the figures of one GPU among what was heard."""
     return [one.figures for one in heard if one.gpu == StandIn.uuid(index) and one.figures]
 
@@ -55,11 +55,11 @@ def test_figures_are_read_at_the_first_look_and_at_once_when_there_was_an_xid(
     with ProbeProcess(stand_in.environment()) as probe:
         before = probe.heard_until(lambda found: listening(found) and len(found) > 8)
         assert figures(before) == [_WELL]
-        assert figures(before, 1) == [Figures(3, False, False, True, 2)]
-        assert {one.modes for one in before if one.modes} == {Modes(True, True, 0)}
+        assert figures(before, 1) == [HealthFigures(3, False, False, True, 2)]
+        assert {one.modes for one in before if one.modes} == {GpuModes(True, True, 0)}
         stand_in.change(0, xids=[63], remap_pending=True)
         heard = probe.heard_until(lambda found: bool(xids(found)))
-    assert figures(heard) == [Figures(0, True, False, False, 0)]
+    assert figures(heard) == [HealthFigures(0, True, False, False, 0)]
 
 
 def test_what_a_gpu_does_not_support_is_unknown_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_what_a_gpu_does_not_support_is_unknown_and_the_rest_is_read(tmp_path: P
     )  # fmt: skip
     with ProbeProcess(StandIn(tmp_path, [quiet, Card(remap_pending=None)]).environment()) as probe:
         heard = probe.heard_until(lambda found: len(figures(found)) + len(figures(found, 1)) == 2)
-    assert figures(heard) == [Figures()]
-    assert figures(heard, 1) == [Figures(0, None, None, False, 0)]
+    assert figures(heard) == [HealthFigures()]
+    assert figures(heard, 1) == [HealthFigures(0, None, None, False, 0)]
     assert {one.listens for one in heard if one.gpu == StandIn.uuid(0)} == {False}
 
 
@@ -87,7 +87,7 @@ def test_a_library_without_any_of_these_functions_is_used_all_the_same(tmp_path:
     stand_in = StandIn(tmp_path, [Card()], missing=missing)
     with ProbeProcess(stand_in.environment()) as probe:
         heard = probe.heard_until(bool)
-        assert (heard[0].figures, heard[0].listens) == (Figures(), False)
+        assert (heard[0].figures, heard[0].listens) == (HealthFigures(), False)
         assert probe.read()[0].fault is None
 
 
@@ -161,7 +161,7 @@ def test_events_are_heard_again_after_the_driver_was_replaced(tmp_path: Path) ->
 def test_a_figure_that_cannot_be_read_now_stays_as_it_was(tmp_path: Path) -> None:
     faulty = Card(ecc=1, remap_failed=True, pages_pending=True, recovery=1)
     stand_in = StandIn(tmp_path, [faulty])
-    known = Figures(1, False, True, True, 1)
+    known = HealthFigures(1, False, True, True, 1)
     failing = ("TotalEccErrors", "RemappedRows", "RetiredPagesPendingStatus", "FieldValues")
     with ProbeProcess(stand_in.environment()) as probe:
         before = probe.heard_until(lambda found: bool(figures(found)) and bool(found[-1].listens))

@@ -109,8 +109,8 @@ def test_an_older_driver_says_so_when_it_is_asked_beforehand(tmp_path: Path, cgr
     ("code", "why"),
     [
         (Code.NOT_SUPPORTED, "no memory limits"),
-        (Code.NO_PERMISSION, "refuses to set memory limits for this user"),
-        (Code.UNKNOWN, "the driver answered: "),
+        (Code.NO_PERMISSION, "this user set memory limits"),
+        (Code.UNKNOWN, "the driver reports: "),
     ],
 )
 def test_a_driver_that_refuses_is_quoted(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.gpu.nvml import START_WITHIN
+from gpulease.gpu.nvml import START_TIMEOUT
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 
 LIBRARY_MISMATCH = 18
 
 
-def refused(environment: Mapping[str, str], start_within: float = 10.0) -> str:
+def refused(environment: Mapping[str, str], start_timeout: float = 10.0) -> str:
     """Return what the probe says instead of opening."""
-    probe = ProbeProcess(environment, start_within=start_within)
+    probe = ProbeProcess(environment, start_timeout=start_timeout)
     assert probe.close() == 0
     assert probe.error is not None
     assert probe.error
@@ -29,7 +29,7 @@ def refused(environment: Mapping[str, str], start_within: float = 10.0) -> str:
     ("code", "found"),
     [
         (Code.DRIVER_NOT_LOADED, "installed but not loaded"),
-        (Code.NO_PERMISSION, "refuses this user"),
+        (Code.NO_PERMISSION, "denies access"),
         (LIBRARY_MISMATCH, "different versions"),
         (Code.UNKNOWN, "Unknown Error"),
     ],
@@ -58,14 +58,14 @@ def test_a_driver_that_hangs_at_the_start_is_given_up(tmp_path: Path, function: 
     stand_in = StandIn(tmp_path, delays={function: HANG})
     begun_at = time.monotonic()
 
-    assert "answer" in refused(stand_in.environment(), start_within=0.2)
+    assert "answer" in refused(stand_in.environment(), start_timeout=0.2)
     assert time.monotonic() - begun_at < 10
 
 
 def test_a_driver_that_wakes_slowly_is_waited_for_longer_than_a_read(tmp_path: Path) -> None:
     stand_in = StandIn(tmp_path, [Card()], delays={"nvmlInitWithFlags": 0.5})
 
-    with ProbeProcess(stand_in.environment(), deadline=0.2, start_within=10) as probe:
+    with ProbeProcess(stand_in.environment(), deadline=0.2, start_timeout=10) as probe:
         assert probe.error is None
         assert probe.read()[0].fault is None
 
@@ -73,4 +73,4 @@ def test_a_driver_that_wakes_slowly_is_waited_for_longer_than_a_read(tmp_path: P
 def test_sixteen_gpus_have_time_to_wake_up_and_systemd_waits_for_longer_than_that() -> None:
     unit = Path(__file__).parents[2] / "systemd" / "gpuleased.service"
     (minutes,) = re.findall(r"^TimeoutStartSec=(\d+)min$", unit.read_text(), re.MULTILINE)
-    assert 16 * timedelta(seconds=6) < START_WITHIN < timedelta(minutes=int(minutes))
+    assert 16 * timedelta(seconds=6) < START_TIMEOUT < timedelta(minutes=int(minutes))

@@ -218,7 +218,7 @@ print(channel.recv(4096))
 """
 
     with ephemeral_user() as third:
-        assert "this job is someone" in attempt(third, program, str(directory))
+        assert "this job belongs to another user" in attempt(third, program, str(directory))
 
 
 def test_root_may_watch_and_stop_a_users_job(directory: Path, user: pwd.struct_passwd) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from goldens import mentions
 from gpulease.cli.caller import trusted_environment
-from gpulease.cli.python_environment import Python
+from gpulease.cli.doctor import Python
 from gpulease.setup import install
 from process_rig import PYTHON, ephemeral_user
 

@@ -17,8 +17,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
-from gpulease.domain.enforcement import Enclosed, stands_on
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, take_stock
+from gpulease.domain.enforcement import AppliedEnforcement, with_enforcement
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.health import GpuEvent
 from gpulease.domain.job import (
     EarlySignal,
@@ -37,8 +37,8 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.errors import NoSuchJob, StateUnusable
-from gpulease.service.clock import follow_clock
 from gpulease.service.ports import Event, Submission
+from gpulease.service.scheduler import follow_clock
 from gpulease.store.gpus import MOST_EVENTS
 from gpulease.store.memory_history import GRADES, MemoryHistory, Sample
 from gpulease.store.rows import pack, unpack
@@ -56,7 +56,7 @@ EVENT = Event(NOON, "test")
 def store(tmp_path: Path) -> Iterator[SqlStore]:
     opened = SqlStore(tmp_path / "gpulease.db")
     with opened.write() as tx:
-        tx.know([reading()], NOON)
+        tx.add_gpus([reading()], NOON)
     yield opened
     opened.close()
 
@@ -97,8 +97,10 @@ def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
 
 def test_what_holds_a_lease_is_kept_also_after_its_end(store: SqlStore) -> None:
     job = grant(add(store), Placement(((GPU, G),)), NOON)
-    at_launch = stands_on(job, ["framework"], Enclosed(devices=True, limits={GPU: G // 2}))
-    nothing = stands_on(at_launch, [])
+    at_launch = with_enforcement(
+        job, ["framework"], AppliedEnforcement(devices=True, limits={GPU: G // 2})
+    )
+    nothing = with_enforcement(at_launch, [])
     for step, rungs, limit in (
         (job, None, None),
         (at_launch, ("driver", "framework", "devices"), G // 2),
@@ -185,7 +187,7 @@ def test_the_gpus_of_a_gang_come_back_in_their_order(store: SqlStore) -> None:
     waiting = add(store, order(gpus=2))
     other = GpuUuid("GPU-0")
     with store.write() as tx:
-        tx.know([reading("GPU-0", 1)], NOON)
+        tx.add_gpus([reading("GPU-0", 1)], NOON)
         tx.save(grant(waiting, Placement(((GPU, G), (other, G))), NOON), EVENT)
     opened = again(store)
     assert [lease.gpu for lease in opened.live()[0].leases] == [GPU, other]
@@ -355,7 +357,7 @@ def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
 
 
 def sample(seconds: float, used: int) -> Sample:
-    gpu = take_stock(reading(used=used), [], {})
+    gpu = build_ledger(reading(used=used), [], {})
     return Sample(NOON + timedelta(seconds=seconds), (gpu,))
 
 
@@ -448,7 +450,7 @@ def test_what_users_bring_about_takes_nothing_from_the_history_of_the_hardware(
 ) -> None:
     gpu = GpuUuid("GPU-history")
     with store.write() as tx:
-        tx.know([GpuReading(gpu, 0, "a GPU")], NOON)
+        tx.add_gpus([GpuReading(gpu, 0, "a GPU")], NOON)
         for hour in range(4):
             tx.note_gpu(GpuEvent(gpu, NOON + timedelta(hours=hour), "faulty", "ECC"))
         for n in range(3 * MOST_EVENTS):

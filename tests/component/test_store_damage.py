@@ -29,7 +29,7 @@ def filled(path: Path) -> Path:
     """Make a database of 300 ended jobs, one that runs and one that waits."""
     store = SqlStore(path)
     with store.write() as tx:
-        tx.know([reading()], NOON)
+        tx.add_gpus([reading()], NOON)
         for _ in range(ENDED + 1):
             job = tx.add(order(), NOON)
             held = grant(job, Placement(((GpuUuid("GPU-a"), G),)), NOON)
@@ -55,14 +55,14 @@ def recovered(path: Path, *copies: Path) -> tuple[SqlStore, SalvageCounts]:
         (scratch / str(number)).mkdir()
         others.append(salvage(copy, scratch / str(number), None))
     target = path.parent / "target.db"
-    tally = rebuild(target, found, others)
+    user_count = rebuild(target, found, others)
     assert is_sound(target)
-    return SqlStore(target), tally
+    return SqlStore(target), user_count
 
 
 def test_a_sound_file_comes_through_whole(tmp_path: Path) -> None:
-    store, tally = recovered(filled(tmp_path / "gpulease.db"))
-    assert (tally.broken, tally.dropped, tally.copied) == ([], {}, {})
+    store, user_count = recovered(filled(tmp_path / "gpulease.db"))
+    assert (user_count.broken, user_count.dropped, user_count.copied) == ([], {}, {})
     assert len(store.jobs(None, None, 1000)) == ENDED + 2
     assert [job.state for job in store.live()] == [State.GRANTED, State.QUEUED]
     assert store.invocation(store.live()[1].id).argv == ("true",)
@@ -93,12 +93,12 @@ def test_with_a_copy_nothing_that_is_in_it_is_lost(
     damage(path)
     with pytest.raises(StateUnusable):
         SqlStore(path)
-    store, tally = recovered(path, copy)
+    store, user_count = recovered(path, copy)
     assert len(store.jobs(None, None, 1000)) == ENDED + 2
     assert len(store.live()) == 2
     assert all(job.leases for job in store.jobs(None, None, 1000)[:-1])
     if damage is spoil_header:
-        assert not tally.copied, "only the header was missing"
+        assert not user_count.copied, "only the header was missing"
     store.close()
 
 
@@ -168,9 +168,9 @@ def test_what_came_before_the_newest_schema_is_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(released.read_text())
     assert isinstance(salvage(path, _new(tmp_path / "look"), None), Salvage)
-    store, tally = recovered(path)
+    store, user_count = recovered(path)
     assert sorted({job.state for job in store.jobs(None, None, 100)}) == sorted(State)
-    assert not tally.dropped
+    assert not user_count.dropped
     store.close()
 
 

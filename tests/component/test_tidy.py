@@ -9,7 +9,7 @@ import pytest
 
 from fakes import ALICE, BOB, NOON, FakeClock, order
 from gpulease.config import Settings
-from gpulease.daemon.housekeeping import StateCleaner, _Kept, too_much
+from gpulease.daemon.housekeeping import KeptOutput, StateCleaner, over_limit
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_go
 from gpulease.domain.lease import Trigger
@@ -101,15 +101,15 @@ def test_the_output_of_a_job_that_has_not_ended_stays_however_much_and_old_it_is
     with_output(state, gone, waiting)
     cleaner = StateCleaner(state, store, lambda: settings, FakeClock(), at_once)
 
-    asyncio.run(cleaner.shed_output())
-    asyncio.run(cleaner.remove_what_is_old())
+    asyncio.run(cleaner.limit_output())
+    asyncio.run(cleaner.remove_old())
 
     assert kept_output(state) == [waiting]
     assert left(store) == [gone, waiting], "the record of both is kept longer"
 
 
 def test_the_oldest_output_goes_first_of_whoever_keeps_the_most() -> None:
-    kept = [_Kept(JobId(n), 1, 10) for n in (2, 3, 4)] + [_Kept(JobId(1), 2, 10)]
-    assert [each.job for each in too_much(kept, 40)] == []
-    assert [each.job for each in too_much(kept, 25)] == [2, 3]
-    assert {each.job for each in too_much(kept, 0)} == {1, 2, 3, 4}
+    kept = [KeptOutput(JobId(n), 1, 10) for n in (2, 3, 4)] + [KeptOutput(JobId(1), 2, 10)]
+    assert [each.job for each in over_limit(kept, 40)] == []
+    assert [each.job for each in over_limit(kept, 25)] == [2, 3]
+    assert {each.job for each in over_limit(kept, 0)} == {1, 2, 3, 4}

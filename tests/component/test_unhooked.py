@@ -11,7 +11,7 @@ import pytest
 
 from fakes import NOON, MemoryStore, hold_order, order
 from goldens import mentions
-from gpulease.domain.enforcement import HOOK, PATH, Unheld
+from gpulease.domain.enforcement import HOOK, PATH, UncoveredProcess
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
@@ -141,7 +141,10 @@ def test_what_stands_on_record_is_not_told_a_second_time() -> None:
         tx.save(job, Event(NOON, "notice", "it is over its lease"))
     assert not on_record(store, job.id)
     with store.write() as tx:
-        tx.save(job, Event(NOON, "notice", str(Unheld(7, "python -I x.py", "it runs with -I"))))
+        tx.save(
+            job,
+            Event(NOON, "notice", str(UncoveredProcess(7, "python -I x.py", "it runs with -I"))),
+        )
     assert on_record(store, job.id)
 
 

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 LISTENER = """
 import os, socket, sys
 from pathlib import Path
-from gpulease.personal import note_serving
+from gpulease.user_daemon import note_serving
 at = Path(sys.argv[1])
 here = os.open(at.parent, os.O_PATH)
 listener = socket.socket(socket.AF_UNIX)

@@ -70,6 +70,7 @@ def test_two_gib_in_a_lease_of_one_are_told_and_stopped_and_the_neighbour_goes_o
         "run", "--mem", "1G", *appetite.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     job = daemon.wait_until(neighbour + 1, "active")["id"]
+    wait_for("it has written its first line", lambda: "holds 10" in log(daemon, job, "stdout"))
     appetite.set(2048)
 
     end = ended(daemon, job)

@@ -71,12 +71,16 @@ print(json.dumps({
 class OddDaemon(Daemon):
     """A daemon that was started by somebody careless."""
 
+    forked = False
+
     def command(self) -> list[str]:
         return [sys.executable, "-c", _ODD, *super().command()]
 
 
 class TracedDaemon(Daemon):
     """A daemon whose every look at a file is written down, process by process."""
+
+    forked = False
 
     def command(self) -> list[str]:
         traced = "%file,setresuid,clone,clone3,fork,vfork"

@@ -32,7 +32,7 @@ def test_wait_0_gives_up_at_once_and_a_span_after_it(daemon: Daemon) -> None:
         refusal("NoRoomNow", "gpulease.lease('1G', wait=0)")
         + refusal("NoRoomNow", "gpulease.lease('1G', wait='1s')"),
     )
-    assert told.count("1G") == told.count("\n\nhint: ") == 2
+    assert told.count("\n\nhint: ") == 2
     assert [job["state"] for job in daemon.status()["jobs"]] == ["active"]
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon
-from gpulease.server.app import Route, table
-from gpulease.server.auth import Who
-from gpulease.server.jobs import Handlers
-from gpulease.server.usage import AccountHandlers
+from gpulease.server.app import Route, routes
+from gpulease.server.auth import Access
 from gpulease.wire.requests import (
     ExtendRequest,
     HoldRequest,
@@ -45,10 +43,11 @@ sys.stdin.read()  # it lives until it is let go
 # stand where only root can read.
 _COMMAND = """
 import importlib, os, pkgutil, pwd, sys
-import gpulease.cli
-for module in pkgutil.walk_packages(gpulease.cli.__path__, "gpulease.cli."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+import gpulease.cli, typer
+for package in (gpulease.cli, typer):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 user = sys.argv.pop(1)
 who = pwd.getpwnam(user)
 os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
@@ -135,19 +134,19 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
     alice, bob = users
     callers = {alice: "owner", bob: "another", admin: "admin", "root": "root"}
     open_to = {
-        Who.ANYONE: set(callers.values()),
-        Who.SUBMITTER: set(callers.values()),
-        Who.MANAGER: {"owner", "admin", "root"},
-        Who.OWNER: {"owner", "root"},
-        Who.ADMIN: {"admin", "root"},
+        Access.ANYONE: set(callers.values()),
+        Access.SUBMITTER: set(callers.values()),
+        Access.MANAGER: {"owner", "admin", "root"},
+        Access.OWNER: {"owner", "root"},
+        Access.ADMIN: {"admin", "root"},
     }
     rows = [f"{'':35}" + "".join(f"{role:>9}" for role in callers.values())]
-    for route in table(Handlers(None), AccountHandlers(None)):  # type: ignore[arg-type]
+    for route in routes(None):  # type: ignore[arg-type]
         answers = {role: _answer(daemon, alice, user, route) for user, role in callers.items()}
         told = "".join(f"{status:9}" for status in answers.values())
         rows.append(f"{route.method:5}{route.path:30}{told}")
         for role, status in answers.items():
-            wanted = route.status if role in open_to[route.who] else 403
+            wanted = route.status if role in open_to[route.access] else 403
             assert status == wanted, f"{role}\n{rows[-1]}"
     with capsys.disabled():
         sys.stdout.write("\n" + "\n".join(rows) + "\n")
@@ -287,11 +286,11 @@ def test_a_personal_daemon_refuses_to_work_for_anyone_else(
     from gpulease.server.auth import Caller, Rights
 
     del daemon, users
-    Rights(daemon_uid=0).check(Who.SUBMITTER, Caller(1, 1000, 1000), "")
-    Rights(daemon_uid=1000).check(Who.SUBMITTER, Caller(1, 1000, 1000), "")
+    Rights(daemon_uid=0).check(Access.SUBMITTER, Caller(1, 1000, 1000), "")
+    Rights(daemon_uid=1000).check(Access.SUBMITTER, Caller(1, 1000, 1000), "")
     for stranger in (0, 1001):
         with pytest.raises(NotAllowed):
-            Rights(daemon_uid=1000).check(Who.SUBMITTER, Caller(1, stranger, 1000), "")
+            Rights(daemon_uid=1000).check(Access.SUBMITTER, Caller(1, stranger, 1000), "")
 
 
 @pytest.fixture

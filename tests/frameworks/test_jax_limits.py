@@ -19,7 +19,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LEASE, TOTAL = 8192 * MIB, 81920 * MIB
-MOST = (LEASE - outside_the_pool("jax", 1)) / TOTAL
+MOST = (LEASE - default_overhead("jax", 1)) / TOTAL
 OPTIONS = """
 import jax, json, os
 from jaxlib import xla_client

@@ -23,7 +23,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -35,7 +35,7 @@ pytestmark = [
 Outcome = dict[str, Any]
 
 ZYGOTE = Path(__file__).with_name("tensorflow_zygote.py")
-LEASE = POOL * MIB + outside_the_pool("tensorflow", 2)
+LEASE = POOL * MIB + default_overhead("tensorflow", 2)
 SMALL = 512 * MIB
 
 

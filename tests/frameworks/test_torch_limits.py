@@ -22,7 +22,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -111,7 +111,7 @@ RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def most(gpu: int, beside: int | None = None) -> float:
-    taken = outside_the_pool("torch", 2) if beside is None else beside
+    taken = default_overhead("torch", 2) if beside is None else beside
     return (LEASES[gpu] - taken) / SEEN_TOTALS[gpu]
 
 
@@ -209,7 +209,7 @@ def test_an_old_torch_is_limited_by_what_the_driver_shows_it_as_all() -> None:
     then = f"driver_shows[0] = {limit}\ntorch.cuda.init()\nprint(json.dumps(handed))"
     handed = said(OLD + then)
 
-    pool = LEASES[0] - outside_the_pool("torch", 2)
+    pool = LEASES[0] - default_overhead("torch", 2)
     assert handed[0][0] * limit == pytest.approx(pool, abs=MIB)
 
 

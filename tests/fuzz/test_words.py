@@ -19,7 +19,8 @@ from gpulease.errors import BadConfiguration, BadValue, NotAllowed, TooLarge
 from gpulease.gpu.simulated import parse_simulation
 from gpulease.server import validation
 from gpulease.server.auth import Caller
-from gpulease.server.submissions import hold_order_of, order_of
+from gpulease.server.holds import hold_submission_of
+from gpulease.server.submissions import submission_of
 from gpulease.server.validation import Defaults
 from gpulease.service.ports import LivingProcess
 from gpulease.units import (
@@ -186,7 +187,7 @@ _SOUND = {"umask": 0o022, "nice": 0, "options": WorkerOptionsRequest(), "claim":
 def test_a_submission_is_an_order_or_refused(asked: SubmitRequest, mended: set[str]) -> None:
     asked = replace(asked, **{name: _SOUND[name] for name in mended})
     try:
-        order = order_of(asked, _CALLER, _DEFAULTS)
+        order = submission_of(asked, _CALLER, _DEFAULTS)
     except (BadValue, TooLarge) as error:
         assert error.message
         assert error.message.isprintable(), error.message
@@ -212,7 +213,7 @@ def _living(pid: int) -> LivingProcess | None:
 def test_a_lease_is_an_order_or_refused(asked: HoldRequest, mended: set[str]) -> None:
     asked = replace(asked, **{name: _SOUND[name] for name in mended})
     try:
-        order = hold_order_of(asked, _CALLER, _DEFAULTS, _living)
+        order = hold_submission_of(asked, _CALLER, _DEFAULTS, _living)
     except (BadValue, TooLarge, NotAllowed) as error:
         assert error.message.isprintable(), error.message
         return

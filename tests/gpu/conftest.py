@@ -21,7 +21,7 @@ M = 1 << 20
 def nvml() -> Iterator[NvmlProbe]:
     """Return the GPUs of this machine as NVML shows them; skip where there is none."""
     try:
-        probe = NvmlProbe.open(start_within=timedelta(minutes=2))
+        probe = NvmlProbe.open(start_timeout=timedelta(minutes=2))
     except NoGpus as error:
         pytest.skip(error.message)
     yield probe

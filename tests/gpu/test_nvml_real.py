@@ -76,7 +76,7 @@ def test_processes_are_listed_with_memory_that_fits_the_gpu(probe: NvmlProbe) ->
 
 def test_a_healthy_gpu_tells_its_memory(probe: NvmlProbe) -> None:
     def is_whole(reading: GpuReading) -> bool:
-        return None not in (reading.used, reading.total) or reading.divided
+        return None not in (reading.used, reading.total) or reading.mig_mode
 
     for reading in probe.read():
         assert reading.fault is not None or is_whole(reading)

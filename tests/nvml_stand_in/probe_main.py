@@ -18,9 +18,11 @@ from gpulease.service.ports import NotLimited
 
 def main() -> None:
     """Open a probe as the arguments say, and do as told until stdin ends."""
-    deadline, start_within, first_retry = (timedelta(seconds=float(text)) for text in sys.argv[1:4])
+    deadline, start_timeout, first_retry = (
+        timedelta(seconds=float(text)) for text in sys.argv[1:4]
+    )
     try:
-        probe = NvmlProbe.open(deadline, start_within=start_within, first_retry=first_retry)
+        probe = NvmlProbe.open(deadline, start_timeout=start_timeout, first_retry=first_retry)
     except NoGpus as error:
         answer({"error": error.message, "hint": error.hint})
         return
@@ -59,13 +61,13 @@ def obey_about_limits(
     begun_at = time.monotonic()
     try:
         if verb == "obstacle":
-            result: Any = limits.obstacle(GpuUuid(gpu), Path(cgroup))
+            result: Any = limits.why_unavailable(GpuUuid(gpu), Path(cgroup))
         elif verb == "limit":
-            result = limits.limit(GpuUuid(gpu), Path(cgroup), int(memory))
+            result = limits.set_limit(GpuUuid(gpu), Path(cgroup), int(memory))
         elif verb == "kept":
-            result = limits.kept(GpuUuid(gpu), Path(cgroup))
+            result = limits.current_limit(GpuUuid(gpu), Path(cgroup))
         else:
-            result = limits.lift(GpuUuid(gpu), Path(cgroup))
+            result = limits.remove_limit(GpuUuid(gpu), Path(cgroup))
     except NotLimited as failure:
         result = str(failure)
     return {"result": result, "seconds": time.monotonic() - begun_at}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, ProcessReading
-from gpulease.domain.health import Figures, Heard, Modes
+from gpulease.domain.health import GpuModes, HealthFigures, HealthReport
 
 _MAIN = Path(__file__).with_name("probe_main.py")
 _ROOT = Path(__file__).parents[2]
@@ -25,11 +25,11 @@ class ProbeProcess:
         environment: Mapping[str, str],
         *,
         deadline: float = 3.0,
-        start_within: float = 10.0,
+        start_timeout: float = 10.0,
         first_retry: float = 0.01,
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(_MAIN), str(deadline), str(start_within), str(first_retry)],
+            [sys.executable, str(_MAIN), str(deadline), str(start_timeout), str(first_retry)],
             env={**os.environ, **environment, "PYTHONPATH": _python_path(environment)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -63,13 +63,13 @@ class ProbeProcess:
             assert time.monotonic() < give_up_at, readings
         return readings
 
-    def health(self) -> list[Heard]:
+    def health(self) -> list[HealthReport]:
         """Return what was heard of the GPUs' health since the last time."""
         return [_heard(fields) for fields in self._ask("health")["heard"]]
 
-    def heard_until(self, good: Callable[[list[Heard]], bool]) -> list[Heard]:
+    def heard_until(self, good: Callable[[list[HealthReport]], bool]) -> list[HealthReport]:
         """Listen until all that was heard from now on is as it should be, and return it."""
-        give_up_at, heard = time.monotonic() + _PATIENCE, list[Heard]()
+        give_up_at, heard = time.monotonic() + _PATIENCE, list[HealthReport]()
         while not good(heard):
             assert time.monotonic() < give_up_at, heard
             heard += self.health()
@@ -112,14 +112,14 @@ class ProbeProcess:
         return answer
 
 
-def _heard(fields: dict[str, Any]) -> Heard:
+def _heard(fields: dict[str, Any]) -> HealthReport:
     figures, modes = fields.pop("figures"), fields.pop("modes")
-    return Heard(
+    return HealthReport(
         GpuUuid(fields["gpu"]),
         tuple(fields["xids"]),
-        figures and Figures(**figures),
+        figures and HealthFigures(**figures),
         fields["listens"],
-        modes and Modes(**modes),
+        modes and GpuModes(**modes),
     )
 
 

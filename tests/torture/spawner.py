@@ -5,7 +5,7 @@ from typing import Any
 
 from gpulease.shim import main as shim_main
 from gpulease.shim import spawner
-from gpulease.shim.record import Chronicle
+from gpulease.shim.record import JobEvents
 from torture.points import cross
 
 
@@ -25,22 +25,22 @@ def wound(owner: Any, name: str, before: str | None, after: str | None) -> None:
 
 
 def _wound_the_writing() -> None:
-    real = Chronicle.write
+    real = JobEvents.write
 
-    def write(self: Chronicle) -> None:
+    def write(self: JobEvents) -> None:
         real(self)
         if self.exited is not None:
             cross("shim: when the end is written")
         elif self.main_exited is None and self.stopping is None:
             cross("shim: when the start is written")
 
-    Chronicle.write = write  # type: ignore[method-assign]
+    JobEvents.write = write  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     wound(shim_main, "claim", "shim: before its claim", "shim: after its claim")
     wound(shim_main, "start_worker", "shim: before it forks", "shim: after it has forked")
-    wound(Chronicle, "note_start", "shim: before the start is noted", None)
-    wound(Chronicle, "note_end", "shim: before the end is noted", None)
+    wound(JobEvents, "note_start", "shim: before the start is noted", None)
+    wound(JobEvents, "note_end", "shim: before the end is noted", None)
     _wound_the_writing()
     spawner.main()

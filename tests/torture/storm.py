@@ -45,9 +45,9 @@ def submit_by_command(machine: Machine, order: Order) -> None:
     )  # fmt: skip
     if done.returncode == 0:
         order.fate, order.number = "acknowledged", int(done.stdout)
-    elif "there is no socket" in done.stderr or "nothing listens" in done.stderr:
+    elif "no socket" in done.stderr or "nothing listens" in done.stderr:
         order.fate = "unsent"
-    elif "cannot reach the daemon" in done.stderr or "broke off" in done.stderr:
+    elif "cannot reach the daemon" in done.stderr or "lost connection" in done.stderr:
         order.fate = "unacknowledged"
     else:
         order.fate = "refused"

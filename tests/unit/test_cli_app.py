@@ -37,9 +37,9 @@ def test_the_help_of_every_verb_fits_a_terminal(
 
 
 def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
-    for word, pointer in commands._POINTERS.items():
+    for word, pointer in commands._SUGGESTIONS.items():
         assert word not in VERBS
-        named = re.findall(r"'(\w+)'", pointer)
+        named = re.findall(r"gpulease (\w+)", pointer)
         assert named and set(named) <= set(VERBS)
 
 
@@ -47,25 +47,27 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
     ("line", "said"),
     [
         ([], "Usage: gpulease"),
-        (["statsu"], "did you mean 'status'?"),
-        (["nonsense"], "No such command"),
-        (["ps"], "'list' lists jobs"),
-        (["queue"], "'list' lists jobs"),
-        (["TOP"], "'status' shows GPUs"),
-        (["smi"], "'status' shows GPUs"),
-        (["kill", "17"], "'cancel' ends jobs"),
-        (["rm", "17"], "'cancel' ends jobs"),
-        (["submit", "x"], "'run' runs a command"),
-        (["exec", "x"], "'run' runs a command"),
-        (["info"], "'show' tells all about a job"),
+        (["statsu"], "did you mean gpulease status?"),
+        (["nonsense"], "no such command"),
+        (["ps"], "gpulease list lists jobs"),
+        (["queue"], "gpulease list lists jobs"),
+        (["TOP"], "gpulease status shows GPUs"),
+        (["smi"], "gpulease status shows GPUs"),
+        (["kill", "17"], "gpulease cancel ends jobs"),
+        (["rm", "17"], "gpulease cancel ends jobs"),
+        (["submit", "x"], "gpulease run runs a command"),
+        (["exec", "x"], "gpulease run runs a command"),
+        (["info"], "gpulease show describes a job"),
         (["train.py"], "gpulease run train.py"),
-        (["--nonsense"], "No such option"),
-        (["run"], "Missing argument"),
+        (["--nonsense"], "no such option"),
+        (["run"], "no COMMAND is given"),
         (["run", "--nonsense", "x"], "gpulease run --help"),
         (["run", "--gpus", "two", "x"], "'two' is not a whole number"),
         (["run", "--visible", "both", "x"], "'both' is not one of uuid, index"),
-        (["cancel"], "Missing argument"),
-        (["cancel", "x"], "'x' is not a whole number"),
+        (["cancel"], "no job is named"),
+        (["cancel", "17", "--all"], "exclude each other"),
+        (["attach", "17", "18"], "unexpected extra argument"),
+        (["extend", "17"], "no span of time"),
         (["list", "--state", "gone"], "is not one of queued"),
     ],
 )

@@ -4,13 +4,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-import typer
 
 from daemon_stand_in import views
 from goldens import sentence
 from gpulease.cli.app import call
-from gpulease.cli.extend import read, said
-from gpulease.errors import BadValue
+from gpulease.cli.extend import read, result
+from gpulease.errors import BadUsage, BadValue
 
 HOUR = 3600.0
 NOW = datetime(2026, 1, 5, 13, 18, tzinfo=UTC)
@@ -19,23 +18,24 @@ NOW = datetime(2026, 1, 5, 13, 18, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("words", "jobs", "by_s"),
     [
-        (["17", "+2h"], [17], 2 * HOUR),
-        (["17", "2h"], [17], 2 * HOUR),
-        (["17", "18", "+1d12h"], [17, 18], 36 * HOUR),
-        (["17", "-30m"], [17], -HOUR / 2),
-        (["17", "+90"], [17], 90.0),
-        (["17", "+01:30:00"], [17], 1.5 * HOUR),
+        (["17", "+2h"], ["17"], 2 * HOUR),
+        (["17", "2h"], ["17"], 2 * HOUR),
+        (["17", "sweep-7", "+1d12h"], ["17", "sweep-7"], 36 * HOUR),
+        (["last", "-30m"], ["last"], -HOUR / 2),
+        (["17", "+90"], ["17"], 90.0),
+        (["17", "+01:30:00"], ["17"], 1.5 * HOUR),
+        (["+2h"], [], 2 * HOUR),
     ],
 )
 def test_the_last_word_is_the_time_and_may_have_a_sign(
-    words: list[str], jobs: list[int], by_s: float
+    words: list[str], jobs: list[str], by_s: float
 ) -> None:
     assert read(words) == (jobs, by_s)
 
 
-@pytest.mark.parametrize("words", [["17"], ["17", "18"], ["+2h"], ["+2h", "17"], ["x", "+2h"]])
-def test_ids_without_a_time_and_times_without_ids_are_not_understood(words: list[str]) -> None:
-    with pytest.raises(typer.BadParameter):
+@pytest.mark.parametrize("words", [["17"], ["17", "18"], ["+2h", "17"], ["x", "18"]])
+def test_a_number_at_the_end_is_a_job_without_a_time(words: list[str]) -> None:
+    with pytest.raises(BadUsage):
         read(words)
 
 
@@ -69,10 +69,10 @@ def test_options_stay_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_it_says_when_the_job_ends_now() -> None:
     running = replace(views.job(17), expires_at="2026-01-05T16:30:00Z")
-    sentence("extend-running", said(running, NOW))
+    sentence("extend-running", result(running, NOW))
 
 
 def test_of_a_job_that_waits_it_says_how_long_it_may_run() -> None:
     waiting = views.job(17)
     waiting = replace(waiting, expires_at=None, claim=replace(waiting.claim, time_limit=2.5 * HOUR))
-    sentence("extend-waiting", said(waiting, NOW))
+    sentence("extend-waiting", result(waiting, NOW))

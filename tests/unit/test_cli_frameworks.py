@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from goldens import sentence
-from gpulease.cli.python_environment import Python, framework_checks
+from gpulease.cli.doctor import Python, framework_checks
 
 
 def said(**installed: str) -> dict[str, tuple[str, str]]:

@@ -211,11 +211,14 @@ def test_other_commands_stay_as_they_were_typed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "mode", "error", "hint"),
     [
-        ("missing.py", None, CommandNotFound, "as it is seen from there"),
+        ("missing.py", None, CommandNotFound, "relative to that directory"),
         ("missing", None, CommandNotFound, "before the command"),
-        ("./missing", None, CommandNotFound, "starts at"),
+        ("./missing", None, CommandNotFound, "relative to"),
         ("tool", 0o755, CommandNotFound, "./tool"),
-        ("tool", 0o644, CommandNotFound, "bash tool"),
+        ("tool", 0o644, CommandNotFound, "INTERPRETER tool"),
+        ("sweep.sh", 0o644, CommandNotFound, "bash sweep.sh"),
+        ("gpu.ipynb", 0o644, CommandNotFound, "jupyter nbconvert --to script gpu.ipynb"),
+        ("./gpu.ipynb", 0o644, CommandNotExecutable, "gpulease hold"),
         ("./tool", 0o644, CommandNotExecutable, "chmod +x"),
         ("", None, CommandNotFound, ""),
         (".", None, CommandNotFound, ""),

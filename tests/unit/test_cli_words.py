@@ -12,11 +12,12 @@ from goldens import mentions, sentence
 from gpulease.cli import cancel, keep
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import wait_for_start
-from gpulease.cli.format import asks, broken, cells, clean, clock, ordinal, shorten
+from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
 from gpulease.cli.render import Talk
 from gpulease.cli.signals import Signals
-from gpulease.cli.typer_parsers import reader_of
+from gpulease.cli.tables import line_breaks
+from gpulease.cli.typer_extensions import reader_of
 from gpulease.wire.views import JobView
 
 NOW = views.NOW
@@ -36,7 +37,7 @@ class Paper:
 
 def impatient(width: int | None = None) -> tuple[Paper, WaitingLine]:
     paper = Paper()
-    line = WaitingLine(paper.write, None if width is None else lambda: width, patience=0.0)
+    line = WaitingLine(paper.write, None if width is None else lambda: width, delay=0.0)
     line.show("first", NOW)
     assert paper.written.wait(10)
     return paper, line
@@ -131,7 +132,7 @@ def test_run_exits_as_the_shim_says(ending: JobEnd, status: int) -> None:
 )
 def test_who_cancels_is_told_how_long_the_job_has(grace: float | None, when: str) -> None:
     job = views.running(12, state="releasing", grace=grace)
-    sentence(f"cancel-{when}", cancel.said(job))
+    sentence(f"cancel-{when}", cancel.result(job))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +158,11 @@ def test_run_exits_as_the_daemon_says(
 
 def test_who_keeps_a_lease_is_told_from_what() -> None:
     job, hour = views.running(12, kept_until_at="2026-03-02T15:05:00Z"), timedelta(hours=1)
-    sentence("keep", keep.said(job, hour, NOW))
+    sentence("keep", keep.result(job, hour, NOW))
     over = replace(job.leases[0], over_since_at="2026-03-02T14:04:40Z")
     job.leases = [over, replace(over, stops_at="2026-03-02T14:05:10Z")]
-    assert mentions(keep.said(job, hour, NOW), "job 12", "15:05", "1h")
-    assert keep.said(job, hour, NOW) != keep.said(views.running(12), hour, NOW)
+    assert mentions(keep.result(job, hour, NOW), "job 12", "15:05", "1h")
+    assert keep.result(job, hour, NOW) != keep.result(views.running(12), hour, NOW)
 
 
 def test_ordinals() -> None:
@@ -177,33 +178,33 @@ def test_clocks_name_the_day_when_it_is_another() -> None:
 
 
 def test_claims_are_shown_as_they_were_asked() -> None:
-    assert asks(views.job()) == "4G"
-    assert asks(views.second_waiting()) == "40% alone"
-    assert asks(views.waiting()) == "2 x 20G"
+    assert requested(views.job()) == "4G"
+    assert requested(views.second_waiting()) == "40% exclusive"
+    assert requested(views.waiting()) == "2 x 20G"
 
 
 @pytest.mark.parametrize("width", range(8))
 def test_shortened_text_fits(width: int) -> None:
-    assert cells(shorten("日本語 text", width)) <= width
+    assert display_width(shorten("日本語 text", width)) <= width
 
 
 @pytest.mark.parametrize("text", ["日本語", "e\u0301a\u0308", "train", "🧪 lab", "한국어", "a日b"])
 def test_what_is_cut_to_any_width_loses_nothing_and_fits(text: str) -> None:
     for width in range(2, 9):
-        lines = [text[begin:end] for begin, end in broken(text, width)]
-        assert all(cells(line) <= width for line in lines)
+        lines = [text[begin:end] for begin, end in line_breaks(text, width)]
+        assert all(display_width(line) <= width for line in lines)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_lines_break_between_words_where_they_can() -> None:
     text = "no room for 6G before job 12 ends"
-    assert [text[begin:end] for begin, end in broken(text, 12)] == [
+    assert [text[begin:end] for begin, end in line_breaks(text, 12)] == [
         "no room for",
         "6G before",
         "job 12 ends",
     ]
-    assert list(broken("", 5)) == [(0, 0)]
-    assert list(broken("abcdefgh", 3)) == [(0, 3), (3, 6), (6, 8)]
+    assert list(line_breaks("", 5)) == [(0, 0)]
+    assert list(line_breaks("abcdefgh", 3)) == [(0, 3), (3, 6), (6, 8)]
 
 
 def test_clean_keeps_words_and_drops_controls() -> None:

@@ -9,7 +9,7 @@ from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
 
 from goldens import mentions
 from gpulease.daemon.worker_threads import WriterThread
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import JobId
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host import scopes
@@ -118,7 +118,7 @@ def test_jobs_without_a_scope_are_one_line_until_one_has_a_scope(
         if broken:
             raise NoScope("systemd did not answer within 10 seconds")
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         assert enclosed.missing or not broken
 
     enclosure = Sandbox(lambda: None, note, make)

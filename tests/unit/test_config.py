@@ -1,5 +1,7 @@
 """The settings file: what is otherwise for users and groups, and what is refused."""
 
+import sys
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 
@@ -54,8 +56,8 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ('overuse = "kill"', "overuse: 'kill' is none of warn, stop", '"stop"'),
-        ("elastic = 3", "elastic: '3' is neither true nor false", "true, or false"),
+        ('overuse = "kill"', "overuse: 'kill' is not a valid value", '"warn" or "stop"'),
+        ("elastic = 3", "elastic: '3' is not a valid value", '"true" or "false"'),
         ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M, or 300G?"),
         ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M, or 300G?"),
         ('overuse_tolerence = "1G"', "an unknown key", "did you mean overuse_tolerance?"),
@@ -116,6 +118,45 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert "colour" in told[4]
     assert mentions(told[5], "socket, state, ")
     assert refused.value.hint is None
+
+
+def test_mistakes_in_several_tables_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        read(tmp_path, '[users.a]\nidle = 1\nelastic = 2\n[groups.b]\ncolour = "red"')
+    for where in ("[users.a] idle:", "[users.a] elastic:", "[groups.b] has"):
+        assert where in refused.value.message
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_the_work_on_a_file_of_mistakes_grows_with_its_lines_only(
+    tmp_path: Path, table: bool
+) -> None:
+    def calls(lines: int) -> int:
+        pattern = '[users.u{}]\ncolour = "red"\n' if table else 'colour_{} = "red"\n'
+        made = 0
+
+        def count(_frame: object, event: str, _argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        path = tmp_path / "config.toml"
+        path.write_text("".join(pattern.format(number) for number in range(lines)))
+        tomllib.loads(path.read_text())
+        sys.setprofile(count)
+        try:
+            with pytest.raises(BadConfiguration, match=f"and {lines - 20} more"):
+                read_settings(path, Settings(), {})
+        finally:
+            sys.setprofile(None)
+        return made
+
+    some, more = calls(200), calls(2200)
+    assert (more - some) / 2000 < 60, "calls for each mistake"
+
+
+def test_a_file_of_many_megabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="the limit is 4M"):
+        read(tmp_path, "# much text\n" * 400_000)
 
 
 def test_a_key_that_a_file_may_not_have_is_not_named_to_who_mistyped_another(

@@ -10,7 +10,7 @@ import pytest
 
 from fakes import ALICE, NOON, FakeClock
 from goldens import mentions
-from gpulease.domain.enforcement import Enclosed
+from gpulease.domain.enforcement import AppliedEnforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Claim, Lease
@@ -80,12 +80,12 @@ def test_the_scope_has_the_grace_of_a_shutdown_and_some_time_for_the_record(
     tmp_path: Path,
 ) -> None:
     asked: list[scopes.Scope] = []
-    noted: list[Enclosed] = []
+    noted: list[AppliedEnforcement] = []
 
     async def make(pid: int, scope: scopes.Scope) -> None:
         asked.append(scope)
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         noted.append(enclosed)
 
     launch = launched(tmp_path, DAY, MINUTE)
@@ -94,19 +94,21 @@ def test_the_scope_has_the_grace_of_a_shutdown_and_some_time_for_the_record(
         asyncio.run(enclosure(1, each))
     assert MINUTE < asked[0].grace < 2 * MINUTE
     assert asked[1].grace > DAY, "where nothing is said of a shutdown"
-    assert noted == [Enclosed(), Enclosed()], "and nothing is said to hold that was not seen to"
+    assert noted == [AppliedEnforcement(), AppliedEnforcement()], (
+        "and nothing is said to hold that was not seen to"
+    )
     assert has_scope(tmp_path)
 
 
 def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lacks(
     tmp_path: Path,
 ) -> None:
-    noted: list[Enclosed] = []
+    noted: list[AppliedEnforcement] = []
 
     async def make(pid: int, scope: scopes.Scope) -> None:
         raise scopes.NoScope("no bus")
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         noted.append(enclosed)
 
     asyncio.run(Sandbox(lambda: None, note, make)(1, launched(tmp_path, None, MINUTE)))
@@ -119,12 +121,12 @@ def test_a_job_without_a_scope_runs_all_the_same_and_the_record_says_what_it_lac
 def test_a_shutdown_keeps_the_job_from_being_launched_rather_than_from_its_device_rules(
     tmp_path: Path,
 ) -> None:
-    noted: list[Enclosed] = []
+    noted: list[AppliedEnforcement] = []
 
     async def make(pid: int, scope: scopes.Scope) -> None:
         raise scopes.NotNow("the machine is shutting down")
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         noted.append(enclosed)
 
     with pytest.raises(LaunchDeferred, match="the machine is shutting down"):
@@ -164,7 +166,7 @@ def test_where_that_node_cannot_be_made_the_job_waits_and_nothing_is_opened_to_i
     async def make(pid: int, scope: scopes.Scope) -> None:
         asked.append(scope)
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         pass
 
     node, maker = tmp_path / "nvidia-uvm", tmp_path / "make"
@@ -188,7 +190,7 @@ def test_a_record_that_cannot_be_written_keeps_the_job_from_being_launched(tmp_p
     async def make(pid: int, scope: scopes.Scope) -> None:
         pass
 
-    async def note(job: JobId, enclosed: Enclosed) -> None:
+    async def note(job: JobId, enclosed: AppliedEnforcement) -> None:
         raise RecordUnwritable("the disk is full", "make room")
 
     launch = launched(tmp_path, None, MINUTE)

@@ -11,14 +11,13 @@ from fakes import (
     FakeClock,
     FakeFinder,
     FakeGpus,
-    FakeLauncher,
     G,
     MemoryStore,
     hold_order,
     order,
 )
 from goldens import mentions
-from gpulease.domain.enforcement import stands_on
+from gpulease.domain.enforcement import with_enforcement
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.job import (
     CommandFingerprint,
@@ -32,14 +31,12 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import Trigger
-from gpulease.domain.memory_estimate import Run
+from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
-from gpulease.service.observation import Observation, Policy
-from gpulease.service.ports import Event, Submission, WorkerExited
-from gpulease.service.quotas import Quotas
-from gpulease.service.scheduler import Scheduler
+from gpulease.service.observation import GpuObserver, Observation
+from gpulease.service.ports import Event, Policy, Quotas, Submission, WorkerExited
 
 GPU = GpuUuid("GPU-a")
 M = G // 1024
@@ -53,20 +50,26 @@ class World:
 
     def __init__(self, retry: float | None = None, attempt: int = 0, memory: int = 2 * G) -> None:
         self.store = MemoryStore()
-        self.keeper = Scheduler(
-            self.store, FakeGpus({"GPU-a": 8 * G}), FakeFinder(), FakeLauncher(), FakeClock(),
-            Policy(), writing=None, looking=None,  # type: ignore[arg-type]
+        gpus = FakeGpus({"GPU-a": 8 * G})
+        self.policy = Policy()
+        self.observer = GpuObserver(
+            self.store, gpus, FakeFinder(), FakeClock(), None,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.keeper.seen = a_look()
+        self.observer.latest = a_look()
         self.tail = FULL
         self.idle = 0
         self.stops = True
         self.endings = JobAccounting(
-            self.keeper, self.read, lambda job, gpu: self.idle, lambda job: self.stops
+            self.store,
+            self.observer,
+            lambda: self.policy,
+            self.read,
+            lambda job, gpu: self.idle,
+            lambda job: self.stops,
         )
-        account = JobUsage(retry=None if retry is None else Fraction(retry), attempt=attempt)
+        account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:
-            job = tx.add(replace(order(memory), account=account), NOON)
+            job = tx.add(replace(order(memory), usage=account), NOON)
             job = grant(job, Placement(((GPU, memory),)), NOON)
             started = worker_started(job, 7, 8, NOON)
             assert started is not None
@@ -81,10 +84,10 @@ class World:
         return job
 
     def used(self, peak: int) -> None:
-        self.keeper.peaks.by_lease[JobId(1), GPU] = peak
+        self.observer.peaks.by_lease[JobId(1), GPU] = peak
 
     def end(self, news: WorkerExited = FAILED) -> Job:
-        settle = asyncio.run(self.endings.examine(JobId(1), news))
+        settle = asyncio.run(self.endings.settle_exit(JobId(1), news))
         return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
@@ -100,7 +103,7 @@ def test_what_a_job_needed_is_its_peak_less_what_was_taken_and_never_filled() ->
     ended = world.end(WorkerExited(Outcome.EXITED, Exit(0), NOON))
 
     assert [lease.used for lease in ended.leases] == [G]
-    assert not ended.account.out_of_memory
+    assert not ended.usage.out_of_memory
 
 
 @pytest.mark.parametrize(("stops", "held"), [(False, ("framework",)), (True, WATCHED)])
@@ -109,7 +112,7 @@ def test_what_held_a_lease_is_kept_as_it_was_at_its_end(stops: bool, held: objec
     job = world.store.job(JobId(1))
     assert job is not None
     with world.store.write() as tx:
-        tx.save(stands_on(job, WATCHED), Event(NOON, "enclosed"))
+        tx.save(with_enforcement(job, WATCHED), Event(NOON, "enclosed"))
     world.stops = stops
 
     ended = world.end()
@@ -142,7 +145,7 @@ def test_without_a_factor_the_owner_is_told_and_nothing_is_queued() -> None:
 
     ended = world.end()
 
-    assert ended.account.out_of_memory
+    assert ended.usage.out_of_memory
     assert mentions(ended.detail, "1.9G", "2G", "--mem 2.5G")
     assert world.store.live() == ()
 
@@ -153,10 +156,10 @@ def test_with_a_factor_another_job_is_queued_that_points_back() -> None:
     ended = world.end()
 
     (again,) = world.store.live()
-    assert (ended.account.retried_as, again.account.retry_of) == (again.id, ended.id)
+    assert (ended.usage.retried_as, again.usage.retry_of) == (again.id, ended.id)
     assert again.claim.memory == 3 * G
-    assert again.account.attempt == 1
-    assert again.account.retry == Fraction(3, 2)
+    assert again.usage.attempt == 1
+    assert again.usage.retry_factor == Fraction(3, 2)
     assert world.store.invocation(again.id) == world.store.invocation(ended.id)
 
 
@@ -222,7 +225,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
     world = World(retry=1.5)
     (seen,) = a_look().readings
     lost = replace(seen, total=None, used=None, processes=None, fault=Fault.LOST)
-    world.keeper.seen = Observation((lost,), {}, NOON)
+    world.observer.latest = Observation((lost,), {}, NOON)
 
     world.end()
 
@@ -234,7 +237,7 @@ def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
     world = World(retry=2.0)
     world.endings._largest(world.job())
     (seen,) = a_look().readings
-    world.keeper.seen = Observation((replace(seen, total=3 * G),), {}, NOON)
+    world.observer.latest = Observation((replace(seen, total=3 * G),), {}, NOON)
 
     world.end()
 
@@ -248,42 +251,40 @@ def test_a_failure_of_another_kind_stays_as_it_is() -> None:
 
     ended = world.end()
 
-    assert (ended.detail, ended.account.out_of_memory) == (None, False)
+    assert (ended.detail, ended.usage.out_of_memory) == (None, False)
 
 
 def test_a_claim_without_a_size_gets_what_its_likes_used() -> None:
     world = World()
-    world.store.known_runs = [Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    world.store.known_runs = [PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]
     unsized = an_unsized_order()
 
     job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 3584 << 20
-    assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 runs")
+    assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 runs")
 
-    world.store.known_runs = [Run(8 * G, 7 * G), Run(8 * G, 3 * G), Run(8 * G, 2 * G)]
+    world.store.known_runs = [PastRun(8 * G, 7 * G), PastRun(8 * G, 3 * G), PastRun(8 * G, 2 * G)]
     job = submission.submit(world.store, unsized, a_look(), Policy(), FakeClock())
-    assert mentions(job.account.sized, "3.5G", "train.py", "3G in 2 of 3 runs")
+    assert mentions(job.usage.size_reason, "3.5G", "train.py", "3G in 2 of 3 runs")
 
 
 def an_unsized_order() -> Submission:
     """Return one that runs train.py under another name."""
     invocation = Invocation(("python3", "/home/a/train.py"), "/", {})
-    account = JobUsage(shape=CommandFingerprint("a", "b"))
-    return replace(
-        order(4 * G), sizes_itself=True, account=account, name="x", invocation=invocation
-    )
+    account = JobUsage(fingerprint=CommandFingerprint("a", "b"))
+    return replace(order(4 * G), sizes_itself=True, usage=account, name="x", invocation=invocation)
 
 
 def test_after_a_stop_over_the_lease_the_next_gets_what_was_told_to_be_asked_for() -> None:
     world = World()
-    world.store.known_runs = [Run(200 * M, 300 * M, over_lease=True)]
+    world.store.known_runs = [PastRun(200 * M, 300 * M, over_lease=True)]
 
     job = submission.submit(world.store, an_unsized_order(), a_look(), Policy(), FakeClock())
 
     assert job.claim.memory == 384 * M
     because = "384M, since train.py was stopped for holding 300M in a lease of 200M"
-    assert job.account.sized == because
+    assert job.usage.size_reason == because
 
 
 def test_of_a_job_that_was_stopped_over_its_lease_all_that_it_held_counts() -> None:
@@ -302,7 +303,7 @@ def test_what_no_gpu_has_in_one_piece_is_neither_advised_nor_tried() -> None:
 
     ended = world.end()
 
-    assert ended.account.out_of_memory
+    assert ended.usage.out_of_memory
     hint = "hint: it wanted 16G at once, and no GPU here has that much"
     assert (ended.detail or "").endswith(hint)
     assert world.store.live() == ()
@@ -319,10 +320,10 @@ def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     world = World(retry=1.5)
-    world.keeper.policy = replace(Policy(), bounds=Quotas(waiting=0))
+    world.policy = replace(Policy(), quotas=Quotas(waiting=0))
 
     ended = world.end()
 
-    assert ended.account.retried_as is None
-    assert mentions(ended.detail, "--mem 3G", "0 jobs")
+    assert ended.usage.retried_as is None
+    assert mentions(ended.detail, "--mem 3G", "0 queued jobs")
     assert world.store.live() == ()

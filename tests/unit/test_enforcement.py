@@ -6,7 +6,12 @@ import pytest
 
 from fakes import NOON, FakeClock, G, MemoryStore, order
 from goldens import sentence
-from gpulease.domain.enforcement import Enclosed, EnforcementLevel, ladder, stands_on
+from gpulease.domain.enforcement import (
+    AppliedEnforcement,
+    EnforcementLevel,
+    in_level_order,
+    with_enforcement,
+)
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant
 from gpulease.domain.placement import Placement
@@ -23,14 +28,17 @@ def granted() -> Job:
 
 
 def test_rungs_stand_in_their_order_and_each_once() -> None:
-    assert ladder(["devices", "watch", "driver", "watch"]) == ("driver", "watch", "devices")
-    assert ladder(["of a later release", "framework"]) == ("framework", "of a later release")
-    assert ladder([]) == ()
+    assert in_level_order(["devices", "watch", "driver", "watch"]) == ("driver", "watch", "devices")
+    assert in_level_order(["of a later release", "framework"]) == (
+        "framework",
+        "of a later release",
+    )
+    assert in_level_order([]) == ()
 
 
 def test_a_lease_stands_on_the_drivers_rung_only_where_the_driver_keeps_a_limit() -> None:
-    enclosed = Enclosed(devices=True, limits={A: 3 * G})
-    first, second = stands_on(granted(), ["framework"], enclosed).leases
+    enclosed = AppliedEnforcement(devices=True, limits={A: 3 * G})
+    first, second = with_enforcement(granted(), ["framework"], enclosed).leases
     assert first.enforced_by == ("driver", "framework", "devices")
     assert first.driver_limit == 3 * G
     assert second.enforced_by == ("framework", "devices")
@@ -47,7 +55,7 @@ def store() -> MemoryStore:
 
 
 def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: MemoryStore) -> None:
-    note_enclosed(store, JobId(1), ("framework",), Enclosed(limits={A: G}), FakeClock())
+    note_enclosed(store, JobId(1), ("framework",), AppliedEnforcement(limits={A: G}), FakeClock())
     started = WorkerStarted(1, 2, NOON, rungs=("watch",))
     job = jobs.note_started(store, JobId(1), started)
     assert [lease.enforced_by for lease in job.leases] == [("driver", "framework"), ("framework",)]
@@ -62,10 +70,12 @@ def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
 
 
 def test_what_could_not_be_had_is_told_in_the_jobs_history(store: MemoryStore) -> None:
-    enclosed = Enclosed(devices=True, missing=("no limit by the driver on GPU-a: it hangs",))
+    enclosed = AppliedEnforcement(
+        devices=True, missing=("no limit by the driver on GPU-a: it hangs",)
+    )
     note_enclosed(store, JobId(1), (), enclosed, FakeClock())
     sentence("enclosed-devices", store.events(JobId(1))[1].detail)
-    note_enclosed(store, JobId(1), (), Enclosed(), FakeClock())
+    note_enclosed(store, JobId(1), (), AppliedEnforcement(), FakeClock())
     sentence("enclosed-nothing", store.events(JobId(1))[2].detail)
 
 

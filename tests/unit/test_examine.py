@@ -52,8 +52,9 @@ def test_a_python_that_users_cannot_reach_is_a_failure(
         simulated="1x8G",
         state=tmp_path,
         hooks=Path("/usr"),
-        rungs=tuple,
+        levels=tuple,
     )
     found = {each.name: each for each in examination.results().checks}
     assert found["python"].state == "failure"
-    assert mentions(found["python"].message, str(python), f"{place} ")
+    assert mentions(found["python"].message, str(python))
+    assert found["python"].message.endswith(str(place))

@@ -12,8 +12,8 @@ from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.service import jobs
 from gpulease.service.jobs import extend
-from gpulease.service.observation import Policy, look
-from gpulease.service.ports import WorkerStarted
+from gpulease.service.observation import observe
+from gpulease.service.ports import Policy, WorkerStarted
 from gpulease.service.scheduler import reconcile
 
 HOUR = timedelta(hours=1)
@@ -33,7 +33,7 @@ class Desk:
 
     def running(self, **fields: Any) -> Job:
         job = self.queued(**fields)
-        seen = look(self.store, self.gpus, FakeFinder(), self.clock)
+        seen = observe(self.store, self.gpus, FakeFinder(), self.clock)
         reconcile(self.store, seen, Policy(), self.clock)
         return jobs.note_started(self.store, job.id, WorkerStarted(10, 9, self.clock.now()))
 

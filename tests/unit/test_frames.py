@@ -23,45 +23,6 @@ def test_frames_arrive_whole_however_they_are_cut(
     assert got == frames
 
 
-@given(FRAMES, st.lists(st.integers(1, 50), min_size=1))
-def test_frames_that_are_passed_on_in_parts_add_up(
-    frames: list[tuple[FrameKind, bytes]], cuts: list[int]
-) -> None:
-    stream = b"".join(frame(kind, payload) for kind, payload in frames)
-    in_parts = (FrameKind.STDIN, FrameKind.STDOUT)
-    reader, got, turn = FrameReader(in_parts), [], 0
-    while stream:
-        size = cuts[turn % len(cuts)]
-        got += reader.feed(stream[:size])
-        stream, turn = stream[size:], turn + 1
-
-    assert reader.rest == 0
-    assert _joined(got, in_parts) == _joined(frames, in_parts)
-
-
-def _joined(
-    frames: list[tuple[FrameKind, bytes]], kinds: tuple[FrameKind, ...]
-) -> list[tuple[FrameKind, bytes]]:
-    """Return the frames with neighbours of these kinds put together."""
-    joined: list[tuple[FrameKind, bytes]] = []
-    for kind, payload in frames:
-        if kind in kinds and joined and joined[-1][0] is kind:
-            joined[-1] = (kind, joined[-1][1] + payload)
-        elif payload or kind not in kinds:
-            joined.append((kind, payload))
-    return joined
-
-
-def test_what_others_took_off_the_stream_is_not_waited_for() -> None:
-    reader = FrameReader({FrameKind.STDIN})
-    stream = frame(FrameKind.STDIN, b"0123456789") + frame(FrameKind.STDIN_END)
-
-    assert list(reader.feed(stream[:8])) == [(FrameKind.STDIN, b"012")]
-    assert reader.rest == 7
-    reader.took(5)
-    assert list(reader.feed(stream[13:])) == [(FrameKind.STDIN, b"89"), (FrameKind.STDIN_END, b"")]
-
-
 def test_a_frame_of_the_largest_size_passes() -> None:
     payload = bytes(LARGEST_FRAME)
 

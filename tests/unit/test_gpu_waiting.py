@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from gpulease.gpu.call_thread import CallThread, Retry
+from gpulease.call_thread import CallThread, Retry
 
 _PATIENCE = 10.0
 
 
 def test_a_call_brings_its_result() -> None:
     lane: CallThread[int] = CallThread("test", time.monotonic)
-    call = lane.ask(lambda: 7)
+    call = lane.submit(lambda: 7)
 
     assert call.wait(_PATIENCE)
     assert call.outcome.result() == 7
@@ -24,27 +24,27 @@ def test_a_call_brings_its_result() -> None:
 def test_a_call_brings_its_failure_to_whoever_asks_for_the_outcome() -> None:
     lane: CallThread[int] = CallThread("test", time.monotonic)
 
-    call = lane.ask(lambda: 1 // 0)
+    call = lane.submit(lambda: 1 // 0)
 
     assert call.wait(_PATIENCE)
     with pytest.raises(ZeroDivisionError):
         call.outcome.result()
-    assert lane.ask(lambda: 8).wait(_PATIENCE), "the lane goes on after a failure"
+    assert lane.submit(lambda: 8).wait(_PATIENCE), "the lane goes on after a failure"
     lane.close()
 
 
 def test_no_call_is_begun_behind_one_that_has_not_returned() -> None:
     lane: CallThread[int] = CallThread("test", time.monotonic)
     release = threading.Event()
-    hanging = lane.ask(lambda: int(release.wait(_PATIENCE)))
+    hanging = lane.submit(lambda: int(release.wait(_PATIENCE)))
 
     assert not hanging.wait(0)
     assert lane.is_busy
-    assert lane.ask(lambda: 9) is hanging
+    assert lane.submit(lambda: 9) is hanging
 
     release.set()
     assert hanging.wait(_PATIENCE)
-    fresh = lane.ask(lambda: 9)
+    fresh = lane.submit(lambda: 9)
     assert fresh.wait(_PATIENCE)
     assert fresh.outcome.result() == 9
     lane.close()
@@ -75,12 +75,12 @@ def test_pauses_double_up_to_the_longest() -> None:
     retry = Retry(timedelta(seconds=2), watch)
     pauses = []
     for _ in range(6):
-        retry.wanted(timedelta(seconds=20))
+        retry.schedule(timedelta(seconds=20))
         begun_at = watch.seconds
         while not retry.is_due:
             watch.seconds += 1
         pauses.append(watch.seconds - begun_at)
-        retry.begun()
+        retry.start()
 
     assert pauses == [2, 4, 8, 16, 20, 20]
 
@@ -88,9 +88,9 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_wanting_an_attempt_again_does_not_put_it_off() -> None:
     watch = Watch()
     retry = Retry(timedelta(seconds=2), watch)
-    retry.wanted(timedelta(seconds=20))
+    retry.schedule(timedelta(seconds=20))
     watch.seconds += 1.5
-    retry.wanted(timedelta(seconds=20))
+    retry.schedule(timedelta(seconds=20))
     watch.seconds += 0.5
 
     assert retry.is_due
@@ -100,11 +100,11 @@ def test_trouble_after_all_was_well_starts_with_the_first_pause() -> None:
     watch = Watch()
     retry = Retry(timedelta(seconds=2), watch)
     for _ in range(3):
-        retry.wanted(timedelta(seconds=20))
-        retry.begun()
+        retry.schedule(timedelta(seconds=20))
+        retry.start()
 
-    retry.needless()
+    retry.reset()
     assert not retry.is_due
-    retry.wanted(timedelta(seconds=20))
+    retry.schedule(timedelta(seconds=20))
     watch.seconds += 2
     assert retry.is_due

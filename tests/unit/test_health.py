@@ -14,13 +14,13 @@ from goldens import mentions, sentence
 from gpulease.domain import health
 from gpulease.domain.gpu import Fault, GpuUuid, JobId
 from gpulease.domain.health import (
-    Act,
     Drain,
-    Figures,
     Finding,
     GpuAvailability,
     HardwareFault,
-    Heard,
+    HealthAction,
+    HealthFigures,
+    HealthReport,
     findings,
     is_over,
     lasting,
@@ -31,13 +31,13 @@ from gpulease.domain.job import grant
 from gpulease.domain.placement import Placement
 from gpulease.domain.xid import _ROWS, SOURCES, XIDS, Blame
 from gpulease.errors import RecordUnwritable
-from gpulease.service.clock import follow_clock
 from gpulease.service.health import HealthPolicy, HealthWatch
-from gpulease.service.observation import Observation, look
+from gpulease.service.observation import Observation, observe
 from gpulease.service.ports import Event
+from gpulease.service.scheduler import follow_clock
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-WELL = Figures(0, False, False, False)
+WELL = HealthFigures(0, False, False, False)
 MINUTE = timedelta(minutes=1)
 
 
@@ -73,7 +73,7 @@ def test_each_xid_stands_once_and_names_a_source_that_is_listed() -> None:
 
 
 def test_many_of_one_xid_are_one_finding() -> None:
-    found = findings(Heard(A, (31, 79, 31, 31)), None)
+    found = findings(HealthReport(A, (31, 79, 31, 31)), None)
     assert [(each.kind, each.count) for each in found] == [("xid 31", 3), ("xid 79", 1)]
 
 
@@ -81,7 +81,7 @@ def test_many_of_one_xid_are_one_finding() -> None:
     ("figures", "kind"),
     [
         (WELL, None),
-        (Figures(), None),
+        (HealthFigures(), None),
         (replace(WELL, remap_pending=True), "remap_pending"),
         (replace(WELL, remap_pending=True, remap_failed=True), "remap_failed"),
         (replace(WELL, remap_pending=True, pages_pending=True), "pages_pending"),
@@ -90,18 +90,20 @@ def test_many_of_one_xid_are_one_finding() -> None:
         *((replace(WELL, recovery=each), None) for each in (0, 3, 5, 99)),
     ],
 )
-def test_what_lasts_is_said_once_and_unknown_is_not_bad(figures: Figures, kind: str | None) -> None:
+def test_what_lasts_is_said_once_and_unknown_is_not_bad(
+    figures: HealthFigures, kind: str | None
+) -> None:
     now = lasting(figures)
     assert (now and now.kind) == kind
-    said = [each.kind for each in findings(Heard(A, (), figures), WELL)]
+    said = [each.kind for each in findings(HealthReport(A, (), figures), WELL)]
     assert said == ([kind] if kind else [])
-    assert findings(Heard(A, (), figures), figures) == ()
+    assert findings(HealthReport(A, (), figures), figures) == ()
 
 
 def test_memory_errors_count_when_they_grow_and_no_xid_explains_them() -> None:
     def kinds(before: int | None, after: int | None, *xids: int) -> list[str]:
         figures = None if before is None else replace(WELL, uncorrectable=before)
-        heard = Heard(A, xids, replace(WELL, uncorrectable=after))
+        heard = HealthReport(A, xids, replace(WELL, uncorrectable=after))
         return [each.kind for each in findings(heard, figures)]
 
     assert kinds(0, 2) == ["ecc"]
@@ -125,11 +127,11 @@ def test_a_fault_is_over_when_nothing_lasts_and_it_was_quiet_or_a_person_excused
     ill = GpuAvailability(None, HardwareFault("xid 79", "off", NOON))
     pending = replace(WELL, pages_pending=True)
     assert is_over(ill, WELL, 10 * MINUTE, 10 * MINUTE)
-    assert is_over(ill, Figures(), 10 * MINUTE, 10 * MINUTE), "unknown is not bad"
+    assert is_over(ill, HealthFigures(), 10 * MINUTE, 10 * MINUTE), "unknown is not bad"
     assert not is_over(ill, WELL, 9 * MINUTE, 10 * MINUTE)
     assert not is_over(ill, None, 99 * MINUTE, MINUTE), "nothing was read yet"
     assert not is_over(ill, pending, 99 * MINUTE, MINUTE)
-    assert is_over(replace(ill, excused="pages_pending"), pending, 99 * MINUTE, MINUTE)
+    assert is_over(replace(ill, accepted_fault="pages_pending"), pending, 99 * MINUTE, MINUTE)
     assert is_over(ill, replace(WELL, remap_pending=True), 99 * MINUTE, MINUTE)
 
 
@@ -155,7 +157,7 @@ class Room:
             self.store.save(granted, Event(NOON, "grant"))
         self.watch = HealthWatch(
             self.store, self.gpus, self.clock, policy or HealthPolicy(), self._tell,
-            wake=self._wake, writing=self._now, looking=self._now,
+            wake=self._wake, in_writer=self._now, in_observer=self._now,
         )  # fmt: skip
 
     async def _tell(self, job: JobId, text: str) -> None:
@@ -168,11 +170,11 @@ class Room:
     async def _now(call):  # type: ignore[no-untyped-def]
         return call()
 
-    def look(self, *heard: Heard, minutes: float = 0) -> None:
+    def look(self, *heard: HealthReport, minutes: float = 0) -> None:
         """Let some time go by, and look."""
         self.clock.forward(minutes=minutes)
         self.gpus.heard = list(heard)
-        self.seen = look(self.store, self.gpus, FakeFinder(), self.clock, self.seen)
+        self.seen = observe(self.store, self.gpus, FakeFinder(), self.clock, self.seen)
         asyncio.run(self.watch.observe(self.seen))
 
     def closed(self, uuid: GpuUuid = A) -> str | None:
@@ -184,9 +186,9 @@ class Room:
 
 def test_a_fault_of_the_hardware_drains_its_gpu_alone_and_tells_its_owners_alone() -> None:
     room = Room()
-    room.look(Heard(A, (), WELL), Heard(B, (), WELL))
+    room.look(HealthReport(A, (), WELL), HealthReport(B, (), WELL))
     assert (room.kinds(), room.woken) == ([], 0)
-    room.look(Heard(A, (79,)))
+    room.look(HealthReport(A, (79,)))
     assert mentions(room.closed(), "gpulease", "XID 79")
     assert room.closed(B) is None
     assert [job for job, _ in room.told] == [1]
@@ -196,18 +198,18 @@ def test_a_fault_of_the_hardware_drains_its_gpu_alone_and_tells_its_owners_alone
 
 def test_the_fault_of_a_program_is_told_and_drains_nothing() -> None:
     room = Room()
-    room.look(Heard(B, (31, 31)))
-    room.look(Heard(B, (31,)), minutes=1)
+    room.look(HealthReport(B, (31, 31)))
+    room.look(HealthReport(B, (31,)), minutes=1)
     assert room.closed(B) is None
     assert [job for job, _ in room.told] == [2], "said again only after a while"
-    room.look(Heard(B, (31,)), minutes=11)
+    room.look(HealthReport(B, (31,)), minutes=11)
     assert len(room.told) == 2
 
 
 def test_a_storm_of_a_programs_faults_costs_few_transactions_and_is_counted_in_full() -> None:
     room = Room()
     for _ in range(60):
-        room.look(Heard(A, (13,) * 10_000 + (31,)), minutes=1 / 60)
+        room.look(HealthReport(A, (13,) * 10_000 + (31,)), minutes=1 / 60)
     room.look(minutes=1)
     assert room.store.writes <= 8
     counts = Counter[str]()
@@ -219,9 +221,9 @@ def test_a_storm_of_a_programs_faults_costs_few_transactions_and_is_counted_in_f
 
 def test_a_fault_of_the_hardware_in_a_storm_is_acted_on_at_once() -> None:
     room = Room()
-    room.look(Heard(A, (13,) * 1000))
-    room.look(Heard(A, (13,) * 1000), minutes=1 / 60)
-    room.look(Heard(A, (13, 79, 13)), minutes=1 / 60)
+    room.look(HealthReport(A, (13,) * 1000))
+    room.look(HealthReport(A, (13,) * 1000), minutes=1 / 60)
+    room.look(HealthReport(A, (13, 79, 13)), minutes=1 / 60)
     assert "XID 79" in (room.closed() or "")
     assert Counter(room.kinds()) == {"xid 13": 2, "xid 79": 1, "faulty": 1}
 
@@ -236,7 +238,7 @@ def test_a_storm_while_the_disk_is_full_takes_no_more_memory_than_one_fault() ->
     room.store.write = full  # type: ignore[method-assign, assignment]
     for _ in range(100):
         with pytest.raises(RecordUnwritable):
-            room.look(Heard(A, (13, 79)), minutes=1 / 60)
+            room.look(HealthReport(A, (13, 79)), minutes=1 / 60)
     room.store.write = sound  # type: ignore[method-assign]
     room.look()
     assert [(each.kind, each.count) for each in room.store.noted][:2] == [
@@ -246,26 +248,26 @@ def test_a_storm_while_the_disk_is_full_takes_no_more_memory_than_one_fault() ->
 
 def test_a_gpu_comes_back_after_a_quiet_time_that_doubles_with_each_relapse() -> None:
     room = Room()
-    room.look(Heard(A, (95,), WELL))
+    room.look(HealthReport(A, (95,), WELL))
     room.look(minutes=9)
     assert room.closed()
     room.look(minutes=2)
     assert room.closed() is None
     assert room.kinds()[-1] == "recovered"
-    room.look(Heard(A, (95,), WELL))
+    room.look(HealthReport(A, (95,), WELL))
     room.look(minutes=11)
     assert room.closed(), "twice within a day: twice as long"
     room.look(minutes=10)
     assert room.closed() is None
-    room.look(Heard(A, (95,), WELL), minutes=60 * 25)
+    room.look(HealthReport(A, (95,), WELL), minutes=60 * 25)
     room.look(minutes=11)
     assert room.closed() is None, "yesterday's are forgotten"
 
 
 def test_a_new_fault_begins_the_quiet_time_anew_and_so_does_being_unreadable() -> None:
     room = Room()
-    room.look(Heard(A, (119,), WELL))
-    room.look(Heard(A, (119,)), minutes=8)
+    room.look(HealthReport(A, (119,), WELL))
+    room.look(HealthReport(A, (119,)), minutes=8)
     room.look(minutes=8)
     assert room.closed()
     room.gpus.broken[A] = reading(A, fault=Fault.UNREADABLE)
@@ -280,7 +282,7 @@ def test_a_new_fault_begins_the_quiet_time_anew_and_so_does_being_unreadable() -
 @pytest.mark.parametrize("ahead", [timedelta(days=1), timedelta(days=-1)])
 def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timedelta) -> None:
     room = Room()
-    room.look(Heard(A, (95,), WELL))
+    room.look(HealthReport(A, (95,), WELL))
     room.look(minutes=5)
     room.store.standing[B] = GpuAvailability(Drain("alice", "fan", room.clock.now()))
     room.clock.ahead = ahead
@@ -294,18 +296,18 @@ def test_a_clock_that_is_set_makes_no_quiet_time_longer_or_shorter(ahead: timede
 
 def test_what_lasts_keeps_a_gpu_drained_until_it_is_over() -> None:
     room = Room()
-    room.look(Heard(A, (), replace(WELL, recovery=1)))
+    room.look(HealthReport(A, (), replace(WELL, recovery=1)))
     assert "reset" in (room.closed() or "")
     room.look(minutes=60 * 24 * 7)
     assert room.closed()
-    room.look(Heard(A, (), WELL), minutes=1)
+    room.look(HealthReport(A, (), WELL), minutes=1)
     assert room.closed() is None
 
 
 def test_a_row_that_waits_for_a_reset_is_told_and_keeps_nobody_from_the_gpu() -> None:
     room = Room()
     pending = replace(WELL, remap_pending=True)
-    room.look(Heard(A, (63,), pending))
+    room.look(HealthReport(A, (63,), pending))
     assert room.closed() is None
     assert [each.kind for each in room.store.noted] == ["xid 63", "remap_pending"]
     sentence("health-row-remapped", notice("0", health.xid(63)))
@@ -313,36 +315,36 @@ def test_a_row_that_waits_for_a_reset_is_told_and_keeps_nobody_from_the_gpu() ->
     room.store.standing[A] = GpuAvailability(
         None, HardwareFault("remap_pending", "a row", room.clock.now())
     )
-    room.look(Heard(A, (), pending), minutes=11)
+    room.look(HealthReport(A, (), pending), minutes=11)
     assert room.closed() is None
 
 
 def test_a_person_may_use_a_gpu_with_a_lasting_fault_until_another_one_comes() -> None:
     room = Room()
     failed = replace(WELL, remap_failed=True)
-    room.look(Heard(A, (), failed))
-    room.store.set_standing(A, room.store.standing[A].resumed())
-    room.look(Heard(A, (), failed), minutes=1)
+    room.look(HealthReport(A, (), failed))
+    room.store.set_availability(A, room.store.standing[A].resumed())
+    room.look(HealthReport(A, (), failed), minutes=1)
     assert room.closed() is None
     # As after a restart of the daemon, which has seen nothing before.
     room.watch.figures.clear()
-    room.look(Heard(A, (), failed), minutes=1)
+    room.look(HealthReport(A, (), failed), minutes=1)
     assert room.closed() is None
-    room.look(Heard(A, (48,), failed), minutes=1)
+    room.look(HealthReport(A, (48,), failed), minutes=1)
     assert "XID 48" in (room.closed() or "")
-    room.look(Heard(A, (), failed), minutes=21)
+    room.look(HealthReport(A, (), failed), minutes=21)
     assert room.closed() is None, "the excuse still holds"
-    room.look(Heard(A, (), WELL), minutes=1)
-    assert room.store.standing[A].excused is None
-    room.look(Heard(A, (), failed), minutes=1)
+    room.look(HealthReport(A, (), WELL), minutes=1)
+    assert room.store.standing[A].accepted_fault is None
+    room.look(HealthReport(A, (), failed), minutes=1)
     assert room.closed(), "a new one of the kind is not excused"
 
 
 def test_what_a_person_has_drained_health_never_resumes() -> None:
     room = Room()
     by_hand = GpuAvailability(Drain("alice", "fan", NOON))
-    room.store.set_standing(A, by_hand)
-    room.look(Heard(A, (79,), WELL))
+    room.store.set_availability(A, by_hand)
+    room.look(HealthReport(A, (79,), WELL))
     assert mentions(room.closed(), "alice", "fan")
     room.look(minutes=11)
     assert room.store.standing[A] == by_hand
@@ -371,17 +373,17 @@ def test_a_gpu_that_one_call_says_is_lost_alarms_nobody() -> None:
     assert (room.kinds(), room.told) == ([], [])
 
 
-@pytest.mark.parametrize("act", [Act.TELL, Act.OFF])
-def test_with_tell_or_off_nothing_is_drained_and_what_was_comes_back(act: Act) -> None:
+@pytest.mark.parametrize("act", [HealthAction.TELL, HealthAction.OFF])
+def test_with_tell_or_off_nothing_is_drained_and_what_was_comes_back(act: HealthAction) -> None:
     room = Room()
-    room.look(Heard(A, (79,), WELL))
+    room.look(HealthReport(A, (79,), WELL))
     room.watch.policy = HealthPolicy(act)
     room.look()
     assert room.closed() is None
     before = len(room.told)
-    room.look(Heard(A, (79,)), minutes=20)
+    room.look(HealthReport(A, (79,)), minutes=20)
     assert room.closed() is None
-    assert len(room.told) - before == (act is Act.TELL)
+    assert len(room.told) - before == (act is HealthAction.TELL)
 
 
 def test_what_could_not_be_put_on_record_is_not_lost() -> None:
@@ -393,7 +395,7 @@ def test_what_could_not_be_put_on_record_is_not_lost() -> None:
 
     room.store.write = full  # type: ignore[method-assign, assignment]
     with pytest.raises(RecordUnwritable):
-        room.look(Heard(A, (79,), WELL))
+        room.look(HealthReport(A, (79,), WELL))
     room.store.write = sound  # type: ignore[method-assign]
     room.look()
     assert room.closed()

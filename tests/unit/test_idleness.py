@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.idle import Activity, IdlePolicy, IdleStep, Release, Rest, judge_rest
+from gpulease.domain.idle import (
+    Activity,
+    IdleAction,
+    IdlePolicy,
+    IdleState,
+    Release,
+    judge_idleness,
+)
 
 AFTER, GRACE = timedelta(seconds=100), timedelta(seconds=50)
 RELEASES = IdlePolicy(Release.RELEASE, AFTER, GRACE)
@@ -15,17 +22,17 @@ WARNS = IdlePolicy(Release.WARN, AFTER, GRACE)
 OFF = IdlePolicy(Release.OFF, AFTER, GRACE)
 STILL, COMPUTES, GROWN = (Activity(0, 7),), (Activity(3, 7),), (Activity(0, 8),)
 UNKNOWN, UNSEEN = (Activity(None, 7),), (Activity(0, None),)
-N, W, R = IdleStep.NOTHING, IdleStep.WARN, IdleStep.RELEASE
+N, W, R = IdleAction.NOTHING, IdleAction.WARN, IdleAction.RELEASE
 
 Look = tuple[float, tuple[Activity, ...], bool, bool]
 """Seconds, what is seen, whether somebody waits, and whether it is kept."""
 
 
-def play(policy: IdlePolicy, looks: Iterable[Look]) -> tuple[list[IdleStep], list[Rest]]:
-    rest, steps, rests = Rest(), [], []
+def play(policy: IdlePolicy, looks: Iterable[Look]) -> tuple[list[IdleAction], list[IdleState]]:
+    rest, steps, rests = IdleState(), [], []
     for seconds, seen, wanted, kept in looks:
         now = timedelta(seconds=seconds)
-        rest, step = judge_rest(seen, rest, policy, wanted=wanted, kept=kept, now=now)
+        rest, step = judge_idleness(seen, rest, policy, wanted=wanted, kept=kept, now=now)
         steps.append(step)
         rests.append(rest)
     return steps, rests
@@ -120,7 +127,7 @@ def looks(*seen: tuple[float, tuple[Activity, ...]], wanted: bool = True) -> lis
         ),
     ],
 )
-def test_the_table(policy: IdlePolicy, seen: Sequence[Look], steps: list[IdleStep]) -> None:
+def test_the_table(policy: IdlePolicy, seen: Sequence[Look], steps: list[IdleAction]) -> None:
     assert play(policy, seen)[0] == steps
 
 
@@ -163,4 +170,4 @@ def test_whoever_is_kept_or_busy_or_unknown_starts_from_nothing(seen: list[Look]
     _, rests = play(RELEASES, seen)
     for (_, each, _, kept), rest in zip(seen, rests, strict=True):
         if kept or each in (COMPUTES, UNKNOWN, UNSEEN):
-            assert (rest.idle_for, rest.told_for) == (None, None)
+            assert (rest.idle_for, rest.warned_for) == (None, None)

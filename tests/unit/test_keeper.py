@@ -24,9 +24,9 @@ from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
-from gpulease.service.jobs import take_back_grants
-from gpulease.service.observation import Policy
-from gpulease.service.ports import MainExited, WorkerExited, WorkerStarted
+from gpulease.service.jobs import Settle, take_back_grants
+from gpulease.service.observation import GpuObserver
+from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -42,8 +42,12 @@ async def in_a_moment(call: Callable[[], T]) -> T:
     return call()
 
 
+async def as_it_is(job: JobId, news: WorkerExited) -> Settle:
+    return lambda _, before, ended: ended
+
+
 class World:
-    """A keeper among fakes."""
+    """A scheduler among fakes."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -51,7 +55,13 @@ class World:
         self.launcher = FakeLauncher()
         self.clock = FakeClock()
         self.finder = FakeFinder()
+        self.policy = Policy()
+        self.why_not: str | None = None
+        """Why no job can be started on the machine."""
         self.keeper = self.new_keeper()
+
+    async def obstacle(self) -> str | None:
+        return self.why_not
 
     def new_keeper(self) -> Scheduler:
         def writing(call: Callable[[], T]) -> Awaitable[T]:
@@ -60,9 +70,11 @@ class World:
         def looking(call: Callable[[], T]) -> Awaitable[T]:
             return in_a_moment(call)
 
+        observer = GpuObserver(self.store, self.gpus, self.finder, self.clock, looking)
         return Scheduler(
-            self.store, self.gpus, self.finder, self.launcher, self.clock, Policy(),
-            writing=writing, looking=looking,
+            self.store, observer, lambda _: self.launcher, self.clock, lambda: self.policy,
+            in_writer=writing, settle_exit=as_it_is,
+            obstacle=self.obstacle,
         )  # fmt: skip
 
     async def submit(self, memory: int = 6 * G, **fields: Any) -> JobId:
@@ -89,7 +101,7 @@ def run(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.followers.stop()
+            await world.keeper.supervisor.stop()
 
     asyncio.run(play())
 
@@ -114,8 +126,8 @@ def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
     async def scenario(world: World) -> None:
         job, waiting = await world.submit(), await world.submit()
         await world.settle()
-        await world.keeper.tell_owner(job, "over\x1b[2J its\nlease")
-        await world.keeper.tell_owner(waiting, "not yet")
+        await world.keeper.notify_owner(job, "over\x1b[2J its\nlease")
+        await world.keeper.notify_owner(waiting, "not yet")
         await world.settle()
 
         assert world.launcher.notices == [(job, "over?[2J its lease")]
@@ -125,7 +137,7 @@ def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
 
         world.launcher.exits(job)
         await world.settle()
-        await world.keeper.tell_owner(job, "it took less")
+        await world.keeper.notify_owner(job, "it took less")
         assert world.store.events(job)[-1].detail == "it took less"
         assert len(world.launcher.notices) == 1, "nobody is there to write it"
 
@@ -179,9 +191,9 @@ def test_after_a_restart_jobs_are_followed_and_not_launched_again() -> None:
     async def scenario(world: World) -> None:
         job = await world.submit()
         await world.settle()
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
         world.keeper = world.new_keeper()
-        assert world.keeper.followers.recover() == 1
+        assert world.keeper.supervisor.recover() == 1
         await world.settle()
         assert world.launcher.launched == [job]
         world.launcher.exits(job, 3)
@@ -197,10 +209,10 @@ def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.GRANTED
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
         world.launcher.may_launch.set()
         world.keeper = world.new_keeper()
-        world.keeper.followers.recover()
+        world.keeper.supervisor.recover()
         await world.settle()
         assert world.launcher.launched == [job]
 
@@ -228,7 +240,7 @@ async def cancelled_before_its_launch(world: World) -> JobId:
     job = await world.submit()
     await world.settle()
     await world.keeper.cancel(job, "alice")
-    await world.keeper.followers.stop()
+    await world.keeper.supervisor.stop()
     assert world.state(job) is State.RELEASING
     world.keeper = world.new_keeper()
     return job
@@ -237,7 +249,7 @@ async def cancelled_before_its_launch(world: World) -> JobId:
 def test_a_job_cancelled_before_its_launch_ends_when_no_launch_can_come_any_more() -> None:
     async def scenario(world: World) -> None:
         job = await cancelled_before_its_launch(world)
-        world.keeper.followers.recover()
+        world.keeper.supervisor.recover()
         await world.settle()
         assert world.launcher.forbidden == [job]
         ended = world.store.job(job)
@@ -256,7 +268,7 @@ def test_a_launch_that_the_daemon_before_had_asked_for_is_followed_and_stopped()
             return False
 
         world.launcher.forbid = too_late  # type: ignore[method-assign,assignment]
-        world.keeper.followers.recover()
+        world.keeper.supervisor.recover()
         await world.settle()
         assert world.launcher.stopped == [job]
         assert world.state(job) is State.RELEASING, "its memory is not free before it has gone"
@@ -271,7 +283,7 @@ def test_a_stranger_on_the_gpu_keeps_the_job_queued_until_they_leave() -> None:
         await world.settle()
         assert world.state(job) is State.QUEUED
         world.gpus.unmanaged.clear()
-        await world.keeper.look()
+        await world.keeper.observer.observe()
         world.keeper.wake()
         await world.settle()
         assert world.state(job) is State.ACTIVE
@@ -464,7 +476,7 @@ def test_a_pass_that_failed_is_not_told_as_one() -> None:
 
 def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> None:
     async def scenario(world: World) -> None:
-        await world.keeper.look()
+        await world.keeper.observer.observe()
         world.gpus.unmanaged["GPU-a"] = 7 * G
         jobs = [await world.submit(2 * G) for _ in range(4)]
         await world.settle()
@@ -472,7 +484,7 @@ def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> 
         assert world.launcher.launched == []
 
         world.gpus.unmanaged.clear()
-        await world.keeper.look()
+        await world.keeper.observer.observe()
         world.keeper.wake()
         await world.settle()
         assert world.launcher.launched == jobs
@@ -482,7 +494,7 @@ def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> 
 
 def test_a_job_that_may_not_wait_gives_up_where_a_stranger_was_faster() -> None:
     async def scenario(world: World) -> None:
-        await world.keeper.look()
+        await world.keeper.observer.observe()
         world.gpus.unmanaged["GPU-a"] = 7 * G
         job = await world.submit(2 * G, wait_for=timedelta(0))
         await world.settle()
@@ -520,7 +532,7 @@ def test_many_submissions_at_once_cost_few_looks() -> None:
         assert len(world.launcher.launched) == 200, "none of these fits"
         assert world.gpus.reads == reads, "and a pass without grants needs no look"
         granting.cancel()
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
 
     asyncio.run(scenario())
 
@@ -530,7 +542,7 @@ def test_callers_that_come_during_a_look_share_the_next_one() -> None:
         world = World()
         world.gpus = CountedGpus({"GPU-a": 8 * G})
         world.keeper = world.new_keeper()
-        first, *others = await asyncio.gather(*(world.keeper.look() for _ in range(10)))
+        first, *others = await asyncio.gather(*(world.keeper.observer.observe() for _ in range(10)))
         assert world.gpus.reads == 2
         assert {id(each) for each in others} == {id(world.keeper.seen)}
         assert first is not world.keeper.seen, "it began before the others came"
@@ -548,12 +560,12 @@ def test_while_the_machine_shuts_down_a_grant_is_kept_and_nothing_more_is_grante
         await world.settle()
         assert (world.state(first), world.state(second)) == (State.GRANTED, State.QUEUED)
         assert world.keeper.plan is not None
-        (hindrance,) = world.keeper.plan.waiting[second].refusal.hindrances
-        assert hindrance.why == why
+        (find_obstacle,) = world.keeper.plan.waiting[second].refusal.obstacles
+        assert find_obstacle.why == why
 
         # The shutdown was called off.
         world.launcher.refuse.clear()
-        world.keeper.followers.attend(first)
+        world.keeper.supervisor.attend(first)
         await world.settle()
         assert (world.state(first), world.state(second)) == (State.ACTIVE, State.ACTIVE)
 
@@ -595,14 +607,14 @@ def test_a_grant_whose_pass_failed_after_the_commit_is_launched_by_the_next_pass
         await world.keeper.one_pass()
         await world.settle()
         assert world.launcher.launched == [job]
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
 
     asyncio.run(scenario())
 
 
 def test_a_pass_does_not_attend_to_a_job_that_waits_for_its_next_try() -> None:
     async def scenario(world: World) -> None:
-        world.keeper.followers.try_again_after_s = 3600.0
+        world.keeper.supervisor.try_again_after_s = 3600.0
         world.launcher.refuse[JobId(1)] = RecordUnwritable("the disk is full")
         job = await world.submit()
         await world.settle()
@@ -619,7 +631,7 @@ def test_a_pass_does_not_attend_to_a_job_that_waits_for_its_next_try() -> None:
 
 def test_a_launch_that_is_deferred_is_tried_again() -> None:
     async def scenario(world: World) -> None:
-        world.keeper.followers.try_again_after_s = 0.0
+        world.keeper.supervisor.try_again_after_s = 0.0
         world.launcher.refuse[JobId(1)] = LaunchDeferred("not now")
         job = await world.submit()
         await world.settle()
@@ -636,7 +648,7 @@ def test_a_daemon_that_leaves_launches_nothing_more() -> None:
         world.launcher.may_launch.clear()
         job = await world.submit(G)
         await world.settle()
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
         world.launcher.may_launch.set()
         later = await world.submit(G)
         await world.settle()
@@ -668,20 +680,15 @@ def test_what_was_granted_before_a_reboot_and_not_launched_is_queued_again() -> 
 
 def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown() -> None:
     async def scenario(world: World) -> None:
-        why: list[str | None] = ["CUDA needs /dev/nvidia-uvm, which is missing"]
-
-        async def obstacle() -> str | None:
-            return why[0]
-
-        world.keeper.obstacle = obstacle
+        world.why_not = "CUDA needs /dev/nvidia-uvm, which is missing"
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.QUEUED
         assert world.keeper.plan is not None
-        (hindrance,) = world.keeper.plan.waiting[job].refusal.hindrances
-        assert hindrance.why == world.keeper.closed == why[0]
+        (hindrance,) = world.keeper.plan.waiting[job].refusal.obstacles
+        assert hindrance.why == world.keeper.closed == world.why_not
 
-        why[0] = None
+        world.why_not = None
         world.keeper.wake()
         await world.settle()
         assert world.state(job) is State.ACTIVE

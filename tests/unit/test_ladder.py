@@ -30,19 +30,19 @@ class Driver:
         self.asked: list[str] = []
         self.silent: set[str] = set()
 
-    def obstacle(self, gpu: GpuUuid, cgroup: Path) -> str | None:
+    def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
         self.asked.append(gpu)
         if gpu in self.silent:
             raise NotLimited("the driver has not answered for 3s")
         return self.obstacles.get(gpu)
 
-    def limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
+    def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
         raise AssertionError("it is only asked")
 
-    def kept(self, gpu: GpuUuid, cgroup: Path) -> int | None:
+    def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
         raise AssertionError("it is only asked")
 
-    def lift(self, gpu: GpuUuid, cgroup: Path) -> None:
+    def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
         raise AssertionError("it is only asked")
 
 
@@ -122,8 +122,8 @@ def test_of_several_gpus_those_that_cannot_are_named() -> None:
 def test_mig_devices_are_named_by_their_place_and_their_gpu_is_not_asked() -> None:
     driver = Driver(**{"MIG-a": "no limits on MIG"})
     ladder = ladder_of(driver)
-    whole = reading("GPU-a", 0, divided=True)
-    part = reading("MIG-a", 0, place=1, parent=GpuUuid("GPU-a"))
+    whole = reading("GPU-a", 0, mig_mode=True)
+    part = reading("MIG-a", 0, mig_index=1, parent=GpuUuid("GPU-a"))
     asyncio.run(ladder.ask(look(whole, part)))
     assert driver.asked == ["MIG-a"]
     assert said(ladder)["driver"] == (False, "no limits on MIG")

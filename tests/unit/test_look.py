@@ -7,7 +7,8 @@ import pytest
 from fakes import FakeClock, FakeFinder, FakeGpus, G, MemoryStore, reading
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.plan import ledgers
-from gpulease.service.observation import Observation, Policy, look, snapshot
+from gpulease.service.observation import Observation, observe, snapshot
+from gpulease.service.ports import Policy
 
 GPU = GpuUuid("GPU-a")
 MINE, OTHER = JobId(1), JobId(2)
@@ -59,7 +60,7 @@ def test_a_compute_mode_that_nobody_tells_now_is_the_last_known_one() -> None:
     modes = []
     for fields in told:
         gpus.broken["GPU-a"] = reading(**fields)
-        seen = look(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
+        seen = observe(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
         modes.append(seen.readings[0].compute_mode)
 
     prohibited = ComputeMode.PROHIBITED
@@ -71,7 +72,7 @@ def test_a_gpu_is_lost_when_the_driver_says_so_twice_in_a_row() -> None:
     faults = []
     for lost in (True, False, True, True, True, False, True):
         gpus.broken = {"GPU-a": reading(fault=Fault.LOST, detail="GPU is lost")} if lost else {}
-        seen = look(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
+        seen = observe(MemoryStore(), gpus, FakeFinder(), FakeClock(), seen)
         faults.append(seen.readings[0].fault)
         (ledger,) = ledgers(snapshot((), seen, Policy(), {}, seen.at))
         assert (ledger.headroom is None) is lost, "it takes no lease meanwhile"

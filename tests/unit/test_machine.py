@@ -14,8 +14,8 @@ from gpulease.domain.lease import State
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
 from gpulease.service import jobs, submission
 from gpulease.service.jobs import extend
-from gpulease.service.observation import Policy, look
-from gpulease.service.ports import MainExited, Store, WorkerExited, WorkerStarted
+from gpulease.service.observation import observe
+from gpulease.service.ports import MainExited, Policy, Store, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import reconcile
 
 SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
@@ -38,7 +38,7 @@ class Machine(RuleBasedStateMachine):
         self.ended: dict[JobId, object] = {}
 
     def seen(self):  # type: ignore[no-untyped-def]
-        return look(self.store, self.gpus, self.finder, self.clock)
+        return observe(self.store, self.gpus, self.finder, self.clock)
 
     def some_job(self, pick: int, *states: State) -> JobId | None:
         found = [job.id for job in self.store.live() if job.state in states]
@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
     def reconcile(self) -> None:
         decided = reconcile(self.store, self.seen(), POLICY, self.clock)
         for ledger in decided.gpus:
-            if any(ledger.uuid in dict(placed.shares) for _, placed in decided.grants):
+            if any(ledger.uuid in dict(placed.allocations) for _, placed in decided.grants):
                 assert ledger.allocatable is not None
                 assert ledger.unmanaged is not None
                 assert ledger.committed + ledger.unmanaged <= ledger.allocatable

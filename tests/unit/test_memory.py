@@ -4,66 +4,66 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import G, reading
-from gpulease.domain.gpu import Fault, GpuMemory, Holding, JobId, ProcessReading, take_stock
+from gpulease.domain.gpu import Fault, GpuMemory, JobId, LedgerEntry, ProcessReading, build_ledger
 
 ONE, TWO = JobId(1), JobId(2)
 
 
 def test_a_lease_counts_in_full_before_its_job_has_allocated_anything() -> None:
-    gpu = take_stock(reading(), [Holding(ONE, 5 * G)], {})
+    gpu = build_ledger(reading(), [LedgerEntry(ONE, 5 * G)], {})
     assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (5 * G, 0, 3 * G)
 
 
 def test_what_a_job_uses_is_not_counted_twice() -> None:
     seen = reading(used=4 * G, processes=(ProcessReading(7, 4 * G),))
-    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 5 * G, running=True)], {7: ONE})
     assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (5 * G, 0, 3 * G)
 
 
 def test_a_job_over_its_lease_is_counted_with_what_it_uses() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G),))
-    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 5 * G, running=True)], {7: ONE})
     assert (gpu.leased, gpu.committed, gpu.headroom) == (5 * G, 6 * G, 2 * G)
 
 
 def test_a_stranger_is_subtracted_from_what_can_be_leased() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(9, 6 * G),))
-    gpu = take_stock(seen, [], {})
+    gpu = build_ledger(seen, [], {})
     assert (gpu.unmanaged, gpu.headroom) == (6 * G, 2 * G)
-    assert [each.pid for each in gpu.strangers] == [9]
+    assert [each.pid for each in gpu.unmanaged_processes] == [9]
 
 
 def test_a_job_on_a_gpu_that_it_did_not_lease_counts_as_unmanaged_there() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(7, 6 * G), ProcessReading(8, 0)))
-    gpu = take_stock(seen, [Holding(TWO, G)], {7: ONE, 8: TWO})
+    gpu = build_ledger(seen, [LedgerEntry(TWO, G)], {7: ONE, 8: TWO})
     assert (gpu.unmanaged, gpu.headroom) == (6 * G, G)
-    assert [each.pid for each in gpu.strangers] == [7]
-    assert gpu.without_lease == (ONE,)
+    assert [each.pid for each in gpu.unmanaged_processes] == [7]
+    assert gpu.jobs_without_lease == (ONE,)
 
 
 def test_memory_that_no_process_holds_is_unmanaged_too() -> None:
-    assert take_stock(reading(used=G), [], {}).headroom == 7 * G
+    assert build_ledger(reading(used=G), [], {}).headroom == 7 * G
 
 
 def test_the_drivers_share_and_the_margin_are_never_leased() -> None:
-    gpu = take_stock(reading(reserved=G), [], {}, margin=G)
+    gpu = build_ledger(reading(reserved=G), [], {}, margin=G)
     assert (gpu.allocatable, gpu.headroom) == (6 * G, 6 * G)
 
 
 def test_without_the_drivers_share_apart_it_counts_as_used() -> None:
-    gpu = take_stock(reading(used=G, reserved=None), [], {})
+    gpu = build_ledger(reading(used=G, reserved=None), [], {})
     assert (gpu.allocatable, gpu.unmanaged, gpu.headroom) == (8 * G, G, 7 * G)
 
 
 def test_without_figures_for_processes_running_leases_are_taken_to_be_used() -> None:
-    held = [Holding(ONE, 3 * G, running=True), Holding(TWO, 2 * G, running=False)]
-    gpu = take_stock(reading(used=4 * G, processes=None), held, {})
+    held = [LedgerEntry(ONE, 3 * G, running=True), LedgerEntry(TWO, 2 * G, running=False)]
+    gpu = build_ledger(reading(used=4 * G, processes=None), held, {})
     assert (gpu.unmanaged, gpu.headroom) == (G, 2 * G)
 
 
 def test_a_missing_figure_does_not_hide_a_stranger_behind_a_job_that_has_used_nothing() -> None:
     seen = reading(used=4 * G, processes=(ProcessReading(9, None),))
-    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 4 * G, running=True)], {})
     assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
 
 
@@ -71,79 +71,79 @@ def test_a_stranger_whose_figure_is_missing_leaves_the_figures_of_the_jobs_known
     # 45 GiB are leased and 2 used; a process outside any lease holds 30 that nobody tells.
     processes = (ProcessReading(7, 2 * G), ProcessReading(9, None))
     seen = reading(total=80 * G, used=32 * G, processes=processes)
-    gpu = take_stock(seen, [Holding(ONE, 45 * G, running=True)], {7: ONE})
-    assert gpu.holdings[0].used == 2 * G
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 45 * G, running=True)], {7: ONE})
+    assert gpu.entries[0].used == 2 * G
     assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (45 * G, 30 * G, 5 * G)
 
 
 def test_a_job_whose_figure_is_missing_uses_its_lease_and_another_what_is_known() -> None:
-    held = [Holding(ONE, 3 * G, running=True), Holding(TWO, 2 * G, running=True)]
+    held = [LedgerEntry(ONE, 3 * G, running=True), LedgerEntry(TWO, 2 * G, running=True)]
     processes = (ProcessReading(7, None), ProcessReading(8, G), ProcessReading(9, None))
-    gpu = take_stock(reading(used=7 * G, processes=processes), held, {7: ONE, 8: TWO})
-    assert [holding.used for holding in gpu.holdings] == [None, G]
+    gpu = build_ledger(reading(used=7 * G, processes=processes), held, {7: ONE, 8: TWO})
+    assert [holding.used for holding in gpu.entries] == [None, G]
     assert gpu.unmanaged == 3 * G
 
 
 def test_a_process_that_came_after_the_memory_was_read_is_not_forgotten() -> None:
     stranger = ProcessReading(9, 60 * G)
-    gpu = take_stock(reading(total=80 * G, used=0, processes=(stranger,)), [], {})
+    gpu = build_ledger(reading(total=80 * G, used=0, processes=(stranger,)), [], {})
     assert (gpu.unmanaged, gpu.headroom) == (60 * G, 20 * G)
     processes = (ProcessReading(7, 10 * G), stranger)
     seen = reading(total=80 * G, used=10 * G, processes=processes)
-    gpu = take_stock(seen, [Holding(ONE, 15 * G, running=True)], {7: ONE})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 15 * G, running=True)], {7: ONE})
     assert (gpu.unmanaged, gpu.headroom) == (60 * G, 5 * G)
 
 
 def test_a_gpu_that_cannot_be_read_offers_nothing() -> None:
     for fault in Fault:
-        gpu = take_stock(reading(fault=fault), [], {})
+        gpu = build_ledger(reading(fault=fault), [], {})
         assert (gpu.allocatable, gpu.headroom) == (None, None)
 
 
 def test_unknown_use_is_not_no_use() -> None:
-    assert take_stock(reading(used=None), [], {}).headroom is None
+    assert build_ledger(reading(used=None), [], {}).headroom is None
 
 
 def test_what_an_mps_server_holds_for_jobs_is_not_unmanaged_beside_their_leases() -> None:
-    held = [Holding(ONE, 5 * G, running=True), Holding(TWO, 2 * G, running=False)]
+    held = [LedgerEntry(ONE, 5 * G, running=True), LedgerEntry(TWO, 2 * G, running=False)]
     seen = reading(used=4 * G, processes=(ProcessReading(50, 4 * G),))
-    gpu = take_stock(seen, held, {}, servers={50})
+    gpu = build_ledger(seen, held, {}, mps_servers={50})
     assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (7 * G, 0, G)
-    assert [holding.used for holding in gpu.holdings] == [None, None], "not told apart"
-    assert gpu.strangers == ()
+    assert [holding.used for holding in gpu.entries] == [None, None], "not told apart"
+    assert gpu.unmanaged_processes == ()
 
 
 def test_what_an_mps_server_holds_beyond_the_running_leases_is_unmanaged() -> None:
-    held = [Holding(ONE, 2 * G, running=True), Holding(TWO, 2 * G, running=False)]
+    held = [LedgerEntry(ONE, 2 * G, running=True), LedgerEntry(TWO, 2 * G, running=False)]
     seen = reading(used=5 * G, processes=(ProcessReading(50, 5 * G),))
-    gpu = take_stock(seen, held, {}, servers={50})
+    gpu = build_ledger(seen, held, {}, mps_servers={50})
     assert (gpu.committed, gpu.unmanaged, gpu.headroom) == (4 * G, 3 * G, G)
 
 
 def test_a_stranger_beside_an_mps_server_is_not_taken_for_a_job() -> None:
     seen = reading(used=6 * G, processes=(ProcessReading(9, 4 * G), ProcessReading(50, 2 * G)))
-    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {}, servers={50})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 4 * G, running=True)], {}, mps_servers={50})
     assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
-    assert [each.pid for each in gpu.strangers] == [9]
+    assert [each.pid for each in gpu.unmanaged_processes] == [9]
 
 
 def test_a_stranger_whose_figure_is_known_is_not_taken_for_a_job_whose_figure_is_not() -> None:
     seen = reading(used=7 * G, processes=(ProcessReading(7, None), ProcessReading(9, 4 * G)))
-    gpu = take_stock(seen, [Holding(ONE, 4 * G, running=True)], {7: ONE})
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 4 * G, running=True)], {7: ONE})
     assert (gpu.unmanaged, gpu.headroom) == (4 * G, 0)
 
 
 def test_clients_that_the_driver_lists_beside_their_mps_server_have_figures_of_their_own() -> None:
     seen = reading(used=4 * G, processes=(ProcessReading(7, 3 * G), ProcessReading(50, G)))
-    gpu = take_stock(seen, [Holding(ONE, 5 * G, running=True)], {7: ONE}, servers={50})
-    assert gpu.holdings[0].used == 3 * G
+    gpu = build_ledger(seen, [LedgerEntry(ONE, 5 * G, running=True)], {7: ONE}, mps_servers={50})
+    assert gpu.entries[0].used == 3 * G
     assert (gpu.unmanaged, gpu.headroom) == (G, 2 * G)
 
 
 def test_an_mps_server_without_a_lease_beside_it_is_a_stranger() -> None:
     seen = reading(used=G, processes=(ProcessReading(50, G),))
-    gpu = take_stock(seen, [], {}, servers={50})
-    assert (gpu.unmanaged, len(gpu.strangers)) == (G, 1)
+    gpu = build_ledger(seen, [], {}, mps_servers={50})
+    assert (gpu.unmanaged, len(gpu.unmanaged_processes)) == (G, 1)
 
 
 sizes = st.integers(min_value=0, max_value=16).map(lambda halves: halves * G // 2)
@@ -151,7 +151,7 @@ sizes = st.integers(min_value=0, max_value=16).map(lambda halves: halves * G // 
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> tuple[GpuMemory, int]:
-    held = [Holding(JobId(n), draw(sizes), running=draw(st.booleans())) for n in range(3)]
+    held = [LedgerEntry(JobId(n), draw(sizes), running=draw(st.booleans())) for n in range(3)]
     figures = [draw(st.none() | sizes) for _ in range(5)]
     processes = tuple(ProcessReading(pid, figure) for pid, figure in enumerate(figures))
     used = draw(sizes)
@@ -161,8 +161,8 @@ def ledgers(draw: st.DrawFn) -> tuple[GpuMemory, int]:
         processes=draw(st.none() | st.just(processes)),
     )
     whose = draw(st.dictionaries(st.integers(0, 4), st.integers(0, 4).map(JobId)))
-    servers = draw(st.sets(st.integers(0, 4)))
-    return take_stock(seen, held, whose, margin=draw(sizes), servers=servers), used
+    mps_servers = draw(st.sets(st.integers(0, 4)))
+    return build_ledger(seen, held, whose, margin=draw(sizes), mps_servers=mps_servers), used
 
 
 @given(ledgers())

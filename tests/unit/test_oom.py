@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gpulease.domain import oom
 from gpulease.domain.job import Exit
-from gpulease.domain.oom import OutOfMemory, complaint_in
+from gpulease.domain.oom import OutOfMemory, find_memory_errors
 from gpulease.units import GIB, MIB
 
 
-def recognised(end: Exit | None, tail: str, peak: int | None, leased: int) -> OutOfMemory | None:
-    return oom.recognised(end, complaint_in(tail), peak, leased)
+def diagnose_oom(end: Exit | None, tail: str, peak: int | None, leased: int) -> OutOfMemory | None:
+    return oom.diagnose_oom(end, find_memory_errors(tail), peak, leased)
 
 
 FAILED = Exit(1)
@@ -71,11 +71,11 @@ NUMBA = "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc CUDA_ERR
     ],
 )
 def test_each_framework_is_understood(tail: str, lacking: int | None) -> None:
-    found = recognised(FAILED, f"epoch 1\n{tail}\nbye\n", None, 4 * GIB)
+    found = diagnose_oom(FAILED, f"epoch 1\n{tail}\nbye\n", None, 4 * GIB)
 
     assert found is not None
     assert found.lacking == lacking
-    assert recognised(ABORTED, tail, None, 4 * GIB) == found
+    assert diagnose_oom(ABORTED, tail, None, 4 * GIB) == found
 
 
 CAUGHT = "caught: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
@@ -100,7 +100,7 @@ def test_an_exception_that_came_later_and_of_something_else_decides(
     before: str, last: str, ends: str
 ) -> None:
     tail = f"{before}{last}\n".replace("\n", ends)
-    assert recognised(FAILED, tail, 4 * GIB, 4 * GIB) is None
+    assert diagnose_oom(FAILED, tail, 4 * GIB, 4 * GIB) is None
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_an_exception_that_came_later_and_of_something_else_decides(
     ],
 )
 def test_an_exception_that_may_come_of_a_full_gpu_hides_it_not(tail: str) -> None:
-    assert recognised(FAILED, tail, None, 4 * GIB) is not None
+    assert diagnose_oom(FAILED, tail, None, 4 * GIB) is not None
 
 
 @pytest.mark.parametrize("end", [Exit(0), Exit(), None])
 def test_a_job_that_ended_well_had_memory_enough(end: Exit | None) -> None:
-    assert recognised(end, TORCH, 4 * GIB, 4 * GIB) is None
+    assert diagnose_oom(end, TORCH, 4 * GIB, 4 * GIB) is None
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_a_job_that_ended_well_had_memory_enough(end: Exit | None) -> None:
     ],
 )
 def test_other_failures_are_not_taken_for_it(tail: str) -> None:
-    assert recognised(FAILED, tail, 4 * GIB, 4 * GIB) is None
+    assert diagnose_oom(FAILED, tail, 4 * GIB, 4 * GIB) is None
 
 
 @pytest.mark.parametrize(("peak", "is_it"), [(None, False), (GIB, False), (4 * GIB - 1, True)])
 def test_a_word_that_may_mean_other_memory_counts_near_the_lease(
     peak: int | None, is_it: bool
 ) -> None:
-    assert (recognised(FAILED, "fatal: Out of memory", peak, 4 * GIB) is not None) is is_it
+    assert (diagnose_oom(FAILED, "fatal: Out of memory", peak, 4 * GIB) is not None) is is_it
 
 
 @given(st.text(), st.integers(0, 2**40))
 def test_any_output_is_read(tail: str, peak: int) -> None:
-    recognised(FAILED, tail, peak, GIB)
-    recognised(FAILED, "CUDA out of memory. Tried to allocate " + tail, peak, GIB)
+    diagnose_oom(FAILED, tail, peak, GIB)
+    diagnose_oom(FAILED, "CUDA out of memory. Tried to allocate " + tail, peak, GIB)
 
 
 _PIECES = [
@@ -171,7 +171,7 @@ _SIMPLE = re.compile(
 @given(st.lists(st.sampled_from(_PIECES), max_size=30))
 def test_a_device_counts_that_is_named_later_in_the_line(pieces: list[str]) -> None:
     tail = "".join(pieces)
-    assert complaint_in(tail).is_sure is (_SIMPLE.search(tail) is not None)
+    assert find_memory_errors(tail).is_sure is (_SIMPLE.search(tail) is not None)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_no_pattern_looks_ahead_without_bound(pattern: re.Pattern[str]) -> None:
 
 def test_an_output_made_to_cost_much_is_read() -> None:
     tail = ("ResourceExhaustedError" * 1490 + "device:CPU" + "device:CP" * 3600)[:65535]
-    assert not complaint_in(tail).is_sure
-    assert complaint_in(tail + "\n" + TENSORFLOW).is_sure
+    assert not find_memory_errors(tail).is_sure
+    assert find_memory_errors(tail + "\n" + TENSORFLOW).is_sure

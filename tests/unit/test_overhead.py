@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory_estimate import learned
+from gpulease.domain.memory_estimate import learned_overhead
 from gpulease.units import MIB
 
 START = 700 * MIB
@@ -12,29 +12,29 @@ users = st.dictionaries(st.integers(1, 9), st.lists(anything, max_size=25), max_
 
 
 def test_the_table_holds_until_enough_was_seen() -> None:
-    assert learned(START, 1, {}) == START
-    assert learned(START, 1, {1: [500 * MIB] * 2}) == START
+    assert learned_overhead(START, 1, {}) == START
+    assert learned_overhead(START, 1, {1: [500 * MIB] * 2}) == START
 
 
 def test_a_users_own_jobs_decide_for_that_user() -> None:
-    assert learned(START, 1, {1: [500 * MIB] * 3}) == 560 * MIB
-    assert learned(START, 1, {1: [900 * MIB, 500 * MIB, 500 * MIB]}) == 960 * MIB
+    assert learned_overhead(START, 1, {1: [500 * MIB] * 3}) == 560 * MIB
+    assert learned_overhead(START, 1, {1: [900 * MIB, 500 * MIB, 500 * MIB]}) == 960 * MIB
 
 
 def test_one_odd_job_in_ten_does_not_count() -> None:
-    assert learned(START, 1, {1: [2000 * MIB] + [500 * MIB] * 9}) == 560 * MIB
+    assert learned_overhead(START, 1, {1: [2000 * MIB] + [500 * MIB] * 9}) == 560 * MIB
 
 
 def test_what_one_or_two_others_saw_is_not_taken_over() -> None:
     seen = {2: [500 * MIB] * 5, 3: [500 * MIB] * 5}
 
-    assert learned(START, 1, seen) == START
-    assert learned(START, 1, seen | {4: [500 * MIB] * 5}) == 560 * MIB
+    assert learned_overhead(START, 1, seen) == START
+    assert learned_overhead(START, 1, seen | {4: [500 * MIB] * 5}) == 560 * MIB
 
 
 @given(anything, users)
 def test_a_figure_is_never_beyond_a_factor_of_three(lie: int, seen: dict[int, list[int]]) -> None:
-    found = learned(START, 1, {**seen, 1: [lie] * 5})
+    found = learned_overhead(START, 1, {**seen, 1: [lie] * 5})
 
     assert START // 3 <= found <= 3 * START + 16 * MIB
 
@@ -43,6 +43,6 @@ def test_a_figure_is_never_beyond_a_factor_of_three(lie: int, seen: dict[int, li
 def test_one_liar_moves_others_no_further_than_the_honest_are_apart(lie: int) -> None:
     honest = {2: [500 * MIB] * 5, 3: [520 * MIB] * 5, 4: [540 * MIB] * 5}
 
-    found = learned(START, 1, honest | {9: [lie] * 20})
+    found = learned_overhead(START, 1, honest | {9: [lie] * 20})
 
-    assert learned(START, 2, honest) <= found <= learned(START, 4, honest)
+    assert learned_overhead(START, 2, honest) <= found <= learned_overhead(START, 4, honest)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.overuse import Consequence, OverusePolicy, OveruseState, Step, judge
+from gpulease.domain.overuse import Consequence, OveruseAction, OverusePolicy, OveruseState, judge
 
 LEASE, TOLERANCE = 1000, 100
 GRACE = timedelta(seconds=30)
@@ -15,21 +15,23 @@ STOPS = OverusePolicy(Consequence.STOP, TOLERANCE, GRACE)
 WARNS = OverusePolicy(Consequence.WARN, TOLERANCE, GRACE)
 ELASTIC = OverusePolicy(Consequence.STOP, TOLERANCE, GRACE, elastic=True)
 OVER, EDGE = LEASE + TOLERANCE + 1, LEASE + TOLERANCE
-N, W, S, C = Step.NOTHING, Step.WARN, Step.STOP, Step.CLEAR
+N, W, S, C = OveruseAction.NOTHING, OveruseAction.WARN, OveruseAction.STOP, OveruseAction.CLEAR
 
 Look = tuple[float, int | None, bool]
 """Seconds, use, and whether somebody waits."""
 
 
-def play(policy: OverusePolicy, looks: Iterable[Look]) -> tuple[list[Step], list[OveruseState]]:
-    standing, steps, standings = OveruseState(), [], []
+def play(
+    policy: OverusePolicy, looks: Iterable[Look]
+) -> tuple[list[OveruseAction], list[OveruseState]]:
+    standing, steps, availabilities = OveruseState(), [], []
     for seconds, used, wanted in looks:
         standing, step = judge(
             LEASE, used, standing, policy, wanted=wanted, now=timedelta(seconds=seconds)
         )
         steps.append(step)
-        standings.append(standing)
-    return steps, standings
+        availabilities.append(standing)
+    return steps, availabilities
 
 
 def looks(*uses: tuple[float, int | None]) -> list[Look]:
@@ -124,7 +126,7 @@ def looks(*uses: tuple[float, int | None]) -> list[Look]:
         ),
     ],
 )
-def test_the_table(policy: OverusePolicy, seen: Sequence[Look], steps: list[Step]) -> None:
+def test_the_table(policy: OverusePolicy, seen: Sequence[Look], steps: list[OveruseAction]) -> None:
     assert play(policy, seen)[0] == steps
 
 
@@ -161,7 +163,7 @@ def test_no_job_is_stopped_before_it_was_over_for_a_whole_grace_and_told(
 ) -> None:
     steps, _ = play(policy, seen)
     for number, step in enumerate(steps):
-        if step is not Step.STOP:
+        if step is not OveruseAction.STOP:
             continue
         assert policy.consequence is Consequence.STOP
         back = [
@@ -170,7 +172,7 @@ def test_no_job_is_stopped_before_it_was_over_for_a_whole_grace_and_told(
             if seen[each][1] is not None and not is_over(policy, seen[each])
         ]
         first = back[-1] + 1 if back else 0
-        assert Step.WARN in steps[first:number]
+        assert OveruseAction.WARN in steps[first:number]
         over_for = sum(
             seen[each + 1][0] - seen[each][0]
             for each in range(number)
@@ -188,17 +190,17 @@ def test_who_is_over_for_longer_than_within_is_stopped_however_often_it_goes_bac
     for _ in range(1000):
         seen += looks((at, OVER), (at + over, OVER), (at + over, EDGE), (at + over + within, EDGE))
         at += over + within
-    assert Step.STOP in play(STOPS, seen)[0]
+    assert OveruseAction.STOP in play(STOPS, seen)[0]
 
 
 @given(POLICIES, histories())
 def test_only_what_is_seen_to_be_over_has_consequences(
     policy: OverusePolicy, seen: list[Look]
 ) -> None:
-    steps, standings = play(policy, seen)
-    for look, step, standing in zip(seen, steps, standings, strict=True):
+    steps, availabilities = play(policy, seen)
+    for look, step, standing in zip(seen, steps, availabilities, strict=True):
         if not is_over(policy, look):
-            assert step in (Step.NOTHING, Step.CLEAR)
+            assert step in (OveruseAction.NOTHING, OveruseAction.CLEAR)
         if look[1] is not None and not is_over(policy, look):
             assert standing.over_for is None
 
@@ -207,8 +209,10 @@ def test_only_what_is_seen_to_be_over_has_consequences(
 def test_what_nobody_saw_changes_nothing_but_that_it_was_not_seen(
     policy: OverusePolicy, seen: list[Look]
 ) -> None:
-    _, standings = play(policy, seen)
-    for before, after, look in zip([OveruseState(), *standings], standings, seen, strict=False):
+    _, availabilities = play(policy, seen)
+    for before, after, look in zip(
+        [OveruseState(), *availabilities], availabilities, seen, strict=False
+    ):
         if look[1] is None:
             assert after.over_for == before.over_for
             assert after.warned == before.warned
@@ -218,10 +222,10 @@ def test_what_nobody_saw_changes_nothing_but_that_it_was_not_seen(
 def test_the_first_look_over_warns_unless_it_was_told_of_late(
     policy: OverusePolicy, seen: list[Look]
 ) -> None:
-    steps, standings = play(policy, seen)
+    steps, availabilities = play(policy, seen)
     first = next((number for number, look in enumerate(seen) if is_over(policy, look)), None)
     if first is not None:
-        assert steps[first] is Step.WARN
-        assert standings[first].left(policy) == (
+        assert steps[first] is OveruseAction.WARN
+        assert availabilities[first].left(policy) == (
             policy.grace if policy.consequence is Consequence.STOP else None
         )

@@ -13,11 +13,11 @@ from gpulease.domain.gpu import (
     Fault,
     GpuMemory,
     GpuUuid,
-    Holding,
     JobId,
+    LedgerEntry,
     ProcessReading,
 )
-from gpulease.domain.gpu import take_stock as stock
+from gpulease.domain.gpu import build_ledger as stock
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place, spread
 from gpulease.units import Share
@@ -30,7 +30,7 @@ def gpus(*leased: int, exclusive: bool = False) -> list[GpuMemory]:
     return [
         stock(
             reading(f"GPU-{index}", index),
-            [Holding(JobId(index + 1), size * G, exclusive)] if size else [],
+            [LedgerEntry(JobId(index + 1), size * G, exclusive)] if size else [],
             {},
         )
         for index, size in enumerate(leased)
@@ -39,12 +39,12 @@ def gpus(*leased: int, exclusive: bool = False) -> list[GpuMemory]:
 
 def chosen(answer: Placement | Refusal) -> list[str]:
     assert isinstance(answer, Placement), answer
-    return [uuid for uuid, _ in answer.shares]
+    return [uuid for uuid, _ in answer.allocations]
 
 
 def obstacles(answer: Placement | Refusal) -> list[ObstacleKind]:
     assert isinstance(answer, Refusal), answer
-    return [each.obstacle for each in answer.hindrances]
+    return [each.kind for each in answer.obstacles]
 
 
 def test_the_fullest_gpu_that_still_fits_is_taken() -> None:
@@ -70,8 +70,8 @@ def test_a_gang_gets_all_its_gpus_or_none() -> None:
 def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> None:
     refused = place(Claim(6 * G), gpus(5, 6))
     assert isinstance(refused, Refusal)
-    assert [(each.index, each.waits_for) for each in refused.hindrances] == [(0, (1,)), (1, (2,))]
-    assert [each.why.split()[0] for each in refused.hindrances] == ["3G", "2G"]
+    assert [(each.index, each.waits_for) for each in refused.obstacles] == [(0, (1,)), (1, (2,))]
+    assert [each.why.split()[0] for each in refused.obstacles] == ["3G", "2G"]
 
 
 def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
@@ -84,21 +84,21 @@ def test_alone_means_without_a_job_that_has_its_lease_on_another_gpu() -> None:
         refused = place(claim, [there])
         assert isinstance(refused, Refusal)
         assert obstacles(refused) == [ObstacleKind.UNMANAGED]
-        assert mentions(refused.hindrances[0].why, *words)
+        assert mentions(refused.obstacles[0].why, *words)
 
 
 def in_mode(mode: ComputeMode | None, *holders: int, pid: int = 0, **process: Any) -> GpuMemory:
     there = (ProcessReading(pid, G, **process),) if pid else ()
-    held = [Holding(JobId(job), G) for job in holders]
+    held = [LedgerEntry(JobId(job), G) for job in holders]
     seen = reading(used=G if pid else 0, processes=there, compute_mode=mode)
-    return stock(seen, held, {}, servers=(50,))
+    return stock(seen, held, {}, mps_servers=(50,))
 
 
 def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
     refused = place(Claim(G), [in_mode(ComputeMode.PROHIBITED)])
     assert isinstance(refused, Refusal)
     assert obstacles(refused) == [ObstacleKind.PROHIBITED]
-    sentence("mode-prohibited", refused.hindrances[0].why)
+    sentence("mode-prohibited", refused.obstacles[0].why)
     free = replace(in_mode(ComputeMode.DEFAULT).reading, uuid=GpuUuid("GPU-b"), index=1)
     assert chosen(place(Claim(G), [in_mode(ComputeMode.PROHIBITED), stock(free, [], {})])) == [
         "GPU-b"
@@ -109,7 +109,7 @@ def test_a_gpu_that_no_program_can_use_takes_no_lease() -> None:
 def test_a_gpu_whose_compute_mode_is_not_known_takes_no_lease() -> None:
     refused = place(Claim(G), [in_mode(None)])
     assert isinstance(refused, Refusal)
-    sentence("mode-unknown", refused.hindrances[0].why)
+    sentence("mode-unknown", refused.obstacles[0].why)
 
 
 def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
@@ -119,9 +119,9 @@ def test_a_gpu_for_one_process_takes_one_lease_at_a_time() -> None:
     refused = place(Claim(G), [taken])
     assert isinstance(refused, Refusal)
     assert (obstacles(refused), refused.waits_for) == ([ObstacleKind.LEASED], (1,))
-    assert "exclusive" in refused.hindrances[0].why
+    assert "exclusive" in refused.obstacles[0].why
     assert taken.headroom == 0
-    first = in_mode(mode).holds(Holding(ONE, G))
+    first = in_mode(mode).with_entry(LedgerEntry(ONE, G))
     assert first.headroom == 0, "also within one plan"
 
 
@@ -165,7 +165,7 @@ def test_residue_of_the_driver_does_not_stand_against_being_alone() -> None:
         (stock(reading(), [], {}, drained="fan"), ObstacleKind.DRAINED),
         (stock(reading(total=G), [], {}), ObstacleKind.TOO_SMALL),
         (stock(reading(used=7 * G), [], {}), ObstacleKind.UNMANAGED),
-        (stock(reading(), [Holding(ONE, 7 * G)], {}), ObstacleKind.LEASED),
+        (stock(reading(), [LedgerEntry(ONE, 7 * G)], {}), ObstacleKind.LEASED),
     ],
 )
 def test_each_obstacle_is_named(gpu: GpuMemory, obstacle: ObstacleKind) -> None:
@@ -178,7 +178,7 @@ def test_two_halves_of_a_gpu_fit_on_it_and_a_third_does_not() -> None:
     for _ in range(2):
         answer = place(half, [gpu])
         assert isinstance(answer, Placement)
-        gpu = gpu.holds(Holding(ONE, answer.shares[0][1]))
+        gpu = gpu.with_entry(LedgerEntry(ONE, answer.allocations[0][1]))
     assert obstacles(place(half, [gpu])) == [ObstacleKind.LEASED]
 
 
@@ -189,8 +189,8 @@ def test_a_gpu_whose_size_is_not_known_now_might_hold_anything() -> None:
     assert not can_ever_hold(Claim(G), stock(unified, [], {})), GpuUuid("never leasable")
 
 
-PART = reading("MIG-a", 0, parent=GpuUuid("GPU-a"), place=0)
-WHOLE = reading("GPU-a", 0, total=None, divided=True)
+PART = reading("MIG-a", 0, parent=GpuUuid("GPU-a"), mig_index=0)
+WHOLE = reading("GPU-a", 0, total=None, mig_mode=True)
 
 
 def test_a_mig_device_is_leased_as_one_gpu_and_the_gpu_it_is_a_part_of_never() -> None:
@@ -201,11 +201,11 @@ def test_a_mig_device_is_leased_as_one_gpu_and_the_gpu_it_is_a_part_of_never() -
 
 
 def test_a_job_of_several_gpus_never_gets_a_mig_device() -> None:
-    second = replace(PART, uuid=GpuUuid("MIG-b"), place=1)
+    second = replace(PART, uuid=GpuUuid("MIG-b"), mig_index=1)
     gpus = [stock(each, [], {}) for each in (WHOLE, PART, second, reading("GPU-b", 1))]
     refused = place(Claim(G, gpus=2), gpus)
     assert isinstance(refused, Refusal)
-    assert [(each.label, each.obstacle) for each in refused.hindrances] == [
+    assert [(each.label, each.kind) for each in refused.obstacles] == [
         ("0", ObstacleKind.DIVIDED),
         ("0:0", ObstacleKind.DIVIDED),
         ("0:1", ObstacleKind.DIVIDED),
@@ -218,5 +218,5 @@ def test_a_job_of_several_gpus_never_gets_a_mig_device() -> None:
 
 
 def test_of_parts_that_fit_equally_the_first_on_its_gpu_is_taken() -> None:
-    second = replace(PART, uuid=GpuUuid("MIG-0"), place=1)
+    second = replace(PART, uuid=GpuUuid("MIG-0"), mig_index=1)
     assert chosen(place(Claim(G), [stock(second, [], {}), stock(PART, [], {})])) == ["MIG-a"]

@@ -11,7 +11,7 @@ from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, JobId, ProcessRe
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement
-from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, waiting_in
+from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, why_waiting
 
 HOUR = timedelta(hours=1)
 
@@ -37,7 +37,7 @@ def decide(jobs: list[Job], readings: list[GpuReading] | None = None) -> Plan:
 
 
 def granted(decided: Plan) -> list[tuple[int, list[str]]]:
-    return [(job_id, [uuid for uuid, _ in place.shares]) for job_id, place in decided.grants]
+    return [(job_id, [uuid for uuid, _ in place.allocations]) for job_id, place in decided.grants]
 
 
 def test_two_fit_and_the_third_waits_and_says_for_whom() -> None:
@@ -55,8 +55,8 @@ def test_who_came_first_is_not_overtaken_on_the_gpus_that_they_wait_for() -> Non
     jobs = [running(1, "GPU-0", 5 * G), running(2, "GPU-1", 5 * G), job(3, 6 * G), job(4, G)]
     decided = decide(jobs)
     assert granted(decided) == []
-    behind = waiting_in(decided, jobs[3]).refusal
-    assert [each.obstacle for each in behind.hindrances] == [ObstacleKind.RESERVED] * 2
+    behind = why_waiting(decided, jobs[3]).refusal
+    assert [each.kind for each in behind.obstacles] == [ObstacleKind.RESERVED] * 2
     assert behind.waits_for == (3,)
 
 
@@ -121,7 +121,7 @@ def test_who_gives_up_is_still_granted_what_fits_at_that_very_moment() -> None:
 def test_without_gpus_everyone_waits() -> None:
     decided = decide([job(1)], [])
     assert (decided.grants, decided.gives_up) == ((), ())
-    assert waiting_in(decided, job(1)).refusal.hindrances == ()
+    assert why_waiting(decided, job(1)).refusal.obstacles == ()
 
 
 halves = st.integers(min_value=1, max_value=20).map(lambda count: count * G // 2)
@@ -152,7 +152,7 @@ def moments(draw: st.DrawFn) -> Snapshot:
         for number in range(draw(st.integers(1, 6)))
     ]
     servers = frozenset(draw(st.sets(st.sampled_from([1000, 1001, 1002]))))
-    return Snapshot([*live, *wanted], there, NOON, owned, servers=servers)
+    return Snapshot([*live, *wanted], there, NOON, owned, mps_servers=servers)
 
 
 @given(moments())
@@ -161,13 +161,13 @@ def test_who_comes_in_the_same_millisecond_never_shares_a_byte_with_anybody(now:
     before = {gpu.uuid: gpu for gpu in ledgers(now)}
     given_now: dict[str, int] = {}
     for _, placement in decided.grants:
-        for uuid, memory in placement.shares:
+        for uuid, memory in placement.allocations:
             given_now[uuid] = given_now.get(uuid, 0) + memory
     for uuid, memory in given_now.items():
         gpu = before[uuid]  # type: ignore[index]
         # What runs counts with its whole lease, whether or not it has allocated anything.
-        leased = sum(holding.memory for holding in gpu.holdings)
+        leased = sum(holding.memory for holding in gpu.entries)
         assert memory + leased + (gpu.unmanaged or 0) <= (gpu.allocatable or 0)
     for gpu in decided.gpus:
-        alone = [holding for holding in gpu.holdings if holding.exclusive]
-        assert not alone or len(gpu.holdings) == 1
+        alone = [holding for holding in gpu.entries if holding.exclusive]
+        assert not alone or len(gpu.entries) == 1

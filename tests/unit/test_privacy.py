@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from daemon_stand_in import views
-from gpulease.server.job_views import conceal
+from gpulease.server.redaction import redact_job
 from gpulease.wire.views import PoolView, UnheldView
 
 SECRET = "secret"
@@ -13,8 +13,8 @@ def test_no_field_of_anothers_job_tells_what_is_run() -> None:
     job = views.running(user="alice", name=SECRET, command=SECRET, sized=f"as {SECRET} did")
     job.unheld = [UnheldView(7, SECRET, f"it is in the container {SECRET}")]
     job.leases[0].pools = [PoolView(SECRET, "1", 1, 1, 1, 1)]
-    told = repr(conceal(job, "bob"))
+    told = repr(redact_job(job, "bob"))
     assert SECRET not in told
-    assert conceal(job, "alice") == job
+    assert redact_job(job, "alice") == job
     failed = replace(job, outcome="launch_failed", reason=f"cannot run {SECRET}")
-    assert SECRET not in repr(conceal(failed, "bob"))
+    assert SECRET not in repr(redact_job(failed, "bob"))

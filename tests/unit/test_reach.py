@@ -3,7 +3,7 @@
 import pytest
 
 from goldens import sentence
-from gpulease.domain.enforcement import HOOK, PATH, Start, Unheld, why_unheld
+from gpulease.domain.enforcement import HOOK, PATH, ProcessStart, UncoveredProcess, why_uncovered
 
 HOOKS = "/opt/gpulease/hooks"
 JOB = {HOOK: "{}", PATH: f"{HOOKS}:/home/alice/lib"}
@@ -11,7 +11,7 @@ JOB = {HOOK: "{}", PATH: f"{HOOKS}:/home/alice/lib"}
 
 def why(command: str, environment: dict[str, str] | None = JOB, **changes: object) -> str | None:
     given = {"is_python": True, **changes}
-    return why_unheld(Start(command.split(), environment, **given), HOOKS)  # type: ignore[arg-type]
+    return why_uncovered(ProcessStart(command.split(), environment, **given), HOOKS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,11 @@ def test_of_what_cannot_be_read_nothing_is_said() -> None:
 
 
 def test_a_process_that_has_written_a_title_over_its_command_shows_no_flags() -> None:
-    assert why_unheld(Start(("ray::worker -I x",), JOB, is_python=True), HOOKS) is None
+    assert why_uncovered(ProcessStart(("ray::worker -I x",), JOB, is_python=True), HOOKS) is None
 
 
 def test_it_is_told_in_a_sentence() -> None:
-    said = str(Unheld(1234, "python3 -I x.py", "it runs with -I, which ignores PYTHONPATH"))
+    said = str(
+        UncoveredProcess(1234, "python3 -I x.py", "it runs with -I, which ignores PYTHONPATH")
+    )
     sentence("unhooked", said)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,10 @@ from fastapi.routing import APIRoute
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
-from gpulease.server.app import Route, build_api, table
-from gpulease.server.auth import Caller, Rights, Who
-from gpulease.server.jobs import Handlers
+from gpulease.server.app import Route, build_api, routes
+from gpulease.server.auth import Access, Caller, Rights
+from gpulease.server.context import RequestContext
 from gpulease.server.request_limits import RequestLimits
-from gpulease.server.usage import AccountHandlers
 
 ADMINS = 2000
 DAEMONS_OWNER = 500
@@ -29,11 +29,11 @@ CALLERS = {
     "root": Caller(1, 0, 0),
 }
 OPEN_TO = {
-    Who.ANYONE: set(CALLERS),
-    Who.SUBMITTER: set(CALLERS),
-    Who.MANAGER: {"owner", "admin", "root"},
-    Who.OWNER: {"owner", "root"},
-    Who.ADMIN: {"admin", "root"},
+    Access.ANYONE: set(CALLERS),
+    Access.SUBMITTER: set(CALLERS),
+    Access.MANAGER: {"owner", "admin", "root"},
+    Access.OWNER: {"owner", "root"},
+    Access.ADMIN: {"admin", "root"},
 }
 JOB = Job(
     id=JobId(7),
@@ -43,7 +43,7 @@ JOB = Job(
     claim=Claim(1 << 30),
     submitted_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
-ROUTES = table(Handlers(None), AccountHandlers(None))  # type: ignore[arg-type]
+ROUTES = routes(None)  # type: ignore[arg-type]
 
 
 class WithAdmins(Rights):
@@ -61,10 +61,11 @@ async def careless() -> Response:
 def api(daemon_uid: int = 0) -> RequestLimits:
     """Return the application over one job, with handlers that check nothing."""
     jobs = SimpleNamespace(job=lambda number: JOB if number == JOB.id else None)
-    desk: Any = SimpleNamespace(
-        rights=WithAdmins(daemon_uid, "admins"), keeper=SimpleNamespace(store=jobs)
+    context: Any = SimpleNamespace(
+        rights=WithAdmins(daemon_uid, "admins"), scheduler=SimpleNamespace(store=jobs)
     )
-    made = build_api(desk, [replace(route, endpoint=careless) for route in ROUTES])
+    context.existing_job = partial(RequestContext.existing_job, context)
+    made = build_api(context, [replace(route, handler=careless) for route in ROUTES])
     assert isinstance(made, RequestLimits)
     return made
 
@@ -92,7 +93,7 @@ def status_of(app: RequestLimits, method: str, path: str, caller: Caller) -> int
 def test_a_route_whose_handler_checks_nothing_is_open_to_whom_the_table_says(route: Route) -> None:
     app, path = api(), "/v1" + route.path.format(job_id=JOB.id, gpu=0)
     answers = {name: status_of(app, route.method, path, who) for name, who in CALLERS.items()}
-    assert answers == {name: 204 if name in OPEN_TO[route.who] else 403 for name in CALLERS}
+    assert answers == {name: 204 if name in OPEN_TO[route.access] else 403 for name in CALLERS}
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/holds"])

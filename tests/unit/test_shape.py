@@ -30,7 +30,7 @@ def shape(command: str, cwd: str = "/home/alice") -> CommandFingerprint:
     ],
 )
 def test_runs_that_differ_in_values_are_alike_and_not_the_same(one: str, other: str) -> None:
-    assert shape(one).alike == shape(other).alike
+    assert shape(one).similar_key == shape(other).similar_key
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,21 @@ def test_runs_that_differ_in_values_are_alike_and_not_the_same(one: str, other: 
     ],
 )
 def test_runs_of_other_scripts_or_with_other_options_are_not_alike(one: str, other: str) -> None:
-    assert shape(one).alike != shape(other).alike
+    assert shape(one).similar_key != shape(other).similar_key
 
 
 def test_a_script_of_another_folder_is_another_script() -> None:
-    assert shape("python train.py", "/a").alike != shape("python train.py", "/b").alike
-    assert shape("python -m train", "/a").alike != shape("python -m train", "/b").alike
+    assert shape("python train.py", "/a").similar_key != shape("python train.py", "/b").similar_key
+    assert shape("python -m train", "/a").similar_key != shape("python -m train", "/b").similar_key
 
 
 def test_runs_are_the_same_only_if_every_word_is() -> None:
-    assert shape("python train.py --lr 0.1").same == shape("python train.py --lr 0.1").same
-    assert shape("python train.py --lr 0.1").same != shape("python train.py --lr 0.2").same
+    assert (
+        shape("python train.py --lr 0.1").exact_key == shape("python train.py --lr 0.1").exact_key
+    )
+    assert (
+        shape("python train.py --lr 0.1").exact_key != shape("python train.py --lr 0.2").exact_key
+    )
 
 
 @pytest.mark.parametrize("command", ["python -c print(1)", "python", "python -", "bash -c x"])
@@ -69,5 +73,5 @@ def test_any_command_has_a_shape_or_none_and_tells_nothing_of_itself(
 ) -> None:
     found = fingerprint_of(argv, cwd)
 
-    assert found is None or (len(found.alike), len(found.same)) == (32, 32)
+    assert found is None or (len(found.similar_key), len(found.exact_key)) == (32, 32)
     assert found == fingerprint_of(argv, cwd)

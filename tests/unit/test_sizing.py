@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.domain.memory_estimate import Run, advised_size, advised_size_after_oom, size_for
+from gpulease.domain.memory_estimate import PastRun, advised_size, advised_size_after_oom, size_for
 from gpulease.units import GIB, MIB
 
 sizes = st.integers(64 * MIB, 80 * GIB)
-runs = st.builds(Run, sizes, sizes, st.booleans(), st.booleans())
+runs = st.builds(PastRun, sizes, sizes, st.booleans(), st.booleans())
 
 
 def test_without_a_run_there_is_no_size() -> None:
@@ -16,54 +16,54 @@ def test_without_a_run_there_is_no_size() -> None:
 
 
 def test_the_highest_use_of_two_runs_counts_with_a_margin() -> None:
-    assert size_for([Run(8 * GIB, 3 * GIB), Run(8 * GIB, 48 * GIB // 10)]) == 6 * GIB
+    assert size_for([PastRun(8 * GIB, 3 * GIB), PastRun(8 * GIB, 48 * GIB // 10)]) == 6 * GIB
 
 
 def test_of_three_runs_or_more_one_odd_run_decides_nothing() -> None:
-    usual, odd = Run(8 * GIB, 4 * GIB), Run(75 * GIB, 70 * GIB)
+    usual, odd = PastRun(8 * GIB, 4 * GIB), PastRun(75 * GIB, 70 * GIB)
     for runs in ([odd, usual, usual], [usual, odd, usual], [usual] * 9 + [odd]):
         assert size_for(runs) == 5 * GIB
     assert size_for([odd, usual]) == 75 * GIB, "nobody can tell which of two is odd"
 
 
 def test_a_need_that_grew_is_followed_when_two_runs_have_shown_it() -> None:
-    usual, grown = Run(4 * GIB, 3 * GIB), Run(16 * GIB, 9 * GIB)
+    usual, grown = PastRun(4 * GIB, 3 * GIB), PastRun(16 * GIB, 9 * GIB)
     assert size_for([grown, *[usual] * 9]) == 3584 * MIB
     assert size_for([grown, grown, *[usual] * 8]) == 10752 * MIB
 
 
 def test_a_run_that_ran_out_of_memory_counts_at_once_and_as_one_run_afterwards() -> None:
-    usual, short = Run(4 * GIB, 3 * GIB), Run(4 * GIB, 4 * GIB, True)
+    usual, short = PastRun(4 * GIB, 3 * GIB), PastRun(4 * GIB, 4 * GIB, True)
     assert size_for([short, *[usual] * 9]) == 5 * GIB
     assert size_for([usual, short, *[usual] * 8]) == 3584 * MIB
-    enough = Run(5 * GIB, 45 * GIB // 10)
+    enough = PastRun(5 * GIB, 45 * GIB // 10)
     assert size_for([enough, short, *[usual] * 8]) == 5 * GIB, "and with its new try as two"
 
 
 def test_a_framework_that_takes_all_it_may_does_not_grow_from_run_to_run() -> None:
-    assert size_for([Run(4 * GIB, 4 * GIB)]) == 4 * GIB
-    assert size_for([Run(4 * GIB, 4 * GIB - 1)] * 5) == 4 * GIB
+    assert size_for([PastRun(4 * GIB, 4 * GIB)]) == 4 * GIB
+    assert size_for([PastRun(4 * GIB, 4 * GIB - 1)] * 5) == 4 * GIB
 
 
 def test_a_job_that_held_more_than_its_lease_gets_more() -> None:
-    assert size_for([Run(4 * GIB, 5 * GIB)]) == 6 * GIB
+    assert size_for([PastRun(4 * GIB, 5 * GIB)]) == 6 * GIB
 
 
 def test_after_running_out_of_memory_more_is_asked_for() -> None:
-    assert size_for([Run(4 * GIB, 4 * GIB, True)]) == 5 * GIB
+    assert size_for([PastRun(4 * GIB, 4 * GIB, True)]) == 5 * GIB
 
 
 def test_a_lease_that_did_after_one_that_did_not_is_asked_for_again() -> None:
-    assert size_for([Run(6 * GIB, GIB), Run(4 * GIB, 4 * GIB, True)]) == 6 * GIB
+    assert size_for([PastRun(6 * GIB, GIB), PastRun(4 * GIB, 4 * GIB, True)]) == 6 * GIB
 
 
 def test_a_run_that_was_stopped_for_a_gpu_it_did_not_lease_needs_no_more_memory() -> None:
-    assert size_for([Run(4 * GIB, 2 * GIB, over_lease=True)]) == 2560 * MIB
+    assert size_for([PastRun(4 * GIB, 2 * GIB, over_lease=True)]) == 2560 * MIB
 
 
 @given(st.lists(runs, min_size=1, max_size=15))
 def test_a_size_is_never_one_that_was_too_small_of_late_or_twice(
-    known: list[Run],
+    known: list[PastRun],
 ) -> None:
     found = size_for(known)
 
@@ -97,5 +97,5 @@ def test_a_job_over_its_lease_gets_the_same_advice_or_more_when_it_runs_out_of_m
     peak = leased + more
     at_the_end = advised_size_after_oom(leased, peak, lacking)
     assert at_the_end >= advised_size(peak) > peak
-    assert size_for([Run(leased, peak, out_of_memory=True)]) >= advised_size(peak)
-    assert size_for([Run(leased, peak, over_lease=True)]) >= advised_size(peak)
+    assert size_for([PastRun(leased, peak, out_of_memory=True)]) >= advised_size(peak)
+    assert size_for([PastRun(leased, peak, over_lease=True)]) >= advised_size(peak)

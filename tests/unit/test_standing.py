@@ -16,32 +16,32 @@ OFF = HardwareFault("xid 79", "XID 79, the GPU has fallen off the bus", NOON)
 
 
 def test_a_drain_says_who_and_why() -> None:
-    assert GpuAvailability().closed is None
-    sentence("drained-why", GpuAvailability(FAN).closed)
-    sentence("drained", GpuAvailability(Drain("alice")).closed)
+    assert GpuAvailability().reason is None
+    sentence("drained-why", GpuAvailability(FAN).reason)
+    sentence("drained", GpuAvailability(Drain("alice")).reason)
     # As a record of before 0004 has it.
-    sentence("drained-by-unknown", GpuAvailability(Drain(None, "fan")).closed)
-    sentence("drained-by-health", GpuAvailability(None, OFF).closed)
+    sentence("drained-by-unknown", GpuAvailability(Drain(None, "fan")).reason)
+    sentence("drained-by-health", GpuAvailability(None, OFF).reason)
 
 
 def test_who_drained_first_has_drained_and_a_fault_is_kept_beside_it() -> None:
     both = GpuAvailability(None, OFF).drained(FAN)
-    assert (both.drain, both.ailment) == (FAN, OFF)
-    assert both.closed == GpuAvailability(FAN).closed
+    assert (both.drain, both.hardware_fault) == (FAN, OFF)
+    assert both.reason == GpuAvailability(FAN).reason
     assert both.drained(Drain("bob", "dust", NOON + timedelta(hours=1))) == both
 
 
 def test_a_person_resumes_both_and_excuses_the_fault() -> None:
-    assert GpuAvailability(FAN, OFF).resumed() == GpuAvailability(excused="xid 79")
-    assert GpuAvailability(FAN, excused="remap_failed").resumed() == GpuAvailability(
-        excused="remap_failed"
+    assert GpuAvailability(FAN, OFF).resumed() == GpuAvailability(accepted_fault="xid 79")
+    assert GpuAvailability(FAN, accepted_fault="remap_failed").resumed() == GpuAvailability(
+        accepted_fault="remap_failed"
     )
 
 
 GPUS = (
     reading("GPU-5f3a0000-1", 0),
     reading("GPU-5f3b0000-2", 1),
-    reading("MIG-5f3c0000-3", 1, parent=GpuUuid("GPU-5f3b0000-2"), place=0),
+    reading("MIG-5f3c0000-3", 1, parent=GpuUuid("GPU-5f3b0000-2"), mig_index=0),
 )
 
 

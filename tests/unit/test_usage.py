@@ -8,13 +8,13 @@ from fakes import ALICE, NOON, G, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId, ProcessReading
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
-from gpulease.domain.memory_estimate import Kind
+from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.service.observation import Observation
 from gpulease.service.usage import MOST_PROCESSES, PoolReport, Report, Usage
 from gpulease.units import MIB
 
 GPU = GpuUuid("GPU-a")
-KIND = Kind("torch", "Fake", "610.1", 1)
+KIND = OverheadKey("torch", "Fake", "610.1", 1)
 START = 600 * MIB
 
 
@@ -47,7 +47,7 @@ class World:
         asyncio.run(self.usage.observe(seen))
 
     def beside(self, job: int = 1) -> int | None:
-        return self.usage.of(JobId(job))[0].beside
+        return self.usage.of(JobId(job))[0].overhead
 
     def end(self) -> None:
         self.usage.written(self.usage.unwritten(), living=set())
@@ -98,7 +98,7 @@ def test_two_frameworks_in_one_process_say_nothing_of_either() -> None:
         world.hear(G, framework="tensorflow")
         world.look(memory=3 * G)
 
-    assert [each.beside for each in world.usage.of(JobId(1))] == [None, None]
+    assert [each.overhead for each in world.usage.of(JobId(1))] == [None, None]
 
 
 def test_a_figure_of_another_process_says_nothing() -> None:

@@ -20,9 +20,8 @@ from gpulease.errors import RecordUnwritable
 from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.jobs import revoke
-from gpulease.service.observation import Policy
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import WorkerStarted
+from gpulease.service.ports import Policy, WorkerStarted
 
 from .test_keeper import World, at_once
 
@@ -53,10 +52,10 @@ class Watched(World):
     async def look(self, times: int = 1, **span: float) -> None:
         for _ in range(times):
             self.clock.forward(**(span or {"seconds": 1}))
-            seen = await self.keeper.look()
-            await self.overseer.look_for_overuse(seen)
-            await self.overseer.look_for_idleness(seen)
-            await self.overseer.look_for_shortfalls(seen)
+            seen = await self.keeper.observer.observe()
+            await self.overseer.check_overuse(seen)
+            await self.overseer.check_idleness(seen)
+            await self.overseer.check_shortfalls(seen)
         await self.settle()
 
     def told(self, job: JobId) -> list[str]:
@@ -82,7 +81,7 @@ def play(
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.followers.stop()
+            await world.keeper.supervisor.stop()
 
     asyncio.run(whole())
 
@@ -193,14 +192,14 @@ def test_a_daemon_that_died_before_it_could_stop_the_job_stops_it_for_the_same_r
     async def scenario(world: Watched) -> None:
         job = await running(world)
         revoke(world.store, job, Outcome.OVER_LEASE, "it held too much", world.clock)
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
 
         world.keeper = world.new_keeper()
-        world.keeper.followers.recover()
+        world.keeper.supervisor.recover()
         world.launcher.hears(job, WorkerStarted(101, 201, NOON))
         await world.settle()
         assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["over_lease"])
-        await world.keeper.followers.stop()
+        await world.keeper.supervisor.stop()
 
     play(scenario)
 
@@ -420,7 +419,7 @@ def test_an_owner_is_told_nothing_of_memory_that_the_lease_does_not_need() -> No
         assert world.told(job) == [], "it has all of its lease"
 
     async def with_a_margin(world: Watched) -> None:
-        world.keeper.policy = Policy(margin=G)
+        world.policy = Policy(margin=G)
         job = await running(world, 4 * G)
         world.gpus.unmanaged["GPU-a"] = 4 * G
         await world.look(5)
@@ -554,7 +553,12 @@ def test_a_process_of_a_mig_device_is_not_taken_for_one_on_the_whole_gpu() -> No
         job = await running(world)
         world.finder.jobs[7] = job
         world.gpus.broken["GPU-b"] = GpuReading(
-            GpuUuid("GPU-b"), 1, "Fake", used=G, divided=True, processes=(ProcessReading(7, 3 * G),)
+            GpuUuid("GPU-b"),
+            1,
+            "Fake",
+            used=G,
+            mig_mode=True,
+            processes=(ProcessReading(7, 3 * G),),
         )
         await world.look(50)
         assert world.told(job) == []

@@ -13,7 +13,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -100,7 +100,7 @@ def test_no_fraction_is_more_than_the_lease_on_any_gpu(gpus: list[LeasedGpu]) ->
     assert all(share * each.total <= each.memory for each in gpus)
     pool = Fraction(environment[OLD])
     least = Fraction(1, 10**6)
-    beside = outside_the_pool("jax", len(gpus))
+    beside = default_overhead("jax", len(gpus))
     assert all(
         pool <= max(least, Fraction(max(0, each.memory - beside), each.total)) for each in gpus
     )

@@ -17,7 +17,7 @@ from gpulease.worker.environment import (
     MIB,
     LeasedGpu,
     WorkerOptions,
-    outside_the_pool,
+    default_overhead,
     worker_environment,
 )
 
@@ -36,7 +36,9 @@ def hooks_module(name: str) -> Any:
 
 
 choose = hooks_module("devices").choose
-partition: Callable[[list[float], int, int], list[float]] = hooks_module("partition").partition
+partition: Callable[[list[float], int, int], list[float]] = hooks_module(
+    "tensorflow_config"
+).partition
 
 UUIDS = ["GPU-aa11", "GPU-aa22"]
 
@@ -132,7 +134,7 @@ def config(**gpu_options: Any) -> Any:
 
 
 def lease(count: int = 2, simulated: bool = False, **options: Any) -> Any:
-    memory = 4096 * MIB + outside_the_pool("tensorflow", count)
+    memory = 4096 * MIB + default_overhead("tensorflow", count)
     gpus = [LeasedGpu(f"GPU-{number}", number, "H", memory, 2 * memory) for number in range(count)]
     environment = worker_environment(
         {},
@@ -147,9 +149,9 @@ def lease(count: int = 2, simulated: bool = False, **options: Any) -> Any:
     return hooks_module("lease").Lease(environment["GPULEASE_HOOK"])
 
 
-def clamped(proto: Any, granted: Any, cpus_are_a_wish: bool = True) -> tuple[Any, Any]:
+def clamped(proto: Any, granted: Any, cpu_count_is_set: bool = True) -> tuple[Any, Any]:
     pools = granted.pools("tensorflow", granted.visible.split(","))
-    hooks_module("clamp").clamp(proto, granted, pools, cpus_are_a_wish)
+    hooks_module("tensorflow_config").limit_config(proto, granted, pools, cpu_count_is_set)
     virtual = proto.gpu_options.experimental.virtual_devices
     return [device.memory_limit_mb for device in virtual], proto.gpu_options.visible_device_list
 
@@ -190,7 +192,7 @@ def test_a_gpu_that_is_not_there_is_left_for_tensorflow_to_refuse() -> None:
 
 def test_no_gpu_in_sight_means_nothing_to_limit() -> None:
     proto = config()
-    hooks_module("clamp").clamp(proto, lease(), [], cpus_are_a_wish=True)
+    hooks_module("tensorflow_config").limit_config(proto, lease(), [], cpu_count_is_set=True)
 
     assert not proto.gpu_options.experimental.virtual_devices
 

@@ -1,20 +1,17 @@
-"""Our three streams while attached, and the terminal that they may be.
+"""The standard streams of this command while it is attached, and the terminal that they may be.
 
-Knows nothing of jobs: what is shown and typed here is for others to make sense of.
+Output that waits is bounded, and input is read only while the job takes it. Nothing here blocks.
+The streams that this command got are not made non-blocking, since that would affect the shell and
+all others that share them. A pipe is opened a second time to write to it without blocking. Where
+that is not possible, only as many bytes are written as poll(2) guarantees room for.
 
-The standard streams of `run`: bytes out with a bound on what waits, bytes in while wanted.
-
-Nothing here blocks, and no stream that we were given is made non-blocking, since that would be so
-for everyone who shares it, shell and all. A pipe is opened once more, for ourselves, to be written
-without blocking; where that may not be, only as much as poll(2) vouches for is written.
+This module knows nothing of jobs.
 """
 
 import errno
 import fcntl
 import os
-import select
 import stat
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,54 +20,35 @@ from gpulease.cli.attachment.mode import AttachMode
 from gpulease.cli.attachment.terminal import ControllingTerminal, Modes
 from gpulease.cli.caller import is_ours
 from gpulease.cli.signals import Signals
+from gpulease.event_loop import EventLoop
 from gpulease.wire.frames import FrameKind
-from gpulease.write_buffer import ROOM, Backlog, Conduit, Piece
+from gpulease.write_buffer import Piece, WriteBuffer
 
 PIECE = 256 * 1024
-"""Bytes read from stdin at once, and kept for a slow reader before more are refused."""
+"""Bytes read from stdin at once, and kept for a slow reader before no more are fetched."""
 _ROOM = 4096
-"""Bytes that a pipe takes without blocking where poll says that it is writable (PIPE_BUF)."""
+"""Bytes that a writable pipe takes without blocking (PIPE_BUF)."""
 
 
 class Outlet:
-    """One of our own output streams, and what waits to be written there."""
+    """One of this command's output streams, and what waits to be written to it."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.broken = False
-        """Nothing can be written there any more."""
+        """Nothing more can be written."""
         self.trouble: str | None = None
-        """Why it broke, where that is not that nobody wants to read."""
+        """Why writing failed, unless the reader has closed the stream."""
         self.was_terminal = os.isatty(handle)
-        """Whether it was one when we began: one that is gone does not say so."""
+        """Whether it was a terminal at the start; one that has hung up does not say so."""
         self.mid_line = False
-        """What was put last did not end its line."""
-        self._waiting = Backlog()
+        """The last line is incomplete."""
+        self._waiting = WriteBuffer()
         self._is_file = _is(handle, stat.S_ISREG)
-        self._way = _reopened(handle) if _is(handle, stat.S_ISFIFO) else None
-        self._conduit = Conduit()
-        """What is to be written before what waits."""
-        self._can_move = self._is_file or self._way is not None
-
-    def move(self, source: int, most: int) -> int | None:
-        """Move at most `most` bytes of a socket here, uncopied, and return how many.
-
-        None: they have to be read, and put.
-        """
-        if self.broken or self.wants_room or not self._can_move:
-            return None
-        try:
-            size = self._conduit.fill(source, most)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self._can_move = False
-            return None
-        self.write()
-        return size or None
+        self._reopened = _reopen(handle) if _is(handle, stat.S_ISFIFO) else None
 
     def put(self, piece: bytes) -> None:
-        """Keep `piece` for writing; for a broken stream it is dropped."""
+        """Queue `piece`; it is dropped if the stream is broken."""
         if not self.broken and piece:
             self._waiting.add(piece)
             self.mid_line = not piece.endswith(b"\n")
@@ -80,47 +58,32 @@ class Outlet:
     @property
     def wants_room(self) -> bool:
         """Whether something waits to be written."""
-        return self._waiting.size + self._conduit.held > 0
+        return self._waiting.size > 0
 
     @property
     def is_full(self) -> bool:
         """Whether so much waits that no more should be fetched."""
-        return self._waiting.size + self._conduit.held >= PIECE
+        return self._waiting.size >= PIECE
 
     def write(self) -> None:
-        """Write what there is room for; call when poll says so."""
+        """Write what there is room for; call this when the stream is writable."""
         try:
-            self._empty_conduit()
             if self._waiting.size:
-                self._waiting.write(self._write_some)
+                self._waiting.write_once(self._write_some)
         except BlockingIOError:
             return
         except OSError as error:
-            # EPIPE from a reader that left, EBADF from `>&-`, ENOSPC, EIO: none of them mends.
+            # EPIPE, EBADF after `>&-`, ENOSPC or EIO: all of them are final.
             self.broken = True
             unwanted = error.errno in (errno.EPIPE, errno.EBADF)
             self.trouble = None if unwanted else error.strerror
             self._waiting.clear()
-            self._conduit.clear()
-
-    def _empty_conduit(self) -> None:
-        try:
-            while self._conduit.held:
-                self._conduit.pass_on(self._target)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            # Nothing can be spliced here, as to a file that is open for appending.
-            self._can_move = False
-            self._waiting.add(self._conduit.read())
-
-    @property
-    def _target(self) -> int:
-        return self.handle if self._way is None else self._way
 
     def _write_some(self, pieces: list[Piece]) -> int:
-        if self._is_file or self._way is not None:
-            return os.writev(self._target, pieces)
+        if self._reopened is not None:
+            return os.writev(self._reopened, pieces)
+        if self._is_file:
+            return os.writev(self.handle, pieces)
         return os.write(self.handle, pieces[0][:_ROOM])
 
 
@@ -131,64 +94,46 @@ def _is(handle: int, kind: Callable[[int], bool]) -> bool:
         return False
 
 
-def _reopened(handle: int) -> int | None:
+def _reopen(handle: int) -> int | None:
+    """Open a pipe a second time, without blocking; None where that is not possible."""
     try:
         if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            return None  # not even ours to write
+            return None  # it cannot be written
         return os.open(f"/proc/self/fd/{handle}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return None  # another user's, or without a reader by now
+        return None  # it belongs to another user, or its reader has closed it
 
 
 class Inlet:
-    """Our own standard input."""
+    """This command's standard input."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.ended = False
         self.is_terminal = os.isatty(handle)
-        self.conduit = Conduit()
-        self._can_move = _is(handle, stat.S_ISREG) or _is(handle, stat.S_ISFIFO)
-
-    def fill(self) -> int | None:
-        """Take what is there into the conduit, which is empty; return how much it is.
-
-        None: it has to be read. `ended` is set at the end of it.
-        """
-        if not self._can_move:
-            return None
-        try:
-            size = self.conduit.fill(self.handle, ROOM)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self._can_move = False
-            return None
-        self.ended = not size
-        return size
 
     @property
     def is_ours(self) -> bool:
-        """Whether we may read: a terminal belongs to the job in its foreground."""
+        """Whether this command may read: a terminal belongs to its foreground process group."""
         return not self.is_terminal or is_ours(self.handle)
 
     def read(self) -> bytes:
-        """Return what is there; call when poll says so. `ended` is set at the end of it."""
+        """Return what has arrived, and note the end; call this when the stream is readable."""
         try:
             piece = os.read(self.handle, PIECE)
         except BlockingIOError:
             return b""
         except OSError as error:
-            # EIO from a terminal means that we went into the background just now, or that the
-            # terminal is gone; the latter comes with a SIGHUP of its own.
+            # EIO means that this command has just gone to the background, or that the terminal has
+            # hung up. The latter also sends SIGHUP.
             self.ended = not (self.is_terminal and error.errno == errno.EIO)
             return b""
         self.ended = not piece
         return piece
 
 
-_PATIENCE = 1.0
-"""Seconds that a terminal may take over what should be seen before it is given back."""
+_SETTLE_WITHIN_S = 1.0
+"""Time for a terminal to take what should be seen before it is given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,27 +145,27 @@ class Keys:
 
 
 class Console:
-    """Standard input, output and error; `say` is how to speak where no terminal is held."""
+    """Standard input, output and error. `say` shows a message while no terminal is held."""
 
     def __init__(
-        self, manner: AttachMode, handles: tuple[int, int, int], say: Callable[[str], None]
+        self, mode: AttachMode, handles: tuple[int, int, int], say: Callable[[str], None]
     ) -> None:
         self.stdin = Inlet(handles[0])
         self.stdout, self.stderr = Outlet(handles[1]), Outlet(handles[2])
         self.keys: Keys | None = None
-        self.writes = not manner.watches
-        """What is typed here reaches the job, and the size of the terminal is the job's."""
-        self._on_terminal = manner.on_terminal
-        self._modes = Modes() if manner.on_terminal else None
+        self.writes = not mode.watches
+        """What is typed here reaches the job, and the job's terminal has the size of this one."""
+        self._on_terminal = mode.on_terminal
+        self._modes = Modes() if mode.on_terminal else None
         self._say = say
         self._spoken: Outlet | None = None
-        """Where our own words go while the terminal is held."""
-        if manner.reads_keys and self.stdin.is_terminal:
-            terminal = ControllingTerminal(handles[0], verbatim=manner.on_terminal)
-            self.keys = Keys(terminal, Keyboard(manner.keys, terminal.controls, manner.use))
+        """Where messages go while the terminal is held."""
+        if mode.reads_keys and self.stdin.is_terminal:
+            terminal = ControllingTerminal(handles[0], verbatim=mode.on_terminal)
+            self.keys = Keys(terminal, Keyboard(mode.keys, terminal.controls, mode.use))
             if os.isatty(handles[2]):
                 self._spoken = self.stdout if os.isatty(handles[1]) else self.stderr
-        elif not manner.passes_input:
+        elif not mode.passes_input:
             self.stdin.ended = True
 
     # Out.
@@ -241,14 +186,8 @@ class Console:
         if self.keys is not None:
             self.keys.board.heard(piece)
 
-    def outlet(self, kind: FrameKind) -> Outlet | None:
-        """Return where output of this kind may go unseen; None: it has to be shown."""
-        if self._modes is not None or self.keys is not None:
-            return None
-        return self.stderr if kind is FrameKind.STDERR else self.stdout
-
     def say(self, text: str) -> None:
-        """Say something ourselves, on a line of its own."""
+        """Show a message of this command on a separate line."""
         if self._spoken is None:
             self._say(text)
         else:
@@ -257,47 +196,36 @@ class Console:
             self._spoken.put(f"{fresh}{text}{end}".encode(errors="replace"))
 
     def tidy(self) -> None:
-        """Switch off what the job has switched on: it will not do so itself."""
+        """Reset the modes of the terminal that the job has set and cannot reset."""
         if self._modes is not None and (undone := self._modes.undo()):
             self.stdout.put(undone)
             self.stdout.mid_line = True
 
-    def register(self, poller: select.poll) -> None:
-        """Poll for room where something waits."""
+    def watch(self, loop: EventLoop) -> None:
+        """Write in `loop` what waits."""
         for outlet in (self.stdout, self.stderr):
-            if outlet.wants_room:
-                poller.register(outlet.handle, select.POLLOUT)
-
-    def write(self, ready: dict[int, int]) -> None:
-        """Write where there is room."""
-        for outlet in (self.stdout, self.stderr):
-            if outlet.handle in ready:
-                outlet.write()
+            loop.on_writable(outlet.handle, outlet.write if outlet.wants_room else None)
 
     def drain(self, signals: Signals) -> None:
-        """Write all that waits; a signal ends the wait for a reader who does not read."""
-        while self.stdout.wants_room or self.stderr.wants_room:
-            poller = select.poll()
-            poller.register(signals.fileno(), select.POLLIN)
-            self.register(poller)
-            ready = dict(poller.poll())
-            self.write(ready)
-            if signals.fileno() in ready and signals.take():
-                return
+        """Write all that waits. A signal ends the wait for a reader that does not read."""
+        loop, caught = EventLoop(), list[object]()
+        loop.on_readable(signals.fileno(), lambda: caught.extend(signals.take()))
+        self._write_all(loop, caught)
 
     def settle(self) -> None:
         """Write what waits, as far as it can be written soon."""
-        deadline = time.monotonic() + _PATIENCE
-        while self.stdout.wants_room or self.stderr.wants_room:
-            poller = select.poll()
-            self.register(poller)
-            left = deadline - time.monotonic()
-            if left <= 0 or not (ready := dict(poller.poll(left * 1000))):
-                return
-            self.write(ready)
+        loop, is_late = EventLoop(), list[object]()
+        loop.set_timer_after("late", _SETTLE_WITHIN_S, lambda: is_late.append(True))
+        self._write_all(loop, is_late)
+
+    def _write_all(self, loop: EventLoop, stop: list[object]) -> None:
+        """Write all that waits, or until something is in `stop`."""
+        while (self.stdout.wants_room or self.stderr.wants_room) and not stop:
+            self.watch(loop)
+            loop.step()
 
     def only_watch(self) -> None:
-        """Pass on nothing more: another terminal writes, or the job's input is not for us."""
+        """Pass on no more input: another client writes to the job."""
         self.writes = False
         if self.keys is None:
             self.stdin.ended = True
@@ -308,21 +236,21 @@ class Console:
 
     @property
     def window(self) -> dict[str, int] | None:
-        """Rows and columns of the terminal, where it is the job's as well."""
+        """Rows and columns of the terminal, if the job has a terminal too."""
         if self.keys is None or not self._on_terminal or not self.writes:
             return None
         size = self.keys.terminal.size
         return {"rows": size[0], "columns": size[1]} if size else None
 
     def hold(self) -> bool:
-        """Take the terminal, which is ours; return whether we had not had it."""
+        """Take the terminal, whose foreground this is; return whether it was not held before."""
         if self.keys is None or self.keys.terminal.is_held:
             return False
         self.keys.terminal.hold()
         return True
 
     def hold_again(self) -> None:
-        """Take the terminal once more, after we were stopped."""
+        """Take the terminal again after this command was stopped."""
         if self.keys is not None:
             self.keys.terminal.hold_again()
 

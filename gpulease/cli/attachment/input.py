@@ -1,6 +1,6 @@
-"""What comes in on our standard input, and what it means: keys, a pipe's bytes, their end.
+"""The standard input of this command, and what it means: keys, or the bytes of a pipe.
 
-Ctrl-Z: the job stops, its terminal goes back to the shell, and `fg` brings both back.
+Ctrl-Z stops the job and gives the terminal back to the shell; `fg` continues both.
 """
 
 import signal
@@ -10,125 +10,118 @@ from collections.abc import Callable
 from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.link import Alarms, ShimConnection
 from gpulease.cli.attachment.mode import AttachMode, Detached, Left
+from gpulease.cli.attachment.shim_connection import ShimConnection
 from gpulease.cli.signals import Signals, can_be_continued
+from gpulease.event_loop import EventLoop
 from gpulease.wire.frames import FrameKind
 
-_TAKEN_WITHIN = 1.0
-"""Seconds for the shim to take what should reach it before we stop."""
+_SENT_WITHIN_S = 1.0
+"""Time for the shim to take what should reach it before this command stops or detaches."""
+_EXPLAIN_KEYS_AFTER_S = 1.0
 
 
 class Suspension:
-    """Stop and go on together with a job."""
+    """Stops and continues this command together with the job."""
 
     def __init__(
-        self, manner: AttachMode, link: ShimConnection, console: Console, signals: Signals
+        self, mode: AttachMode, connection: ShimConnection, console: Console, signals: Signals
     ) -> None:
-        self._manner = manner
-        self._link = link
+        self._mode = mode
+        self._connection = connection
         self._console = console
         self._signals = signals
         self._passed_on = False
-        """What stopped us we have passed on to the job; that it has stopped is then no news."""
+        """The signal was passed on to the job, so the job's stop needs no message."""
 
     @property
     def _is_the_terminal(self) -> bool:
-        """Whether the job's terminal is ours, and its stops are ours as well."""
+        """Whether this is the job's terminal, so that this command stops with the job."""
         here = self._console.keys is not None
-        return here and self._manner.on_terminal and self._console.writes
+        return here and self._mode.on_terminal and self._console.writes
 
-    def obey(self) -> None:
-        """Do as SIGTSTP says."""
-        if not (self._manner.passes_input and self._console.writes):
+    def stop_with_job(self) -> None:
+        """Act on SIGTSTP."""
+        if not (self._mode.passes_input and self._console.writes):
             self.leave_running()
             return
-        self._link.signal(signal.SIGTSTP)
+        self._connection.signal(signal.SIGTSTP)
         if not self._is_the_terminal:
             self._passed_on = True
-            self._link.flush(_TAKEN_WITHIN)
+            self._connection.flush(_SENT_WITHIN_S)
             self._signals.stop(group=False)
             self.go_on()
 
-    def note(self) -> None:
-        """The job's main process was stopped."""
+    def note_job_stopped(self) -> None:
+        """Act on a stop of the job's main process."""
         if self._passed_on:
             self._passed_on = False
         elif self._is_the_terminal:
-            self._stop(messages.stopped(self._manner.number, here=True))
+            self._stop(messages.stopped(self._mode.number, here=True))
         else:
-            self._console.say(messages.stopped(self._manner.number, here=False))
+            self._console.say(messages.stopped(self._mode.number, here=False))
 
     def leave_running(self) -> None:
         """Stop this command and not the job."""
-        self._stop(messages.left_running(self._manner.number))
+        self._stop(messages.left_running(self._mode.number))
 
     def go_on(self) -> None:
-        """Take up again what a stop has interrupted; the terminal only in the foreground."""
+        """Continue after a stop; take the terminal only in the foreground."""
         self._console.hold_again()
         self.tell_window()
-        if self._manner.passes_input and self._console.writes:
-            self._link.signal(signal.SIGCONT)
+        if self._mode.passes_input and self._console.writes:
+            self._connection.signal(signal.SIGCONT)
 
     def tell_window(self) -> None:
-        """Tell the job how large its terminal is."""
+        """Send the size of the terminal to the job."""
         if window := self._console.window:
-            self._link.tell(FrameKind.WINDOW, **window)
+            self._connection.put_json(FrameKind.WINDOW, **window)
 
     def _stop(self, why: str) -> None:
-        """Stop our process group until a shell continues it; where none could, go on."""
+        """Stop this process group until a shell continues it; without a shell, continue."""
         if can_be_continued():
             self._console.say(why)
             self._console.settle()
-            self._link.flush(_TAKEN_WITHIN)
+            self._connection.flush(_SENT_WITHIN_S)
             self._console.give_back()
             self._signals.stop(group=True)
         self.go_on()
 
 
-_SAYS_WHAT_IT_WAITS_FOR_AFTER = 1.0
-
-"""Seconds for the shim to take what was typed before we leave."""
-
-
 class Input:
-    """Pass on what is for the job, and do what is for us."""
+    """Passes on what is for the job, and acts on the keys of this command."""
 
     def __init__(
         self,
-        manner: AttachMode,
-        link: ShimConnection,
+        mode: AttachMode,
+        connection: ShimConnection,
         console: Console,
         suspension: Suspension,
-        alarms: Alarms,
+        loop: EventLoop,
         cancel: Callable[[], str | None],
     ) -> None:
-        """Read the input of `console` for the job behind `link`.
+        """Read the input of `console` for the job behind `connection`.
 
-        `cancel` asks for the end of the job, and returns why there will be none.
+        `cancel` cancels the job, and returns why that failed.
         """
-        self._manner = manner
-        self._link = link
+        self._mode = mode
+        self._connection = connection
         self._console = console
         self._suspension = suspension
-        self._alarms = alarms
-        self._ask_for_its_end = cancel
+        self._loop = loop
+        self._request_cancel = cancel
         self._interrupted_at = float("-inf")
         self.ctrl_c_typed = False
-        """Ctrl-C went to the job as a key of its terminal."""
+        """Ctrl-C was passed on to the job as a key."""
 
     def take(self) -> None:
-        """Take what is there; call when poll says so.
+        """Take what has arrived; call this when standard input is readable.
 
         Raises:
-            Left: the terminal that was read has gone.
+            Left: the terminal has hung up.
             Detached: the detach keys were typed.
         """
         stdin = self._console.stdin
-        if self._console.keys is None and self._link.put_from(stdin) is not None:
-            if stdin.ended:
-                self._link.put(FrameKind.STDIN_END)
-            return
         piece = stdin.read()
         if self._console.keys is not None:
             if piece:
@@ -136,19 +129,19 @@ class Input:
             elif stdin.ended:
                 raise Left(signal.SIGHUP)
         elif piece:
-            self._link.put(FrameKind.STDIN, piece)
+            self._connection.put(FrameKind.STDIN, piece)
         elif stdin.ended:
-            self._link.put(FrameKind.STDIN_END)
+            self._connection.put(FrameKind.STDIN_END)
 
     def interrupt(self) -> None:
-        """Interrupt the job; asked for again at once, have it ended."""
+        """Interrupt the job; cancel it if this comes twice within a second."""
         again = time.monotonic() - self._interrupted_at < AGAIN_WITHIN
         self._interrupted_at = time.monotonic()
         if not (again and self._cancel()):
-            self._link.signal(signal.SIGINT)
+            self._connection.signal(signal.SIGINT)
 
     def _cancel(self) -> bool:
-        trouble = self._ask_for_its_end()
+        trouble = self._request_cancel()
         if trouble is not None:
             self._console.say(trouble)
         return trouble is None
@@ -158,17 +151,17 @@ class Input:
         board = self._console.keys.board
         pressed = board.press(piece, time.monotonic())
         if pressed.passed:
-            self._link.put(FrameKind.STDIN, pressed.passed)
+            self._connection.put(FrameKind.STDIN, pressed.passed)
         self.ctrl_c_typed = self.ctrl_c_typed or pressed.interrupt
         for signum in pressed.signals:
-            self.interrupt() if signum == signal.SIGINT else self._link.signal(signum)
+            self.interrupt() if signum == signal.SIGINT else self._connection.signal(signum)
         if pressed.cancel:
             self._cancel()
-        self._alarms.drop("keys")
+        self._loop.cancel_timer("keys")
         if board.waits:
-            words = messages.awaiting(self._manner.keys)
-            self._alarms.set(
-                "keys", _SAYS_WHAT_IT_WAITS_FOR_AFTER, lambda: self._console.say(words)
+            words = messages.awaiting(self._mode.keys)
+            self._loop.set_timer_after(
+                "keys", _EXPLAIN_KEYS_AFTER_S, lambda: self._console.say(words)
             )
         if pressed.suspend:
             self._suspension.leave_running()
@@ -177,7 +170,7 @@ class Input:
 
     def _detach(self) -> None:
         self._console.tidy()
-        self._console.say(messages.detached(self._manner.number))
+        self._console.say(messages.detached(self._mode.number))
         self._console.settle()
-        self._link.flush(_TAKEN_WITHIN)
+        self._connection.flush(_SENT_WITHIN_S)
         raise Detached

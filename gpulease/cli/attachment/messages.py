@@ -34,20 +34,20 @@ def detached(number: int) -> str:
     return f"gpulease: detached from job {number}, which goes on: gpulease attach {number}"
 
 
-def attached(manner: AttachMode) -> str:
+def attached(mode: AttachMode) -> str:
     """Say what can be typed, and what it does."""
-    if manner.watches:
-        return f"gpulease: watching job {manner.number}; Ctrl-C leaves it"
-    interrupts = [] if manner.passes_input else ["Ctrl-C interrupts it"]
-    leaves = [f"{name_of(manner.keys)} detaches"] if manner.keys else []
-    return "; ".join([f"gpulease: attached to job {manner.number}", *interrupts, *leaves])
+    if mode.watches:
+        return f"gpulease: watching job {mode.number}; Ctrl-C leaves it"
+    interrupts = [] if mode.passes_input else ["Ctrl-C interrupts it"]
+    leaves = [f"{name_of(mode.keys)} detaches"] if mode.keys else []
+    return "; ".join([f"gpulease: attached to job {mode.number}", *interrupts, *leaves])
 
 
-def watching(manner: AttachMode) -> str:
+def watching(mode: AttachMode) -> str:
     """Say to someone who came to write that they do not."""
-    if manner.on_terminal:
-        return f"gpulease: another terminal writes to job {manner.number}; you are watching"
-    return f"gpulease: the input of job {manner.number} is that of the command that started it"
+    if mode.on_terminal:
+        return f"gpulease: another terminal writes to job {mode.number}; you are watching"
+    return f"gpulease: the input of job {mode.number} is that of the command that started it"
 
 
 def unwritable(trouble: str) -> str:

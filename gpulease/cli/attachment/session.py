@@ -1,10 +1,9 @@
-"""Be the terminal of a job: its output to ours, our input and signals to it, until it has ended.
+"""Attach this command to a job: pass on its output, and its input and signals, until it ends.
 
-One loop over poll(2): it holds at most a piece of each stream, so a slow reader slows the job, and
-nothing is lost. What our input means is in `input`, what the shim says in `news`.
+At most a piece of each stream is held, so a slow reader slows the job down and nothing is lost.
+`input` interprets the input, `shim_messages` the frames of the shim.
 """
 
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -14,24 +13,25 @@ from pathlib import Path
 from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Input, Suspension
-from gpulease.cli.attachment.link import Alarms, ShimConnection
 from gpulease.cli.attachment.mode import AttachMode, Left
+from gpulease.cli.attachment.shim_connection import ShimConnection
 from gpulease.cli.attachment.shim_messages import ShimMessages
 from gpulease.cli.exit_codes import JobEnd
 from gpulease.cli.signals import DEADLY, WHILE_ATTACHED, Killed, Signals
 from gpulease.client import dial
+from gpulease.event_loop import EventLoop
 from gpulease.wire.frames import FrameKind
 
-_LOOKS_AT_FOREGROUND_EVERY = 0.5
+_CHECK_FOREGROUND_EVERY_S = 0.5
 _SOCKET = "socket"
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What an attachment asks of the rest of the command."""
+    """What an attachment needs from the rest of the command."""
 
     cancel: Callable[[], str | None]
-    """Ask the daemon to end the job; what is returned is why it will not."""
+    """Cancel the job, and return why that failed."""
     say: Callable[[str], None]
 
 
@@ -39,98 +39,99 @@ def attach(
     directory: Path,
     signals: Signals,
     hooks: Hooks,
-    manner: AttachMode,
+    mode: AttachMode,
     handles: tuple[int, int, int] = (0, 1, 2),
 ) -> JobEnd | None:
-    """Stay with the job whose socket is in `directory`; None if its shim went without a word.
+    """Stay with the job whose socket is in `directory`.
+
+    Returns:
+        How the job ended; None if the connection was lost before.
 
     Raises:
         OSError: nothing listens there.
-        Left: SIGHUP came, or what else ends an attachment.
-        Killed: a signal came that ends the whole command; the terminal is given back.
+        Left: SIGHUP arrived, or another signal that ends an attachment.
+        Killed: a signal arrived that ends this command; the terminal was given back.
         Detached: the detach keys were typed.
-        TurnedAway: the shim does not let this caller attach.
+        TurnedAway: the shim refused the connection.
     """
-    with dial(directory / _SOCKET) as link, signals.also(*WHILE_ATTACHED, *DEADLY):
-        return _Attachment(link, signals, hooks, manner, handles).run()
+    with dial(directory / _SOCKET) as sock, signals.also(*WHILE_ATTACHED, *DEADLY):
+        return _Attachment(sock, signals, hooks, mode, handles).run()
 
 
 class _Attachment:
     def __init__(
         self,
-        link: socket.socket,
+        sock: socket.socket,
         signals: Signals,
         hooks: Hooks,
-        manner: AttachMode,
+        mode: AttachMode,
         handles: tuple[int, int, int],
     ) -> None:
         self._signals = signals
-        self._manner = manner
-        self._console = Console(manner, handles, hooks.say)
-        self._link = ShimConnection(link, self._console.outlet)
-        self._suspension = Suspension(manner, self._link, self._console, signals)
-        self._alarms = Alarms()
-        parts = (manner, self._link, self._console, self._suspension, self._alarms)
+        self._mode = mode
+        self._loop = EventLoop()
+        self._loop.on_readable(signals.fileno(), self._take_signals)
+        self._console = Console(mode, handles, hooks.say)
+        self._connection = ShimConnection(sock)
+        self._suspension = Suspension(mode, self._connection, self._console, signals)
+        parts = (mode, self._connection, self._console, self._suspension, self._loop)
         self._input = Input(*parts, hooks.cancel)
-        self._news = ShimMessages(*parts)
+        self._messages = ShimMessages(*parts)
 
     def run(self) -> JobEnd | None:
         try:
             self._greet()
-            while not (self._news.ended or self._link.gone):
-                self._turn()
-            if self._news.ending is None:
+            while not (self._messages.ended or self._connection.is_closed):
+                self._watch()
+                self._loop.step()
+                if self._console.stdout.broken:
+                    self._messages.report_broken_pipe()
+            if self._messages.ending is None:
                 self._console.tidy()
             self._console.drain(self._signals)
         finally:
             self._console.give_back()
-        ending = self._news.ending
+        ending = self._messages.ending
         return ending and replace(ending, ctrl_c_typed=self._input.ctrl_c_typed)
 
     def _greet(self) -> None:
         size = self._console.window
         window = {"window": size} if size else {}
-        self._link.tell(FrameKind.HELLO, role=self._manner.role, **window)
-        if self._manner.started:
+        self._connection.put_json(FrameKind.HELLO, role=self._mode.role, **window)
+        if self._mode.started:
             return
-        if self._manner.on_terminal and self._console.writes:
-            # What draws the whole screen does so again, for one that has not seen it.
-            self._link.signal(signal.SIGWINCH)
+        if self._mode.on_terminal and self._console.writes:
+            # A full-screen program then redraws its screen.
+            self._connection.signal(signal.SIGWINCH)
         if self._console.keys is not None:
-            self._console.say(messages.attached(self._manner))
-        elif self._manner.passes_input:
-            self._console.say(messages.input_as_it_is(self._manner.number))
+            self._console.say(messages.attached(self._mode))
+        elif self._mode.passes_input:
+            self._console.say(messages.input_as_it_is(self._mode.number))
 
-    def _turn(self) -> None:
-        ready = self._poll()
-        if self._signals.fileno() in ready:
-            for signum in self._signals.take():
-                self._take_signal(signum)
-        self._console.write(ready)
-        if self._console.stdout.broken:
-            self._news.nobody_reads()
-        if self._console.stdin.handle in ready:
-            self._input.take()
-        for kind, payload in self._link.exchange(ready.get(self._link.fileno(), 0)):
-            self._news.take(kind, payload)
-        self._alarms.ring()
+    def _watch(self) -> None:
+        """Watch the streams that can be used now."""
+        self._watch_input()
+        self._console.watch(self._loop)
+        self._connection.watch(self._loop, None if self._console.is_full else self._receive)
 
-    def _poll(self) -> dict[int, int]:
-        poller = select.poll()
-        poller.register(self._signals.fileno(), select.POLLIN)
-        self._console.register(poller)
-        if wanted := self._link.wanted(reading=not self._console.is_full):
-            # With nothing wanted, a hang-up would still be told, over and over.
-            poller.register(self._link.fileno(), wanted)
-        stdin = self._console.stdin
-        listens = not stdin.ended and not self._link.deaf and self._link.has_room
-        ours = listens and stdin.is_ours
-        if ours:
-            if self._console.hold():
-                self._suspension.tell_window()
-            poller.register(stdin.handle, select.POLLIN)
-        looks = (_LOOKS_AT_FOREGROUND_EVERY,) if listens and not ours else ()
-        return dict(poller.poll(self._alarms.patience(*looks)))
+    def _watch_input(self) -> None:
+        stdin, connection = self._console.stdin, self._connection
+        wanted = not stdin.ended and not connection.is_deaf and connection.has_room
+        readable = wanted and stdin.is_ours
+        if readable and self._console.hold():
+            self._suspension.tell_window()
+        self._loop.on_readable(stdin.handle, self._input.take if readable else None)
+        self._loop.cancel_timer("foreground")
+        if wanted and not readable:
+            self._loop.set_timer_after("foreground", _CHECK_FOREGROUND_EVERY_S, lambda: None)
+
+    def _receive(self) -> None:
+        for kind, payload in self._connection.receive():
+            self._messages.take(kind, payload)
+
+    def _take_signals(self) -> None:
+        for signum in self._signals.take():
+            self._take_signal(signum)
 
     def _take_signal(self, signum: signal.Signals) -> None:
         match signum:
@@ -141,7 +142,7 @@ class _Attachment:
             case signal.SIGCONT:
                 self._suspension.go_on()
             case signal.SIGTSTP:
-                self._suspension.obey()
+                self._suspension.stop_with_job()
             case _ if signum in DEADLY:
                 self._console.tidy()
                 self._console.settle()
@@ -151,8 +152,8 @@ class _Attachment:
             case signal.SIGINT:
                 self._input.interrupt()
             case _:
-                self._link.signal(signum)
+                self._connection.signal(signum)
 
     def _is_not_for_the_job(self, signum: signal.Signals) -> bool:
-        joined = not self._manner.started
-        return self._manner.watches or (joined and signum is signal.SIGTERM)
+        joined = not self._mode.started
+        return self._mode.watches or (joined and signum is signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What the shim says of the job: its output, what happens to it, and how it ended."""
+"""The frames that the shim sends: the job's output, what happens to it, and how it ended."""
 
 import signal
 import time
@@ -7,49 +7,51 @@ from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Suspension
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.link import Alarms, ShimConnection, read_json
 from gpulease.cli.attachment.mode import AttachMode, Left, TurnedAway
+from gpulease.cli.attachment.shim_connection import ShimConnection, read_json
 from gpulease.cli.exit_codes import JobEnd
+from gpulease.event_loop import EventLoop
 from gpulease.wire.frames import FrameKind
 
-_TELLS_OF_OTHERS_AFTER = 2.0
+_REPORT_OTHERS_AFTER_S = 2.0
+"""Other processes of a job often end soon after its command."""
 _LAUNCH_FAILED = "launch_failed"
-"""The reason in an end that was no run: what then to exit with, the daemon knows."""
+"""The reason of a job that did not run; the daemon knows the exit code."""
 
 
 class ShimMessages:
-    """Show what is for the user, and note how the job ended."""
+    """Shows what is for the user, and notes how the job ended."""
 
     def __init__(
         self,
-        manner: AttachMode,
-        link: ShimConnection,
+        mode: AttachMode,
+        connection: ShimConnection,
         console: Console,
         suspension: Suspension,
-        alarms: Alarms,
+        loop: EventLoop,
     ) -> None:
-        self._manner = manner
-        self._link = link
+        self._mode = mode
+        self._connection = connection
         self._console = console
         self._suspension = suspension
-        self._alarms = alarms
+        self._loop = loop
         self._broken_at: float | None = None
         self.ended = False
         self.ending: JobEnd | None = None
-        """How it ended, where it was a run."""
+        """How the job ended, if it ran."""
 
     def take(self, kind: FrameKind, payload: bytes) -> None:
-        """Take in one frame.
+        """Act on one frame.
 
         Raises:
             TurnedAway: the shim does not let this caller attach.
         """
-        number = self._manner.number
+        number = self._mode.number
         match kind:
             case FrameKind.STDOUT | FrameKind.STDERR:
                 self._console.show(kind, payload)
                 if kind is FrameKind.STDOUT:
-                    self._insist_that_nobody_reads()
+                    self._insist_on_broken_pipe()
             case FrameKind.STOPPING:
                 reason = str(read_json(payload).get("reason", ""))
                 if said := messages.stopping(number, reason):
@@ -61,45 +63,47 @@ class ShimMessages:
             case _:
                 self._take_more(kind, read_json(payload))
 
-    def nobody_reads(self) -> None:
-        """Tell the job, once, that nothing can be written to our standard output any more.
+    def report_broken_pipe(self) -> None:
+        """Tell the job, once, that this command's standard output is broken.
 
         Raises:
-            Left: the job is not to know.
+            Left: the job must not be affected.
         """
         if self._broken_at is not None:
             return
         self._broken_at = time.monotonic()
         stdout = self._console.stdout
-        if not self._manner.started or stdout.was_terminal:
+        if not self._mode.started or stdout.was_terminal:
             raise Left(signal.SIGHUP if stdout.was_terminal else signal.SIGPIPE)
         if trouble := stdout.trouble:
             self._console.say(messages.unwritable(trouble))
-        # What a write to this pipe would have done to the job, had it held the pipe itself.
-        self._link.signal(signal.SIGPIPE)
+        # A job that wrote to this pipe itself would have got this signal.
+        self._connection.signal(signal.SIGPIPE)
 
-    def _insist_that_nobody_reads(self) -> None:
-        # A job that ignores SIGPIPE (Python does) and writes on would have failed at this write.
+    def _insist_on_broken_pipe(self) -> None:
+        # A job that ignores SIGPIPE, as Python does, would have failed at this write.
         if self._broken_at is not None and time.monotonic() - self._broken_at > AGAIN_WITHIN:
             self._broken_at = float("inf")
-            self._link.signal(signal.SIGTERM)
+            self._connection.signal(signal.SIGTERM)
 
     def _take_more(self, kind: FrameKind, content: dict[str, object]) -> None:
-        number = self._manner.number
+        number = self._mode.number
         match kind:
             case FrameKind.SUSPENDED:
-                self._suspension.note()
+                self._suspension.note_job_stopped()
             case FrameKind.WATCHING:
                 if self._console.writes:
                     self._console.only_watch()
-                    self._console.say(messages.watching(self._manner))
+                    self._console.say(messages.watching(self._mode))
             case FrameKind.MAIN_EXITED:
                 words = messages.others_left(number)
-                self._alarms.set("others", _TELLS_OF_OTHERS_AFTER, lambda: self._console.say(words))
+                self._loop.set_timer_after(
+                    "others", _REPORT_OTHERS_AFTER_S, lambda: self._console.say(words)
+                )
             case FrameKind.SKIPPED:
                 self._console.say(messages.skipped(number, int(str(content.get("bytes", 0)))))
             case _:
-                pass  # STARTED is no news to us, nor is what a later version may say.
+                pass  # STARTED needs no message, and a later version may send other frames.
 
     def _note_end(self, record: dict[str, object]) -> None:
         self.ended = True

@@ -1,20 +1,20 @@
-"""Hook the frameworks that this interpreter may import, then step aside.
+"""Enforce the lease in this interpreter: hook the frameworks it imports, and guard os.environ.
 
-Every Python of a job runs this at its start, of whatever version, so it is small, uses nothing
-that is not loaded already, and leaves no trace: its folder goes from sys.path, and the
-sitecustomize that it shadows is imported in its place, with whatever that one raises. What a hook
-does is in _gpulease_hooks, imported by path when its framework is. Before Python 3.7 there is no
-effect (and no syntax error: keep this file readable to Python 2).
+Every Python of a job runs this file at its start, in any version. So it is small, imports nothing
+that is not loaded yet, and leaves no trace: it removes its folder from sys.path and imports the
+sitecustomize that it shadows in its place. The hooks of the frameworks are in _gpulease_hooks,
+which is loaded by path. Before Python 3.7 this file has no effect (and no syntax error: keep it
+valid for Python 2).
 
-An interpreter that runs already loads this file as _gpulease_site: nothing happens then, and
-_gpulease_hooks.running uses what is here.
+An interpreter that already runs loads this file as _gpulease_site. Then nothing happens here;
+_gpulease_hooks.running uses its functions.
 """
 
 import os
 import sys
 
 HOOKS = {
-    # framework: the module of _gpulease_hooks whose install() is called once it is imported
+    # framework: the module of _gpulease_hooks whose install() runs after the framework's import
     "tensorflow": "tensorflow_hook",
     "torch": "torch_hook",
     "jax": "jax_hook",
@@ -22,29 +22,29 @@ HOOKS = {
 }
 LEASE = "GPULEASE_HOOK"
 DEVICES = "CUDA_VISIBLE_DEVICES"
-# JAX's share of a GPU, by the name that every version reads and by that of new ones. A script may
-# write either; with both set, a new JAX raises ValueError.
-SHARES = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
-SHARE = SHARES[0]
+# JAX's memory fraction: the name that every version reads, and the name of new versions. A script
+# may set either; with both set, a new JAX raises ValueError.
+FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+FRACTION = FRACTIONS[0]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def trouble(what):
-    """Say in one line that something of ours failed; with GPULEASE_STRICT=1 that ends the job."""
+def report_failure(text):
+    """Write one line about a failure of the hooks; with GPULEASE_STRICT=1, end the process."""
     try:
-        sys.stderr.write("gpulease: %s\n" % what)
+        sys.stderr.write("gpulease: %s\n" % text)
         sys.stderr.flush()
     except Exception:
-        pass  # no stderr, no line
+        pass  # there is no stderr
     if os.environ.get("GPULEASE_STRICT") == "1":
         try:
             sys.stdout.flush()
         finally:
-            os._exit(97)  # SystemExit would be swallowed by a bare except in the script
+            os._exit(97)  # a bare except in the script would swallow SystemExit
 
 
 def hooks_module(name):
-    """Import a module of the package beside this file, which is on no sys.path."""
+    """Import a module of _gpulease_hooks, the package beside this file, by path."""
     import importlib.util
 
     if "_gpulease_hooks" not in sys.modules:
@@ -61,146 +61,147 @@ def hooks_module(name):
 
 
 class GpuleaseFinder(object):
-    """Find a framework as the other finders do, and see when it has been imported."""
+    """Finds a framework as the other finders do, and hooks it after its import."""
 
-    def __init__(self, raw):
-        self.raw = raw  # now, since a script may clear its environment
-        self.lifts = []  # what takes the hooks off again, where that is ever wanted
+    def __init__(self, lease):
+        self.lease = lease  # as JSON; read now, since a script may clear its environment
+        self.undos = []  # functions that remove the hooks
 
     def find_spec(self, name, path=None, target=None):
-        """Return what the others find; None, at once, for all that is not a framework."""
+        """Return the spec that another finder returns; None for all but the frameworks."""
         if name not in HOOKS:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
             if spec is not None:
-                # Neither a folder nor a file of the user's that happens to have this name.
+                # Not a folder or a file of the user's with this name.
                 if spec.origin is not None and spec.submodule_search_locations is not None:
-                    self.watch(spec.loader, name)
+                    self.hook_after_import(spec.loader, name)
                 return spec
         return None
 
-    def watch(self, loader, name):
-        """Have the hook follow the framework's own import; the loader stays what it was."""
-        plain = loader.exec_module
+    def hook_after_import(self, loader, name):
+        """Hook the framework once its own import is complete; the loader stays the same object."""
+        original = loader.exec_module
 
         def exec_module(module):
             loader.__dict__.pop("exec_module", None)
-            plain(module)
+            original(module)
             if module.__name__ == name:
-                self.hook(module, name)
+                self.install_hook(module, name)
 
         try:
             loader.exec_module = exec_module
         except Exception:
-            trouble("cannot hook %s: its loader cannot be watched" % name)
+            report_failure("cannot hook %s: its loader cannot be wrapped" % name)
 
-    def hook(self, module, name):
-        """Run the hook of a framework, which must not break the import that it follows."""
+    def install_hook(self, module, name):
+        """Run the hook of a framework; its failure must not break the import."""
         try:
-            self.lifts.append(hooks_module(HOOKS[name]).install(module, self.raw, trouble))
+            hook = hooks_module(HOOKS[name])
+            self.undos.append(hook.install(module, self.lease, report_failure))
         except Exception as error:
-            trouble("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
+            report_failure("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
 
 
-class Guard(os.environ.__class__):
-    """The class of os.environ in a job: what the script writes there stays inside the lease."""
+class GuardedEnviron(os.environ.__class__):
+    """The class of os.environ in a job: values that the script sets stay inside the lease."""
 
-    raw = share = ""
+    lease = fraction = ""
 
     def __setitem__(self, key, value):
         if isinstance(value, str):
             if key == DEVICES:
-                value = self.leased(value)
-            elif key in SHARES:
-                value = self.smaller(value)
-                self.drop(other for other in SHARES if other != key)
-        super(Guard, self).__setitem__(key, value)
+                value = self.leased_devices(value)
+            elif key in FRACTIONS:
+                value = self.leased_fraction(value)
+                self.delete_all(other for other in FRACTIONS if other != key)
+        super(GuardedEnviron, self).__setitem__(key, value)
 
     def __delitem__(self, key):
-        super(Guard, self).__delitem__(key)
+        super(GuardedEnviron, self).__delitem__(key)
         if key == DEVICES:
-            self[key] = self.leased(None)
-        elif key in SHARES:
-            self[SHARE] = self.share
+            self[key] = self.leased_devices(None)
+        elif key in FRACTIONS:
+            self[FRACTION] = self.fraction
 
     def popitem(self):
-        """Pop what may go, so that clear() and its like come to an end."""
+        """Remove a variable that is not part of the lease, so that loops over popitem() end."""
         for key in self:
-            if key not in (DEVICES, SHARE):
+            if key not in (DEVICES, FRACTION):
                 return key, self.pop(key)
         raise KeyError("the environment holds nothing but the lease")
 
     def clear(self):
-        """Empty the environment of all but the lease."""
+        """Remove all variables but those of the lease."""
         for key in list(self):
             self.pop(key, None)
 
-    def drop(self, keys):
-        """Delete without putting the lease's own value in the place."""
+    def delete_all(self, keys):
+        """Delete variables without setting the lease's own value instead."""
         for key in keys:
             if key in self:
-                super(Guard, self).__delitem__(key)
+                super(GuardedEnviron, self).__delitem__(key)
 
-    def leased(self, value):
-        """Return a value of CUDA_VISIBLE_DEVICES in terms of the lease; None stands for all."""
+    def leased_devices(self, value):
+        """Return a value of CUDA_VISIBLE_DEVICES limited to the lease; None means all of it."""
         try:
-            return hooks_module("devices").inside(value, self.raw)
+            return hooks_module("devices").inside(value, self.lease)
         except Exception as error:
-            trouble("cannot read %s=%s: %s" % (DEVICES, value, error))
+            report_failure("cannot read %s=%s: %s" % (DEVICES, value, error))
             return "-1"
 
-    def smaller(self, value):
-        """Return JAX's share of a GPU: `value`, or the lease's if that is smaller."""
+    def leased_fraction(self, value):
+        """Return JAX's memory fraction: `value`, or the lease's if that is smaller."""
         try:
-            return value if 0 < float(value) < float(self.share) else self.share
+            return value if 0 < float(value) < float(self.fraction) else self.fraction
         except ValueError:
-            return self.share
+            return self.fraction
 
 
-def guard(raw):
-    """Keep what the script writes to its environment inside the lease."""
-    Guard.raw, Guard.share = raw, os.environ.get(SHARE, "1")
+def guard_environ(lease):
+    """Make os.environ keep the variables that the script sets inside the lease."""
+    GuardedEnviron.lease, GuardedEnviron.fraction = lease, os.environ.get(FRACTION, "1")
     for name in ("__module__", "__name__", "__qualname__"):
-        setattr(Guard, name, getattr(type(os.environ), name))
-    os.environ.__class__ = Guard
-    # A shell script may have written the variable before this interpreter began.
+        setattr(GuardedEnviron, name, getattr(type(os.environ), name))
+    os.environ.__class__ = GuardedEnviron
+    # A shell script may have set the variable before this interpreter started.
     found = os.environ.get(DEVICES)
-    if found is None or '"visible":"%s"' % found not in raw:
-        os.environ[DEVICES] = os.environ.leased(found)
+    if found is None or '"visible":"%s"' % found not in lease:
+        os.environ[DEVICES] = os.environ.leased_devices(found)
 
 
-def hold(raw):
-    """Hold this interpreter to the lease `raw`, whatever it imports from now on."""
-    finder = GpuleaseFinder(raw)
+def enforce(lease):
+    """Enforce a lease, given as JSON, in this interpreter for everything it imports from now on."""
+    finder = GpuleaseFinder(lease)
     sys.meta_path.insert(0, finder)
-    guard(raw)
+    guard_environ(lease)
     return finder
 
 
 def install():
-    """Hook this interpreter, if it belongs to a job and is not hooked yet."""
-    raw = os.environ.get(LEASE)
-    known = any(type(finder).__name__ == "GpuleaseFinder" for finder in sys.meta_path)
-    if raw is None or known or sys.version_info < (3, 7):
+    """Enforce the lease of this interpreter's job, if it has one and that is not done yet."""
+    lease = os.environ.get(LEASE)
+    done = any(type(finder).__name__ == "GpuleaseFinder" for finder in sys.meta_path)
+    if lease is None or done or sys.version_info < (3, 7):
         return
-    hold(raw)
+    enforce(lease)
 
 
-def step_aside():
-    """Import the sitecustomize that this one shadows; site.py deals with what it raises."""
+def import_shadowed():
+    """Import the sitecustomize that this one shadows; site.py handles what it raises."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     sys.path_importer_cache.pop(HERE, None)
     this = sys.modules.pop("sitecustomize", None)
     import sitecustomize  # noqa: F401
 
-    return this  # alive until here: Python 2 clears the globals of a module that is dropped
+    return this  # a reference until here: Python 2 clears the globals of a dropped module
 
 
 if __name__ != "_gpulease_site":
     try:
         install()
     except Exception as problem:
-        trouble("cannot hook this Python: %s: %s" % (type(problem).__name__, problem))
-    step_aside()
+        report_failure("cannot hook this Python: %s: %s" % (type(problem).__name__, problem))
+    import_shadowed()

@@ -1,8 +1,8 @@
-"""Read what a script writes to CUDA_VISIBLE_DEVICES as a choice among the leased GPUs.
+"""Interprets a value of CUDA_VISIBLE_DEVICES as a choice among the leased GPUs.
 
-The rules are the CUDA driver's own (programming guide, "CUDA Environment Variables"): entries are
-numbers or UUIDs, a UUID may be cut short if it stays unique, the first entry that names nothing
-ends the list, and a GPU named twice means none at all.
+The rules are those of the CUDA driver (programming guide, "CUDA Environment Variables"): entries
+are indices or UUIDs; a UUID may be a unique prefix; the first invalid entry ends the list; a GPU
+listed twice makes no GPU visible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NONE = "-1"
 
 
 def inside(value: str | None, raw: str) -> str:
-    """Return `value` in terms of the lease `raw`; None, for a variable unset, is all of it."""
+    """Return `value` limited to the lease `raw`; None, for an unset variable, means all of it."""
     fields = json.loads(raw)
     if value is None:
         return str(fields["visible"])
@@ -24,10 +24,10 @@ def inside(value: str | None, raw: str) -> str:
 
 
 def choose(value: str, leased: list[str], uuids: list[str]) -> str:
-    """Return the entries of `leased` that `value` means; `uuids` are theirs, in the same order."""
+    """Return the entries of `leased` that `value` names; `uuids` are theirs, in the same order."""
     entries = [entry.strip() for entry in value.split(",")]
-    # A script that cuts up the variable it was given must get what it cut out, even where that
-    # is a number; any other number counts the leased GPUs from 0.
+    # A script that splits the variable it was given must get the entries it took, even where they
+    # are numbers. Any other number counts the leased GPUs from 0.
     verbatim = all(entry in leased for entry in entries)
     chosen: list[str] = []
     for entry in entries:
@@ -44,5 +44,5 @@ def _named(entry: str, leased: list[str], uuids: list[str]) -> Optional[str]:
     if entry.isdecimal():
         return leased[int(entry)] if int(entry) < len(leased) else None
     pairs = zip(leased, uuids)  # noqa: B905  (no strict= before Python 3.10)
-    fitting = [place for place, uuid in pairs if entry and uuid.startswith(entry)]
-    return fitting[0] if len(fitting) == 1 else None
+    matching = [name for name, uuid in pairs if entry and uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None

@@ -1,8 +1,8 @@
-"""Hold JAX to the lease where it makes up the options of its GPU client.
+"""Limits JAX to the lease at the function that builds the options of its GPU client.
 
-The variable XLA_PYTHON_CLIENT_MEM_FRACTION holds it already; what a script does to the environment
-behind os.environ, and an allocator without a limit, are put right here. A jaxlib without this
-function reads the variable alone.
+The variable XLA_PYTHON_CLIENT_MEM_FRACTION already limits it. This hook also covers an environment
+that was changed behind os.environ, and allocators without a limit. A jaxlib without this function
+reads the variable only.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any, Callable
 from . import report
 from .lease import Lease
 
-Trouble = Callable[[str], None]
+ReportFailure = Callable[[str], None]
 Undo = Callable[[], None]
 
-ENTRANCE = "generate_pjrt_gpu_plugin_options"
+OPTIONS = "generate_pjrt_gpu_plugin_options"
 MAKER = "make_c_api_client"
 PLATFORM = "cuda"
 LIMITED = ("default", "bfc")
 
 
-def install(jax: Any, raw: str, trouble: Trouble) -> Undo:
-    """Hook the JAX that was just imported; `raw` is the lease as JSON."""
+def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
+    """Hook the imported JAX; `raw` is the lease as JSON."""
     lease = Lease(raw)
     client = importlib.import_module("jaxlib.xla_client")
-    plain = getattr(client, ENTRANCE, None)
-    if lease.simulated or plain is None:
+    original = getattr(client, OPTIONS, None)
+    if lease.simulated or original is None:
         return lease.lift
 
     undo_maker = _hook_maker(client, lease)
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def generate_pjrt_gpu_plugin_options(*args: Any, **kwargs: Any) -> Any:
-        options = plain(*args, **kwargs)
+        options = original(*args, **kwargs)
         if not lease.lifted:
             if undo_maker is None:
                 lease.check("jax", "JAX")
-            _hold(jax, options, lease, trouble)
+            _limit(jax, options, lease, report_failure)
         return options
 
-    undo = _replace(client, ENTRANCE, generate_pjrt_gpu_plugin_options)
+    undo = _replace(client, OPTIONS, generate_pjrt_gpu_plugin_options)
 
     def lift() -> None:
         lease.lift()
@@ -55,58 +55,60 @@ def install(jax: Any, raw: str, trouble: Trouble) -> Undo:
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:
-    """Put `new` in the place of an attribute; what is returned puts the old one back."""
-    plain = getattr(owner, name)
+    """Replace an attribute by `new`; the returned function restores it."""
+    original = getattr(owner, name)
     setattr(owner, name, new)
 
     def undo() -> None:
         if getattr(owner, name) is new:
-            setattr(owner, name, plain)
+            setattr(owner, name, original)
 
     return undo
 
 
-def _hold(jax: Any, options: dict[str, Any], lease: Lease, trouble: Trouble) -> None:
+def _limit(jax: Any, options: dict[str, Any], lease: Lease, report_failure: ReportFailure) -> None:
     try:
-        _clamp(options, lease)
+        _limit_options(options, lease)
         version = getattr(jax, "__version__", "unknown")
         report.begin(lease, "jax", version, lambda: _pools(lease))
-    except Exception as error:  # noqa: BLE001  (ours must not end the script)
-        trouble("JAX is not held to the lease: {}: {}".format(type(error).__name__, error))
+    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
+        report_failure(
+            "JAX is not limited to the lease: {}: {}".format(type(error).__name__, error)
+        )
 
 
 def _hook_maker(client: Any, lease: Lease) -> Undo | None:
-    """Refuse a lease too small for JAX where the client of the GPU is made; None: it is not there.
+    """Refuse a lease too small for JAX where the GPU client is created; None: no such function.
 
-    What is raised while options are made up, JAX logs, to go on without the GPU
-    (xla_bridge.discover_pjrt_plugins). Who asked for the CPU makes no such client.
+    JAX only logs what is raised while it builds the options, and goes on without the GPU
+    (xla_bridge.discover_pjrt_plugins). A program that asks for the CPU creates no such client.
     """
-    plain = getattr(client, MAKER, None)
-    if plain is None:
+    original = getattr(client, MAKER, None)
+    if original is None:
         return None
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def make_c_api_client(*args: Any, **kwargs: Any) -> Any:
         name = args[0] if args else kwargs.get("plugin_name")
         if name == PLATFORM and not lease.lifted:
             lease.check("jax", "JAX")
-        return plain(*args, **kwargs)
+        return original(*args, **kwargs)
 
     return _replace(client, MAKER, make_c_api_client)
 
 
-def _clamp(options: dict[str, Any], lease: Lease) -> None:
-    """Put the smaller of the script's share and the lease's into the options."""
-    share = min(gpu["pools"]["jax"] / gpu["total"] for gpu in lease.gpus)
+def _limit_options(options: dict[str, Any], lease: Lease) -> None:
+    """Set the smaller of the script's memory fraction and the lease's."""
+    fraction = min(gpu["pools"]["jax"] / gpu["total"] for gpu in lease.gpus)
     asked = float(options.get("memory_fraction") or 1.0)
-    options["memory_fraction"] = max(1e-6, min(share, asked if asked > 0 else 1.0))
+    options["memory_fraction"] = max(1e-6, min(fraction, asked if asked > 0 else 1.0))
     if options.get("allocator") not in LIMITED:
         options["allocator"] = "default"
 
 
 def _pools(lease: Lease) -> list[dict[str, Any]]:
     bridge = sys.modules.get("jax._src.xla_bridge")
-    # To ask for the devices would make a client, with a CUDA context.
+    # Listing the devices would create a client, with a CUDA context.
     if bridge is None or not bridge.backends_are_initialized():
         return []
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))

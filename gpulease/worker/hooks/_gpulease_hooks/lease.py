@@ -1,4 +1,4 @@
-"""The lease as the hooks see it: read once from the variable that the daemon wrote."""
+"""The lease as the hooks see it, read from the variable that the daemon set."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class LeaseTooSmall(RuntimeError):
 
 
 class Lease:
-    """What this job was granted; sizes in MiB, which is what TensorFlow counts in."""
+    """What the job was granted; sizes are bytes, except where MiB is named."""
 
     def __init__(self, raw: str) -> None:
         fields: dict[str, Any] = json.loads(raw)
         self.simulated: bool = fields["simulated"]
         self.visible: str = fields["visible"]
-        """CUDA_VISIBLE_DEVICES as it was leased."""
+        """CUDA_VISIBLE_DEVICES as leased."""
         self.gpus: list[dict[str, Any]] = fields["gpus"]
         self.options: dict[str, Any] = fields["options"]
         self._outside: dict[str, int] = fields["outside"]
         self._smallest: dict[str, int] = fields["smallest"]
         self._advised: dict[str, str] = fields.get("advised", {})
-        """Sizes to ask for, no smaller than those; an older daemon sends none."""
+        """The smallest leases, rounded up and formatted; an older daemon sends none."""
         self.job: str = fields["job"]
         self.daemon: str = fields.get("daemon", "")
-        """The socket on which the daemon hears what a job says of its memory; "": on none."""
+        """The socket on which the daemon takes memory reports; "" for none."""
         self.lifted = False
-        """It was given back, and limits nothing any more."""
+        """It was released and limits nothing any more."""
 
     def lift(self) -> None:
         """Limit nothing from now on."""
@@ -42,19 +42,17 @@ class Lease:
         return [known[entry] for entry in value.split(",") if entry in known]
 
     def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
-        """Return (limit, capacity) of each GPU that the visible devices `entries` name."""
-        known = dict(zip(self.visible.split(","), self.gpus))  # noqa: B905  (Python 3.7)
+        """Return (pool limit, total) in MiB of each GPU that the visible devices `entries` name."""
         return [
-            (known[entry]["pools"][framework] // MIB, known[entry]["total"] // MIB)
-            for entry in entries
-            if entry in known
+            (gpu["pools"][framework] // MIB, gpu["total"] // MIB)
+            for gpu in self.named(",".join(entries))
         ]
 
     def check(self, framework: str, title: str) -> None:
-        """Refuse a lease that leaves `framework` no pool worth the name.
+        """Refuse a lease that leaves `framework` no usable pool.
 
         Raises:
-            LeaseTooSmall: with the smallest lease that would do.
+            LeaseTooSmall: with the smallest lease that is large enough.
         """
         smallest = self._smallest[framework]
         memory = min(gpu["memory"] for gpu in self.gpus)
@@ -73,6 +71,6 @@ class Lease:
 
 
 def size(amount: int) -> str:
-    """Write bytes as a person would ask for them: 4G, 512M."""
+    """Format bytes as users write them: 4G, 512M."""
     gib, rest = divmod(amount, 1024 * MIB)
     return "%dG" % gib if not rest else "%dM" % -(-amount // MIB)

@@ -1,7 +1,7 @@
-"""Put a lease into force in an interpreter that runs already, and lift it again.
+"""Enforces a lease in an interpreter that already runs, and stops enforcing it again.
 
-The other way in is sitecustomize, at the start of a job's interpreter; what it does there is done
-here for what has been imported since.
+At the start of a job's interpreter, sitecustomize does this. Here the frameworks that were imported
+since then are hooked as well.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Any, Callable
 
 
 def enforce(site: Any, raw: str) -> Callable[[], None]:
-    """Hold this interpreter to the lease `raw`; what is returned lifts it.
+    """Enforce the lease `raw` in this interpreter; return a function that ends that.
 
-    `site` is our sitecustomize, loaded as _gpulease_site. The lease's variables stand in
-    os.environ by now.
+    `site` is our sitecustomize, loaded as _gpulease_site. The variables of the lease are in
+    os.environ.
     """
-    plain = os.environ.__class__
-    finder = site.hold(raw)
+    original = os.environ.__class__
+    finder = site.enforce(raw)
     for name in site.HOOKS:
-        if _is_a_framework(sys.modules.get(name)):
-            # One that another thread is importing at this moment is waited for.
-            finder.hook(importlib.import_module(name), name)
+        if _is_framework(sys.modules.get(name)):
+            # Waits if another thread is importing it.
+            finder.install_hook(importlib.import_module(name), name)
 
     def lift() -> None:
         sys.meta_path[:] = [each for each in sys.meta_path if each is not finder]
-        os.environ.__class__ = plain
-        while finder.lifts:
-            finder.lifts.pop()()
+        os.environ.__class__ = original
+        while finder.undos:
+            finder.undos.pop()()
 
     return lift
 
 
-def _is_a_framework(module: Any) -> bool:
-    """Tell a package from a folder or a file of the user's that happens to have its name."""
+def _is_framework(module: Any) -> bool:
+    """Distinguish a package from a folder or a file of the user's with the same name."""
     spec = getattr(module, "__spec__", None)
     return (
         isinstance(module, ModuleType)

@@ -1,11 +1,10 @@
-"""Hold TensorFlow 2 to the lease, at the four places where it is handed a configuration.
+"""Limits TensorFlow 2 to the lease, at the four functions that receive a configuration.
 
-The limit is put into the ConfigProto as late as that, and not through tf.config when TensorFlow
-is imported: there it would make the script's own set_memory_growth fail, and the script's own
-logical devices would silently replace it. The four: the eager context (which also serves Keras
-and every Session without a config), a TF1 Session, a server, and device_lib, which creates the
-GPU's one allocator when it only lists devices. The names are TensorFlow's private ones; where one
-is missing, that is reported.
+The limit is set in the ConfigProto that late, not through tf.config after the import: there it
+would make the script's own set_memory_growth fail, and the script's own logical devices would
+silently replace it. The four are the eager context (which also serves Keras and every Session
+without a config), a TF1 Session, a server, and device_lib, which creates the GPU's only allocator
+when it lists devices. They are private names of TensorFlow; if one is missing, that is reported.
 """
 
 from __future__ import annotations
@@ -13,37 +12,40 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 from typing import Any, Callable
 
-from . import pools, report
-from .clamp import clamp
-from .lease import Lease, LeaseTooSmall
+from . import report
+from .lease import MIB, Lease, LeaseTooSmall
+from .tensorflow_config import limit_config
 
-Trouble = Callable[[str], None]
-Clamp = Callable[[Any, bool], None]
+ReportFailure = Callable[[str], None]
+LimitConfig = Callable[[Any, bool], None]
 Undo = Callable[[], None]
 
-# With either of these TensorFlow's C++ takes its memory outside the pool that is limited.
-WAYS_OUT = ("TF_FORCE_UNIFIED_MEMORY", "TF_GPU_ALLOCATOR")
+# With either of these TensorFlow's C++ allocates outside the pool that is limited.
+UNLIMITED = ("TF_FORCE_UNIFIED_MEMORY", "TF_GPU_ALLOCATOR")
 
 
-def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
-    """Hook the TensorFlow that was just imported; `raw` is the lease as JSON.
+def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
+    """Hook the imported TensorFlow; `raw` is the lease as JSON.
 
-    What is returned lifts the limit: it is for a TensorFlow that was never used under the lease.
+    The returned function removes the limit from a TensorFlow that was not used under the lease.
     """
     lease = Lease(raw)
     version = getattr(tensorflow, "__version__", "of unknown version")
-    configure = _clamp_for(lease, trouble, version)
+    configure = _limiter(lease, report_failure, version)
     missing = []
-    undos = [lease.lift]  # for a wrapper that somebody else has wrapped meanwhile
-    for name, hook in ENTRANCES:
+    undos = [lease.lift]  # in case other code has wrapped a wrapper meanwhile
+    for name, hook in HOOKED:
         try:
             undos.append(hook(configure))
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
     if missing:
-        trouble("TensorFlow {} is not held to the lease at {}".format(version, ", ".join(missing)))
+        report_failure(
+            "TensorFlow {} is not limited to the lease at {}".format(version, ", ".join(missing))
+        )
 
     def lift() -> None:
         for undo in undos:
@@ -52,54 +54,125 @@ def install(tensorflow: Any, raw: str, trouble: Trouble) -> Undo:
     return lift
 
 
-def _clamp_for(lease: Lease, trouble: Trouble, version: str) -> Clamp:
-    def configure(config: Any, cpus_are_a_wish: bool) -> None:
+def _limiter(lease: Lease, report_failure: ReportFailure, version: str) -> LimitConfig:
+    def configure(config: Any, cpu_count_is_set: bool) -> None:
         if lease.lifted:
             return
         try:
             if not lease.simulated:
-                _close_ways_out()
-            clamp(config, lease, _pools(lease), cpus_are_a_wish)
+                _disable_unlimited_allocators()
+            limit_config(config, lease, _pool_limits(lease), cpu_count_is_set)
             _report(config, lease, version)
         except LeaseTooSmall:
             raise
-        except Exception as error:  # noqa: BLE001  (a failure of ours must not end the script)
-            trouble(
-                "TensorFlow is not held to the lease: {}: {}".format(type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
+            report_failure(
+                "TensorFlow is not limited to the lease: {}: {}".format(type(error).__name__, error)
             )
 
     return configure
 
 
 def _report(config: Any, lease: Lease, version: str) -> None:
-    """Have the daemon told from now on what the pools hold that `config` makes."""
+    """Report the pools that `config` creates to the daemon from now on."""
     try:
-        layout = pools.layout(config, lease)
-    except Exception:  # noqa: BLE001  (a TensorFlow that we do not know is limited, and not seen)
+        layout = _layout(config, lease)
+    except Exception:  # noqa: BLE001  (an unknown TensorFlow is limited but not reported)
         return
-    report.begin(lease, "tensorflow", version, lambda: pools.held(layout))
+    report.begin(lease, "tensorflow", version, lambda: _pools_of(layout))
+
+
+def _layout(config: Any, lease: Lease) -> list[dict[str, Any]]:
+    """Return the logical devices on each GPU and the limit of its pool, from a ConfigProto.
+
+    TensorFlow allocates a pool that may not grow as a whole at its start. On simulated GPUs,
+    logical CPUs stand in for the GPUs, without a limit.
+    """
+    if lease.simulated:
+        return [
+            {"gpu": gpu["uuid"], "devices": ["CPU:%d" % place], "limit": None, "grows": True}
+            for place, gpu in enumerate(lease.gpus)
+        ]
+    options = config.gpu_options
+    gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    virtual = options.experimental.virtual_devices
+    names = [name for name in options.visible_device_list.split(",") if name.isdigit()]
+    grows = bool(options.allow_growth) or os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+    found, first = [], 0
+    for name, device in zip(names, virtual):  # noqa: B905  (Python 3.7)
+        count = len(device.memory_limit_mb)
+        if int(name) < len(gpus):
+            found.append(
+                {
+                    "gpu": gpus[int(name)]["uuid"],
+                    "devices": ["GPU:%d" % (first + each) for each in range(count)],
+                    "limit": int(sum(device.memory_limit_mb)) * MIB,
+                    "grows": grows,
+                }
+            )
+        first += count
+    return found
+
+
+def _pools_of(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the size and peak of the pools in `places`; nothing before TensorFlow starts.
+
+    Uses the existing context and never creates one.
+    """
+    module = sys.modules.get("tensorflow.python.eager.context")
+    context = module.context_safe() if module is not None else None
+    if context is None or not getattr(context, "_initialized", False):
+        return []
+    pools = []
+    for place in places:
+        known = [found for device in place["devices"] for found in _memory_info(context, device)]
+        if known:
+            current = sum(each["current"] for each in known)
+            pools.append(
+                {
+                    "gpu": place["gpu"],
+                    "pool": _pool_size(place, current),
+                    "peak": sum(each["peak"] for each in known),
+                    "limit": place["limit"],
+                }
+            )
+    return pools
+
+
+def _pool_size(place: dict[str, Any], current: int) -> int | None:
+    if place["limit"] is None:
+        return current
+    # A growing pool holds more than is in use, and TensorFlow does not report how much.
+    return None if place["grows"] else int(place["limit"])
+
+
+def _memory_info(context: Any, device: str) -> list[dict[str, int]]:
+    try:
+        return [context.get_memory_info(device)]
+    except Exception:  # noqa: BLE001  (no such device, or one without counters)
+        return []
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:
-    """Put `new` in the place of an attribute; what is returned puts the old one back."""
-    plain = vars(owner)[name]
+    """Replace an attribute by `new`; the returned function restores it."""
+    original = vars(owner)[name]
     setattr(owner, name, new)
 
     def undo() -> None:
         if vars(owner).get(name) is new:
-            setattr(owner, name, plain)
+            setattr(owner, name, original)
 
     return undo
 
 
-def _close_ways_out() -> None:
-    for name in WAYS_OUT:
+def _disable_unlimited_allocators() -> None:
+    for name in UNLIMITED:
         if os.environ.get(name, "").lower() not in ("", "0", "false"):
             del os.environ[name]
 
 
-def _pools(lease: Lease) -> list[tuple[int, int]]:
-    """Return (limit, capacity) of the GPUs that TensorFlow sees, in its order."""
+def _pool_limits(lease: Lease) -> list[tuple[int, int]]:
+    """Return (pool limit, total) in MiB of the GPUs that TensorFlow sees, in its order."""
     if lease.simulated:
         return []
     context = importlib.import_module("tensorflow.python.eager.context")
@@ -112,87 +185,89 @@ def _pools(lease: Lease) -> list[tuple[int, int]]:
     ]
     if len(seen) == len(pools):
         return pools
-    # The variable was changed after CUDA had read it, or TensorFlow cannot use one of the GPUs:
-    # which is which is unknown, so each may have what the smallest may have.
+    # The variable was changed after CUDA had read it, or TensorFlow cannot use one of the GPUs.
+    # Which GPU is which is unknown, so each gets the smallest limit.
     return [min(lease.pools("tensorflow", lease.visible.split(",")))] * len(seen)
 
 
-def _hook_context(configure: Clamp) -> Undo:
+def _hook_context(configure: LimitConfig) -> Undo:
     context = importlib.import_module("tensorflow.python.eager.context").Context
-    plain = vars(context)["config"]
+    original = vars(context)["config"]
 
-    @functools.wraps(plain.fget)
+    @functools.wraps(original.fget)
     def config(self: Any) -> Any:
-        proto = plain.fget(self)  # made anew at every look
+        proto = original.fget(self)  # created at every access
         configure(proto, False)
         return proto
 
-    return _replace(context, "config", property(config, plain.fset, plain.fdel, plain.__doc__))
+    return _replace(
+        context, "config", property(config, original.fset, original.fdel, original.__doc__)
+    )
 
 
-def _hook_session(configure: Clamp) -> Undo:
+def _hook_session(configure: LimitConfig) -> Undo:
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
-    plain = vars(session)["__init__"]
+    original = vars(session)["__init__"]
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def __init__(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-        # Without a config it takes the context's, which is clamped; what is no ConfigProto,
-        # TensorFlow refuses in its own words.
+        # Without a config it uses the context's, which is limited. TensorFlow itself refuses a
+        # config that is not a ConfigProto.
         if config is not None and isinstance(config, _config_proto()):
             config = _copy(config)
             configure(config, True)
-        plain(self, target, graph, config)
+        original(self, target, graph, config)
 
     return _replace(session, "__init__", __init__)
 
 
-def _hook_server(configure: Clamp) -> Undo:
+def _hook_server(configure: LimitConfig) -> Undo:
     library = importlib.import_module("tensorflow.python.training.server_lib")
     server = library.Server
-    plain = vars(server)["__init__"]
+    original = vars(server)["__init__"]
     server_def = library.tensorflow_server_pb2.ServerDef
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def __init__(self: Any, server_or_cluster_def: Any, *args: Any, **kwargs: Any) -> None:
         proto = _config_proto()()
         if isinstance(server_or_cluster_def, server_def):
             server_or_cluster_def = _copy(server_or_cluster_def)
             proto.CopyFrom(server_or_cluster_def.default_session_config)
-            # TensorFlow merges the two, and a merge would add up the virtual devices.
+            # TensorFlow merges the two, which would add up the virtual devices.
             server_or_cluster_def.ClearField("default_session_config")
-        args, kwargs, given = _taken(args, kwargs, place=3)
+        args, kwargs, given = _pop_config(args, kwargs, position=3)
         if given is not None:
             proto.MergeFrom(given)
         configure(proto, True)
-        plain(self, server_or_cluster_def, *args, config=proto, **kwargs)
+        original(self, server_or_cluster_def, *args, config=proto, **kwargs)
 
     return _replace(server, "__init__", __init__)
 
 
-def _taken(args: Any, kwargs: Any, place: int) -> Any:
-    """Take the argument `config` out of a call; what comes after it gets its name."""
-    if len(args) <= place:
+def _pop_config(args: Any, kwargs: Any, position: int) -> Any:
+    """Remove the argument `config` from a call; the argument after it is passed by name."""
+    if len(args) <= position:
         rest = {name: value for name, value in kwargs.items() if name != "config"}
         return args, rest, kwargs.get("config")
-    if len(args) > place + 1:
-        kwargs = dict(kwargs, start=args[place + 1])
-    return args[:place], kwargs, args[place]
+    if len(args) > position + 1:
+        kwargs = dict(kwargs, start=args[position + 1])
+    return args[:position], kwargs, args[position]
 
 
-def _hook_device_list(configure: Clamp) -> Undo:
+def _hook_device_list(configure: LimitConfig) -> Undo:
     library = importlib.import_module("tensorflow.python.client.device_lib")
-    plain = library.list_local_devices
+    original = library.list_local_devices
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def list_local_devices(session_config: Any = None) -> Any:
         proto = _config_proto()() if session_config is None else _copy(session_config)
         configure(proto, True)
-        return plain(proto)
+        return original(proto)
 
     return _replace(library, "list_local_devices", list_local_devices)
 
 
-ENTRANCES = (
+HOOKED = (
     ("Context.config", _hook_context),
     ("BaseSession.__init__", _hook_session),
     ("Server.__init__", _hook_server),

@@ -5,14 +5,14 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.write_buffer import Backlog, Piece
+from gpulease.write_buffer import Piece, WriteBuffer
 
 PIECES = st.lists(st.one_of(st.binary(max_size=9), st.binary(min_size=4096, max_size=5000)))
 
 
 @given(PIECES, st.lists(st.integers(0, 6000), min_size=1).filter(any))
 def test_bytes_come_out_as_they_went_in(pieces: list[bytes], takes: list[int]) -> None:
-    backlog, written, turn = Backlog(), bytearray(), 0
+    buffer, written, turn = WriteBuffer(), bytearray(), 0
     changing = bytearray(5000)
 
     def take(some: list[Piece]) -> int:
@@ -22,12 +22,12 @@ def test_bytes_come_out_as_they_went_in(pieces: list[bytes], takes: list[int]) -
 
     for piece in pieces:
         changing[: len(piece)] = piece
-        backlog.add(memoryview(changing)[: len(piece)])
-        if backlog.size:
-            backlog.write(take)
+        buffer.add(memoryview(changing)[: len(piece)])
+        if buffer.size:
+            buffer.write_once(take)
             turn += 1
-    while backlog.size:
-        backlog.write(take)
+    while buffer.size:
+        buffer.write_once(take)
         turn += 1
 
     assert bytes(written) == b"".join(pieces)
@@ -36,23 +36,23 @@ def test_bytes_come_out_as_they_went_in(pieces: list[bytes], takes: list[int]) -
 def test_single_bytes_take_little_more_room_than_one_piece() -> None:
     tracemalloc.start()
     try:
-        backlog = Backlog()
+        buffer = WriteBuffer()
         for _ in range(200_000):
-            backlog.add(b"x")
+            buffer.add(b"x")
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
 
-    assert backlog.size == 200_000
-    assert held < 3 * backlog.size
+    assert buffer.size == 200_000
+    assert held < 3 * buffer.size
 
 
 def test_what_is_cleared_is_gone() -> None:
-    backlog = Backlog()
-    backlog.add(b"x")
-    backlog.clear()
-    backlog.add(b"y")
+    buffer = WriteBuffer()
+    buffer.add(b"x")
+    buffer.clear()
+    buffer.add(b"y")
     written: list[Piece] = []
-    backlog.write(lambda some: written.extend(some) or 1)
+    buffer.write(lambda some: written.extend(some) or 1)
 
     assert b"".join(written) == b"y"

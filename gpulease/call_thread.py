@@ -1,9 +1,8 @@
-"""A thread that makes one call at a time, for callers who cannot wait for ever.
+"""Threads that make calls which may hang, and the pauses between retries.
 
-A call into the driver may hang, and nothing can interrupt it. So each GPU has a lane: whoever
-waits for a call may walk away, and no second call is begun behind one that has not returned.
-
-When to try again: pauses that double from one attempt to the next, while something is wrong.
+A call into the driver, a read of /proc or a look-up of a user may hang, and nothing can interrupt
+it. Each `CallThread` makes one call at a time, and callers wait with a timeout. Standard library
+only.
 """
 
 import threading
@@ -23,7 +22,7 @@ _thread = threading.local()
 
 
 def note_progress() -> None:
-    """Note that the call which runs on this thread has come one step further."""
+    """Note that the call running on this thread has completed a step."""
     running: tuple[Call[Any], Monotonic] | None = getattr(_thread, "running", None)
     if running is not None:
         call, clock = running
@@ -32,37 +31,42 @@ def note_progress() -> None:
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One call, begun at `began_at` on the lane's clock and ended at `ended_at`, if it has."""
+    """One call. Its instants are seconds of the thread's clock."""
 
     work: Callable[[], T]
     began_at: float
     progress_at: float
-    """When it began or last came a step further."""
+    """When it began or last completed a step."""
     ended_at: float | None = None
     outcome: Future[T] = field(default_factory=Future)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end at most so long; say whether it has come."""
+        """Wait up to `seconds` for the end; return whether it has ended."""
         try:
             self.outcome.exception(timeout=max(0.0, seconds))
         except FutureTimeout:
             return False
         return True
 
-    def wait_while_it_goes_on(self, step: float, whole: float, clock: Monotonic) -> bool:
-        """Wait for the end while each step takes at most `step` seconds, and all of it `whole`."""
-        until = self.began_at + whole
+    def wait_while_progressing(self, step: float, total: float, clock: Monotonic) -> bool:
+        """Wait while each step takes at most `step` seconds and the call at most `total`.
+
+        Return whether it has ended.
+        """
+        until = self.began_at + total
         while not self.wait(min(until, self.progress_at + step) - clock()):
             if clock() >= min(until, self.progress_at + step):
                 return self.outcome.done()
         return True
 
     def run(self, clock: Monotonic) -> None:
-        """Do the work and keep what came of it, for whoever still waits."""
+        """Do the work and keep its outcome for those who still wait."""
+        if not self.outcome.set_running_or_notify_cancel():
+            return
         _thread.running = self, clock
         try:
             result = self.work()
-        except Exception as error:  # noqa: BLE001 - raised again where the outcome is asked for
+        except BaseException as error:  # noqa: BLE001 - raised again where the outcome is read
             self.ended_at = clock()
             self.outcome.set_exception(error)
         else:
@@ -71,31 +75,39 @@ class Call(Generic[T]):
 
 
 class CallThread(Generic[T]):
-    """One thread, one call at a time."""
+    """One thread that makes one call at a time."""
 
     def __init__(self, name: str, clock: Monotonic) -> None:
         self._clock = clock
         self._queue: SimpleQueue[Call[T] | None] = SimpleQueue()
         self._latest: Call[T] | None = None
-        # A daemon thread: one that hangs in the driver must not keep the process from exiting.
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        # A daemon thread: one that hangs must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def is_busy(self) -> bool:
-        """Say whether a call has not returned yet."""
+        """Whether a call has not returned yet."""
         return self._latest is not None and not self._latest.outcome.done()
 
-    def ask(self, work: Callable[[], T]) -> Call[T]:
-        """Begin `work`, or return the call that is still under way."""
+    def submit(self, work: Callable[[], T]) -> Call[T]:
+        """Begin `work`, or return the call that has not returned yet."""
         if self._latest is None or self._latest.outcome.done():
-            now = self._clock()
-            self._latest = Call(work, now, now)
-            self._queue.put(self._latest)
+            self._latest = self.enqueue(work)
         return self._latest
 
-    def close(self) -> None:
-        """Let the thread end once its call has returned."""
+    def enqueue(self, work: Callable[[], T]) -> Call[T]:
+        """Begin `work` when all earlier calls have returned."""
+        now = self._clock()
+        call = Call(work, now, now)
+        self._queue.put(call)
+        return call
+
+    def close(self, *, wait: bool = False) -> None:
+        """Let the thread end once its calls have returned, and wait for that if asked to."""
         self._queue.put(None)
+        if wait:
+            self._thread.join()
 
     def _serve(self) -> None:
         while (call := self._queue.get()) is not None:
@@ -103,7 +115,7 @@ class CallThread(Generic[T]):
 
 
 class Retry:
-    """The time of the next attempt, if there is to be one."""
+    """The time of the next attempt, if one is planned; pauses double from one to the next."""
 
     def __init__(self, first: timedelta, clock: Monotonic) -> None:
         self._first = first.total_seconds()
@@ -113,20 +125,20 @@ class Retry:
 
     @property
     def is_due(self) -> bool:
-        """Say whether it is time for an attempt."""
+        """Whether a planned attempt is due."""
         return self._at is not None and self._clock() >= self._at
 
-    def wanted(self, longest: timedelta) -> None:
-        """Plan an attempt after the current pause, unless one is planned already."""
+    def schedule(self, longest: timedelta) -> None:
+        """Plan an attempt after the current pause, unless one is planned."""
         if self._at is None:
             self._at = self._clock() + min(self._pause, longest.total_seconds())
             self._pause = min(self._pause * 2, longest.total_seconds())
 
-    def begun(self) -> None:
-        """Take the planned attempt off; the next pause will be longer."""
+    def start(self) -> None:
+        """Note that the planned attempt has begun; the next pause is longer."""
         self._at = None
 
-    def needless(self) -> None:
-        """Forget about it: all is well, and the next trouble starts with the first pause."""
+    def reset(self) -> None:
+        """Cancel the planned attempt and begin again with the first pause."""
         self._at = None
         self._pause = self._first

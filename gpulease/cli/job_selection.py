@@ -1,0 +1,196 @@
+"""Which jobs a command line names: by number or name, `last`, --name 'sweep*' or --all.
+
+Numbers are taken as they are, and may be another user's. All else is looked up in one list of the
+caller's own jobs, also for root.
+"""
+
+import os
+import pwd
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, TypeVar
+
+from gpulease.cli.format import clean
+from gpulease.cli.render import complain, say, show
+from gpulease.client import Client
+from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
+from gpulease.wire.views import JobView
+
+T = TypeVar("T")
+
+Verb = Literal["show", "logs", "attach", "cancel", "extend", "keep"]
+LAST = "last"
+"""The word for the newest job of the caller."""
+_READS = frozenset({"show", "logs", "attach"})
+"""The verbs that change nothing: of several jobs with one name they take the newest."""
+_LISTED = 10
+"""Jobs that a message names; the others are counted."""
+_APPLIES: dict[str, Callable[[JobView], bool]] = {
+    "cancel": lambda job: job.state != "releasing",
+    "extend": lambda job: job.state != "releasing" and job.claim.time_limit is not None,
+    "keep": lambda job: job.state in ("granted", "active"),
+    "logs": lambda job: job.kind == "run",
+}
+"""What --all leaves out of the live jobs of the caller, by verb: these would only be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a command line says about jobs, in exactly one way."""
+
+    verb: Verb
+    words: Sequence[str] = ()
+    pattern: str | None = None
+    every: bool = False
+
+
+def selection(
+    verb: Verb, words: Sequence[str] | None, pattern: str | None = None, every: bool = False
+) -> Selection:
+    """Return what a command line says about jobs.
+
+    Raises:
+        BadUsage: it names no job, or names jobs in two ways.
+    """
+    ways = sum((bool(words), pattern is not None, every))
+    if ways == 0:
+        raise BadUsage(f"cannot {verb}: no job is named", _example(verb))
+    if ways > 1:
+        raise BadUsage(f"cannot {verb}: JOB, --name and --all exclude each other", _example(verb))
+    return Selection(verb, words or (), pattern, every)
+
+
+def select_jobs(client: Client, wanted: Selection) -> list[int]:
+    """Return the numbers of the jobs, each once.
+
+    Jobs that were not named one by one are listed on stderr before anything is done to them.
+
+    Raises:
+        NoSuchJob: no job of the caller matches.
+        BadUsage: a name matches several jobs, and the verb changes them.
+    """
+    verb = wanted.verb
+    if wanted.words:
+        needs_list = not all(map(_is_number, wanted.words))
+        ended = verb in _READS or LAST in wanted.words
+        jobs = _own_jobs(client, ended=ended) if needs_list else ()
+        return list(dict.fromkeys(_by_word(jobs, verb, word) for word in wanted.words))
+    found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
+    if verb == "attach":
+        return [_newest(found, verb, f"match {wanted.pattern!r}").id]
+    say(f"gpulease: {_count(found)}: {_listed(found)}")
+    return [job.id for job in found]
+
+
+def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
+    """Call `act` for each target and print what it returns; return the exit code.
+
+    A failure is printed, does not stop the others, and decides the exit code.
+
+    Raises:
+        NoDaemon: nothing answers, and would not for the next one either.
+    """
+    status = 0
+    for target in dict.fromkeys(targets):
+        try:
+            show(act(target))
+        except NoDaemon:
+            raise
+        except GpuleaseError as error:
+            complain(error)
+            status = error.exit_code
+    return status
+
+
+def _example(verb: Verb) -> str:
+    more = "" if verb == "attach" else ", or --all for all your jobs"
+    end = " +2h" if verb == "extend" else ""
+    return f"gpulease {verb} 17{end}; name the job by number or name, by --name 'sweep*'{more}"
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def _own_jobs(client: Client, *, ended: bool) -> Sequence[JobView]:
+    """Return the jobs of the caller, oldest first."""
+    return client.jobs(everything=ended, user=_own_name()).jobs
+
+
+def _own_name() -> str:
+    # As the daemon names the owner of a job; the environment (USER) may say something else.
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _by_word(jobs: Sequence[JobView], verb: Verb, word: str) -> int:
+    if _is_number(word):
+        return int(word)
+    if word == LAST:
+        if not jobs:
+            raise NoSuchJob(f"cannot {verb} the last job: you have none", "gpulease run starts one")
+        return jobs[-1].id
+    named = [job for job in jobs if job.name == word]
+    live = [job for job in named if job.state != "ended"]
+    if verb in _READS and named:
+        return _newest(named, verb, f"have the name {clean(word)!r}").id
+    if len(live) > 1:
+        raise _ambiguous(verb, word, live)
+    if not named:
+        raise _no_match(Selection(verb, (word,)))
+    # That an ended job cannot be changed is the daemon's to say.
+    return (live or named)[-1].id
+
+
+def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
+    if wanted.pattern is not None:
+        found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
+    else:
+        applies = _APPLIES.get(wanted.verb)
+        found = [job for job in jobs if applies is None or applies(job)]
+    if not found:
+        raise _no_match(wanted)
+    return found
+
+
+def _newest(found: Sequence[JobView], verb: Verb, what_they_do: str) -> JobView:
+    """Return the newest job, for attach the newest live one, and say if it was one of several."""
+    live = [job for job in found if job.state != "ended"]
+    chosen = (live or found)[-1] if verb == "attach" else found[-1]
+    if len(found) > 1:
+        say(f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {chosen.id}")
+    return chosen
+
+
+def _count(found: Sequence[JobView]) -> str:
+    return "1 job" if len(found) == 1 else f"{len(found)} jobs"
+
+
+def _listed(found: Sequence[JobView]) -> str:
+    parts = [f"{job.id} ({clean(job.name)})" for job in found[:_LISTED]]
+    more = len(found) - len(parts)
+    return ", ".join([*parts, f"and {more} more"] if more else parts)
+
+
+def _no_match(wanted: Selection) -> NoSuchJob:
+    verb, words = wanted.verb, wanted.words
+    hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
+    yours = "job of yours" if verb in _READS else "job of yours that waits or runs"
+    if wanted.every:
+        return NoSuchJob(f"cannot {verb} all your jobs: there is none that it applies to", hint)
+    if wanted.pattern is not None:
+        return NoSuchJob(f"cannot {verb}: no {yours} matches {wanted.pattern!r}", hint)
+    return NoSuchJob(
+        f"cannot {verb} {words[0]!r}: no {yours} has this name",
+        f"{hint}; a job of another user is named by its number",
+    )
+
+
+def _ambiguous(verb: Verb, word: str, found: Sequence[JobView]) -> GpuleaseError:
+    return BadUsage(
+        f"cannot {verb} {word!r}: {len(found)} of your jobs have this name: {_listed(found)}",
+        f"give the number of one, or --name {word!r} for all of them",
+    )

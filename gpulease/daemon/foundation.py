@@ -1,0 +1,170 @@
+"""What the daemon's other parts are built on: the database, the GPUs, the clock and the threads.
+
+A daemon never opens an empty or older database beside running jobs that it does not contain: their
+memory would be leased again.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulease.config import DATABASE_NAME, Settings
+from gpulease.daemon.disk_space import free_space
+from gpulease.daemon.worker_threads import ObservationThread, WriterThread
+from gpulease.domain.gpu import JobId
+from gpulease.domain.lease import State
+from gpulease.errors import (
+    BadConfiguration,
+    BadValue,
+    RecordUnwritable,
+    StateUnwritable,
+    state_fault,
+)
+from gpulease.gpu.nvml import NvmlProbe
+from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
+from gpulease.host.process_finder import claims
+from gpulease.host.state_dir import StateDirectory
+from gpulease.service.ports import Clock
+from gpulease.store.database_file import last_job
+from gpulease.store.engine import damaged
+from gpulease.store.recovery import LEAP
+from gpulease.store.store import SqlStore
+
+_MOST_SHOWN = 8
+
+
+class CurrentSettings:
+    """The settings, which a reload replaces; call it for the present ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __call__(self) -> Settings:
+        """Return the settings as they are now."""
+        return self._settings
+
+    def replace(self, settings: Settings) -> None:
+        """Use `settings` from now on."""
+        self._settings = settings
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """The parts that depend on no other part."""
+
+    settings: CurrentSettings
+    state: StateDirectory
+    store: SqlStore
+    installation: str
+    """Distinguishes this daemon's processes from those of other daemons on the machine."""
+    probe: NvmlProbe | SimulatedGpus
+    clock: Clock
+    writer: WriterThread
+    observation_thread: ObservationThread
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the GPUs are simulated."""
+        return self.settings().simulate is not None
+
+
+def open_foundation(settings: Settings, clock: Clock) -> Foundation:
+    """Lock the state directory, and open the database and the GPUs.
+
+    Raises:
+        GpuleaseError: the daemon cannot run.
+    """
+    state, store, installation = open_record(settings)
+    return Foundation(
+        settings=CurrentSettings(settings),
+        state=state,
+        store=store,
+        installation=installation,
+        probe=open_probe(settings, store),
+        clock=clock,
+        writer=WriterThread("writer"),
+        observation_thread=ObservationThread("observer"),
+    )
+
+
+def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus:
+    """Open the simulated GPUs if the settings ask for them, else the real ones.
+
+    Raises:
+        NoGpus: the machine has none.
+        BadConfiguration: the simulation cannot be parsed.
+    """
+    if settings.simulate is not None:
+        sizes = simulated_sizes(settings.simulate)
+        return SimulatedGpus.here(sizes, str(settings.state), lambda: claims(store.live()))
+    return NvmlProbe.open(settings.driver_deadline)
+
+
+def simulated_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of the GPUs to simulate, in bytes.
+
+    Raises:
+        BadConfiguration: `text` cannot be parsed.
+    """
+    try:
+        return parse_simulation(text)
+    except BadValue as error:
+        raise BadConfiguration(error.message, error.hint) from error
+
+
+def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
+    """Lock the state directory and open its database; also return the name of the installation.
+
+    Raises:
+        StateUnusable: it cannot be used without a change.
+        StateUnwritable: it cannot be used now. Nothing is held, so the caller may try again.
+    """
+    with ExitStack() as stack:
+        state = StateDirectory(settings.state)
+        stack.callback(state.close)
+        try:
+            free_space(settings, 0)
+        except OSError as error:
+            raise state_fault(f"cannot use the state directory {state.path}", error) from error
+        path, running = state.path / DATABASE_NAME, state.running()
+        is_new = not path.exists() or path.stat().st_size == 0
+        if is_new and running:
+            what = "empty" if path.exists() else "missing"
+            raise damaged(path, f"it is {what}, and {_jobs(running)}")
+        taken = _taken(state, path) if is_new else state.last_job()
+        store = SqlStore(path)
+        stack.callback(store.close)
+        try:
+            _refuse_to_forget(running, store)
+            # With a new or restored database, a job must not get the directory of another job.
+            store.use_no_id_up_to(taken)
+            installation = store.installation()
+        except RecordUnwritable as error:
+            raise StateUnwritable(error.message, error.hint) from error
+        stack.pop_all()
+    return state, store, installation
+
+
+def _taken(state: StateDirectory, path: Path) -> int:
+    """Return an id above all that may have been used before the database was removed."""
+    last = max(state.last_job(), last_job(path))
+    return last + LEAP if last else 0
+
+
+def _refuse_to_forget(running: Sequence[int], store: SqlStore) -> None:
+    """Refuse a database that lacks running jobs: their memory would be leased again.
+
+    Raises:
+        StateUnusable: it is a restored older copy.
+    """
+    known = {number: store.job(JobId(number)) for number in running}
+    lost = [number for number, job in known.items() if job is None or job.state is State.QUEUED]
+    if lost:
+        raise damaged(store.path, f"{_jobs(lost)} without a record in it; it may be an older copy")
+
+
+def _jobs(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MOST_SHOWN]))
+    shown += ", ..." if len(numbers) > _MOST_SHOWN else ""
+    return f"job {shown} runs" if len(numbers) == 1 else f"jobs {shown} run"

@@ -1,0 +1,170 @@
+"""uvicorn on a Unix socket, with peer credentials and with limits for each connection.
+
+All that depends on undocumented parts of uvicorn is in this module: pyproject.toml bounds the
+version.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import ClassVar
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gpulease.errors import TooLarge
+from gpulease.server.auth import caller_of
+from gpulease.server.listener import Acceptor, ConnectionCounts, raw_response
+from gpulease.units import format_size
+
+_LARGEST_HEAD = 64 * 1024
+"""Bytes of a request's line and headers."""
+_HEAD_WITHIN_S = 10.0
+_CLOSE_WITHIN_S = 2
+"""For open connections when the server ends."""
+
+
+class Pipelined(Exception):
+    """A second request came before the first was answered; httptools makes it a 400."""
+
+
+class HeadTooLarge(Exception):
+    """A request's line and headers exceed the limit; httptools makes it a 400."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. Puts the caller into the state of each request, and limits its head.
+
+    No handler knows the caller before the head is complete, so its size and time are limited here.
+    """
+
+    counts: ClassVar[ConnectionCounts] = ConnectionCounts()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        caller = caller_of(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "caller": caller, "abort": transport.abort}
+        self._uid = caller.uid
+        self._unparsed: int | None = 0
+        """Bytes received of an incomplete head; None after its end, until the next begins."""
+        self._head_size = 0
+        """Bytes parsed of the head, which may have arrived in one piece."""
+        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, transport.abort)
+        self.counts.add(self._uid)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self.counts.remove(self._uid)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._unparsed is None or self.transport.is_closing():
+            return
+        self._unparsed += len(data)
+        if self._unparsed > _LARGEST_HEAD:
+            self._refuse_head()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_size > _LARGEST_HEAD:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        error = TooLarge(
+            "cannot take this request: its line and headers are larger than "
+            f"{format_size(_LARGEST_HEAD)}",
+            "send large values in the body",
+        )
+        self.transport.write(raw_response(error, "Content Too Large"))
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        # No client of ours pipelines, and a connection could queue requests without limit.
+        if self._is_busy:
+            raise Pipelined
+        self._unparsed = self._head_size = 0
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(_HEAD_WITHIN_S, self.transport.abort)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > _LARGEST_HEAD:
+            raise HeadTooLarge
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = None
+        self._deadline.cancel()
+        super().on_headers_complete()
+
+    @property
+    def _is_busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application until `leave` is set, without uvicorn's signal handlers and ticks."""
+
+    def __init__(self, app: ASGIApp, leave: asyncio.Event) -> None:
+        super().__init__(_config(app))
+        self._leave = leave
+        self._acceptor: Acceptor | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """The number of connections that are set up."""
+        return len(self.server_state.connections)
+
+    async def main_loop(self) -> None:
+        await self._leave.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        for listening in sockets or ():
+            await self.move(listening)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
+
+    async def move(self, listening: socket.socket) -> None:
+        """Accept connections on `listening` from now on; those that are open stay so."""
+        former = self._acceptor
+        self._acceptor = Acceptor(listening, self._protocol, HttpProtocol.counts)
+        if former is not None:
+            former.close()
+
+    def _protocol(self) -> HttpProtocol:
+        return HttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_CLOSE_WITHIN_S,
+    )

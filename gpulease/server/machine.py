@@ -1,0 +1,73 @@
+"""The routes about the machine: its status, its checks, and draining GPUs."""
+
+from dataclasses import replace
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from gpulease.domain.gpu import GpuReading
+from gpulease.errors import BadValue
+from gpulease.server.context import (
+    RequestContext,
+    caller_of_request,
+    encoded_response,
+    json_response,
+    read_body,
+)
+from gpulease.service.health import Drained, named
+from gpulease.wire.requests import DrainRequest
+from gpulease.wire.views import GpuAvailabilityView
+
+_LONGEST_REASON = 200
+
+
+class MachineHandlers:
+    """One method for each route; FastAPI reads the parameters from the signatures."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def status(self, request: Request) -> Response:
+        """Show GPUs, leases, the queue and unmanaged processes."""
+        viewer = self._context.redacted_for(caller_of_request(request))
+        return encoded_response(await self._context.listings.status(viewer))
+
+    async def doctor(self, request: Request) -> Response:
+        """Show the checks of this machine, and the policy for the caller's own jobs."""
+        overuse = self._context.overuse_of(caller_of_request(request).owner)
+        return json_response(replace(self._context.doctor(), overuse=overuse))
+
+    async def drain(self, request: Request, gpu: str) -> Response:
+        """Stop granting leases on a GPU; running jobs continue."""
+        caller = caller_of_request(request)
+        why = _reason(read_body(DrainRequest, await request.body() or b"{}"))
+        return _reply(await self._context.drains.drain(await self._gpu(gpu), caller.user, why))
+
+    async def resume(self, request: Request, gpu: str) -> Response:
+        """Grant leases on a GPU again."""
+        caller = caller_of_request(request)
+        return _reply(await self._context.drains.resume(await self._gpu(gpu), caller.user))
+
+    async def _gpu(self, name: str) -> GpuReading:
+        scheduler = self._context.scheduler
+        seen = await scheduler.observer.recent()
+        present = {reading.uuid for reading in seen.readings}
+        # A GPU that is out for repair can be resumed, and drained while jobs have leases on it.
+        absent = [uuid for uuid in scheduler.store.availabilities() if uuid not in present]
+        return named(name, (*seen.readings, *map(scheduler.store.gpu, absent)))
+
+
+def _reason(request: DrainRequest) -> str:
+    why = (request.why or "").strip()
+    if not why.isprintable() or len(why) > _LONGEST_REASON:
+        raise BadValue(
+            f"cannot drain for the reason {why[:40]!r}: listings show it on one line",
+            f"use at most {_LONGEST_REASON} printable characters: --why 'new fan'",
+        )
+    return why
+
+
+def _reply(done: Drained) -> Response:
+    closed = done.standing.reason
+    view = GpuAvailabilityView(done.gpu.uuid, done.gpu.label, closed, done.changed, list(done.jobs))
+    return json_response(view)

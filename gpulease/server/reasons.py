@@ -1,0 +1,124 @@
+"""Why a job waits and how it ended, as sentences and numbers.
+
+In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it once per claim.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpulease.domain.job import Job, Outcome
+from gpulease.domain.lease import Claim, State
+from gpulease.domain.placement import Obstacle, ObstacleKind
+from gpulease.domain.plan import Plan, WaitReason, why_waiting
+from gpulease.errors import EXIT_TIME_LIMIT, split_hint
+from gpulease.wire.requests import spoken
+from gpulease.wire.views import RefusalView
+
+_LIMITS = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
+"""Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""
+_MOST_JOBS_NAMED = 5
+
+
+def reason(job: Job, wait_reason: str | None = None) -> tuple[str | None, str | None]:
+    """Return why a job waits or why it ended, without a full stop, and a hint if there is one."""
+    match job.state:
+        case State.QUEUED:
+            return wait_reason, None
+        case State.GRANTED | State.ACTIVE:
+            return None if job.main_exited_at is None else _left_behind(job), None
+        case State.RELEASING:
+            why, hint = split_hint(job.detail or "asked to end")
+            return (why if job.holder else f"{why}; its processes are still running"), hint
+        case State.ENDED:
+            return split_hint(job.detail) if job.detail else (_ending(job), None)
+
+
+def _left_behind(job: Job) -> str:
+    how = "" if job.exit is None else f" ({job.exit})"
+    return f"its main process has ended{how}; the processes that it left behind keep the lease"
+
+
+def _ending(job: Job) -> str | None:
+    if job.outcome is Outcome.EXITED and job.exit is not None:
+        return f"exited with {job.exit.code}"
+    if job.outcome is Outcome.SIGNALED and job.exit is not None:
+        return f"ended by signal {job.exit.signal}"
+    return spoken(job.outcome) if job.outcome else None
+
+
+def exit_status(job: Job) -> int | None:
+    """Return the exit status as a shell shows it; None before the end, or if it never ran."""
+    if job.state is not State.ENDED:
+        return None
+    if job.outcome in _LIMITS:
+        return EXIT_TIME_LIMIT
+    if job.exit is None:
+        return None
+    return job.exit.code if job.exit.signal is None else 128 + job.exit.signal
+
+
+@dataclass(frozen=True, slots=True)
+class WaitExplanation:
+    """Why a queued job waits, as of one plan."""
+
+    why: str | None
+    expected_start_at: datetime | None
+    refusals: list[RefusalView]
+    waits_for: list[int]
+
+
+class WaitReasonCache:
+    """Why jobs wait, as of the latest plan."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._by_claim: dict[Claim, WaitExplanation] = {}
+        """Of the jobs that the plan did not look at: those with one claim wait for the same."""
+
+    def of(self, job: Job, plan: Plan) -> WaitExplanation:
+        """Return why a queued job waits."""
+        if plan is not self._plan:
+            self._plan, self._by_claim = plan, {}
+        if job.id in plan.waiting:
+            return _explanation(job.claim, plan.waiting[job.id], len(plan.gpus))
+        if job.claim not in self._by_claim:
+            drawn = _explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
+            self._by_claim[job.claim] = drawn
+        return self._by_claim[job.claim]
+
+
+def _explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
+    return WaitExplanation(
+        why_it_waits(claim, waiting, gpus),
+        waiting.expected_start_at,
+        [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
+        list(waiting.refusal.waits_for),
+    )
+
+
+def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
+    """Return why a claim has not been granted on a machine with so many GPUs."""
+    if gpus < claim.gpus:
+        return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
+    obstacles = _obstacles(waiting)
+    leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
+    if leased:
+        return f"no room for {claim} before {_one_of(leased)} ends"
+    reserved = [each for each in obstacles if each.waits_for]
+    if reserved:
+        return f"waits its turn behind {_one_of(reserved)}"
+    # None just after submission: the next pass is moments away, and most jobs never wait.
+    return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles) or None
+
+
+def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:
+    return waiting.refusal.obstacles
+
+
+def _one_of(obstacles: Sequence[Obstacle]) -> str:
+    jobs = sorted({job for each in obstacles for job in each.waits_for})
+    if len(jobs) == 1:
+        return f"job {jobs[0]}"
+    named = ", ".join(map(str, jobs[:_MOST_JOBS_NAMED]))
+    return f"one of the jobs {named}{', ...' if len(jobs) > _MOST_JOBS_NAMED else ''}"

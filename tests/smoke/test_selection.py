@@ -1,0 +1,68 @@
+"""Jobs that are named otherwise than by number, and scripts that change while their job waits."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from daemon_rig import Daemon
+from goldens import mentions
+
+
+def test_jobs_are_named_by_name_by_pattern_and_as_the_last(daemon: Daemon) -> None:
+    ended = daemon.submit("--mem", "1G", "--name", "sweep-0", "--", "echo", "first")
+    daemon.wait_until(ended, "ended")
+    live = [
+        daemon.submit("--mem", "1G", "--name", f"sweep-{number}", "--", "sleep", "600")
+        for number in (1, 2)
+    ]
+    other = daemon.submit("--mem", "1G", "--name", "other", "--", "sleep", "600")
+    for job in (*live, other):
+        daemon.wait_until(job, "active")
+
+    assert daemon.run("logs", "sweep-0").stdout == "first\n"
+    assert json.loads(daemon.run("show", "--json", "last").stdout)["id"] == other
+    assert daemon.run("keep", "other", "sweep-1").stdout.count("\n") == 2
+    done = daemon.run("cancel", "--grace", "0s", "--name", "sweep*", check=False)
+    assert done.returncode == 125, "a grace is above zero"
+
+    done = daemon.run("cancel", "--grace", "1s", "--name", "sweep*")
+    assert mentions(done.stderr, "sweep-1", "sweep-2")
+    assert mentions(done.stdout, *map(str, live))
+    for job in live:
+        daemon.wait_until(job, "ended")
+    assert daemon.job(other)["state"] == "active"
+    daemon.run("cancel", "--all")
+    daemon.wait_until(other, "ended")
+    assert daemon.run("cancel", "--all", check=False).returncode == 125
+
+
+def test_a_snapshot_runs_as_it_was_submitted_and_an_edit_is_shown(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import neighbour; print(neighbour.WORD, 'first')")
+    (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
+    variables = {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "PATH": f"{Path(sys.executable).parent}",
+    }
+    daemon.submit("--exclusive", "--gpus", "2", "--mem", "1G", "--", "sleep", "600")
+
+    def submit(*options: str) -> int:
+        line = ("run", "-d", "--mem", "1G", *options, "train.py")
+        return int(daemon.run(*line, cwd=tmp_path, env=variables).stdout)
+
+    plain, snapshot = submit(), submit("--snapshot")
+    # Files have the time of a clock that is a little behind.
+    script.write_text("print('second')")
+    later = script.stat().st_mtime + 60
+    os.utime(script, (later, later))
+    assert "changed since submission" in daemon.run("show", str(plain)).stdout
+    assert "changed since submission" not in daemon.run("show", str(snapshot)).stdout
+
+    daemon.run("cancel", "--name", "sleep")
+    for job in (plain, snapshot):
+        daemon.wait_until(job, "ended")
+    assert daemon.run("logs", str(plain)).stdout == "second\n"
+    assert daemon.run("logs", str(snapshot)).stdout == "hello first\n"

@@ -1,0 +1,100 @@
+"""Scripts that are edited while their job waits."""
+
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from daemon_stand_in import views
+from gpulease.cli import snapshot
+from gpulease.cli.snapshot import script_change, script_place, take_snapshot
+from gpulease.domain.memory_estimate import fingerprint_of
+from gpulease.errors import BadUsage, TooLarge
+from gpulease.wire.views import JobView
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(snapshot, "shaky", lambda path, uid: None)
+    for name in ("train.py", "sweep.sh", "data.csv"):
+        (tmp_path / name).write_text(f"first {name}")
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("python train.py data.csv", 1),
+        ("python -u train.py", 2),
+        ("torchrun --nproc 2 train.py", 3),
+        ("bash sweep.sh", 1),
+        ("./tool train.py", 0),
+        ("python -m train train.py", None),
+        ("echo data.csv", None),
+        ("true", None),
+    ],
+)
+def test_the_script_of_a_command_is_found(home: Path, line: str, place: int | None) -> None:
+    assert script_place(line.split(), home) == place
+
+
+def test_a_copy_runs_with_its_neighbours_and_outlives_an_edit(home: Path) -> None:
+    argv, variables = take_snapshot(["python", "train.py", "-x"], home, {"PYTHONPATH": "/lib"})
+    (home / "train.py").write_text("second")
+    assert Path(argv[1]).read_text() == "first train.py"
+    assert Path(argv[1]).stat().st_mode & 0o077 == 0
+    assert argv[2] == "-x"
+    assert variables["PYTHONPATH"] == f"{home}:/lib"
+    assert take_snapshot(["python", "train.py", "-x"], home, {})[0] != argv
+
+
+def test_the_memory_that_a_script_used_is_known_for_its_copies(home: Path) -> None:
+    argv, _ = take_snapshot(["python", "train.py", "-x"], home, {})
+    assert fingerprint_of(argv, "/") == fingerprint_of(["python", "train.py", "-x"], str(home))
+
+
+def test_a_copy_that_nobody_uses_any_more_is_removed(home: Path) -> None:
+    argv, _ = take_snapshot(["bash", "sweep.sh"], home, {})
+    folder = next(each for each in Path(argv[1]).parents if each.parent.name == "snapshots")
+    os.utime(folder, (0, 0))
+    take_snapshot(["python", "train.py"], home, {})
+    assert not folder.exists()
+
+
+def test_what_is_no_script_or_too_large_is_refused(home: Path) -> None:
+    with pytest.raises(BadUsage):
+        take_snapshot(["echo", "data.csv"], home, {})
+    with (home / "train.py").open("wb") as file:
+        file.truncate(snapshot.LARGEST + 1)
+    with pytest.raises(TooLarge):
+        take_snapshot(["python", "train.py"], home, {})
+
+
+def _job(home: Path, **changed: str | None) -> JobView:
+    return views.job(command="python train.py", cwd=str(home), **changed)
+
+
+def test_a_script_that_changed_since_submission_is_shown(home: Path) -> None:
+    now = datetime.fromtimestamp((home / "train.py").stat().st_mtime).astimezone()
+    before, after = now - timedelta(hours=1), now + timedelta(hours=1)
+    assert script_change(_job(home, submitted_at=after.isoformat())) is None
+    waits = script_change(_job(home, submitted_at=before.isoformat()))
+    runs = script_change(
+        _job(home, state="active", submitted_at=before.isoformat(), started_at=after.isoformat())
+    )
+    earlier = (before + timedelta(minutes=1)).isoformat()
+    late = script_change(
+        _job(home, state="active", submitted_at=before.isoformat(), started_at=earlier)
+    )
+    assert waits and runs and late
+    assert len({waits, runs, late}) == 3
+    assert all("changed since submission" in said for said in (waits, runs, late))
+
+
+def test_of_a_script_that_cannot_be_seen_nothing_is_said(home: Path) -> None:
+    assert script_change(views.job(command="python train.py")) is None
+    assert script_change(_job(home / "elsewhere")) is None
+    assert script_change(views.job(command="python 'tra", cwd=str(home))) is None

@@ -1,0 +1,127 @@
+"""Which jobs a command line names: numbers, names, last, --name, --all."""
+
+from typing import Any, cast
+
+import pytest
+
+from daemon_stand_in import views
+from gpulease.cli import job_selection
+from gpulease.cli.job_selection import Verb, select_jobs, selection
+from gpulease.client import Client
+from gpulease.errors import BadUsage, NoSuchJob
+from gpulease.wire.views import JobList, JobView
+
+
+class Listing:
+    """A daemon that only lists jobs, and notes what it was asked."""
+
+    def __init__(self, *jobs: JobView) -> None:
+        self.of = list(jobs)
+        self.asked: list[tuple[bool, str | None]] = []
+
+    def jobs(self, *, everything: bool = False, user: str | None = None) -> JobList:
+        self.asked.append((everything, user))
+        shown = [job for job in self.of if everything or job.state != "ended"]
+        return JobList([job for job in shown if user in (None, job.user)])
+
+
+@pytest.fixture(autouse=True)
+def alice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_selection, "_own_name", lambda: "alice")
+
+
+SWEEP = (
+    views.running(3, user="alice", name="sweep-1", claim=views.claim()),
+    views.job(4, user="bob", name="sweep-2"),
+    views.over(5, 0, user="alice", name="sweep-1"),
+    views.job(6, user="alice", name="sweep-3", claim=views.claim(time_limit=60.0)),
+    views.running(7, user="alice", name="train", claim=views.claim()),
+    views.over(8, 1, user="alice", name="eval"),
+)
+
+
+def select(
+    listing: Listing, verb: Verb, *words: str, pattern: str | None = None, every: bool = False
+) -> list[int]:
+    return select_jobs(cast("Client", listing), selection(verb, words, pattern, every))
+
+
+def selected(verb: Verb, *words: str, **how: Any) -> list[int]:
+    return select(Listing(*SWEEP), verb, *words, **how)
+
+
+def test_numbers_are_taken_as_they_are_and_cost_no_request() -> None:
+    listing = Listing()
+    assert select(listing, "cancel", "9", "4", "9") == [9, 4]
+    assert listing.asked == []
+
+
+def test_names_and_last_are_the_callers_own_jobs_in_one_request() -> None:
+    listing = Listing(*SWEEP)
+    assert select(listing, "show", "train", "last", "4") == [
+        7,
+        8,
+        4,
+    ]
+    assert listing.asked == [(True, "alice")]
+    with pytest.raises(NoSuchJob):
+        selected("show", "sweep-2")
+
+
+def test_of_several_jobs_with_a_name_the_newest_is_shown_and_a_message_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert selected("logs", "sweep-1") == [5]
+    assert "2 of your jobs" in capsys.readouterr().err
+
+
+def test_attach_prefers_a_live_job() -> None:
+    assert selected("attach", "sweep-1") == [3]
+    assert selected("attach", pattern="sweep-*") == [6]
+
+
+def test_a_name_of_an_ended_job_is_not_cancelled() -> None:
+    assert selected("cancel", "sweep-1") == [3]
+    with pytest.raises(NoSuchJob):
+        selected("cancel", "eval")
+
+
+def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
+    twice = Listing(*(views.job(number, user="alice", name="x") for number in (3, 4)))
+    with pytest.raises(BadUsage) as refused:
+        select(twice, "cancel", "x")
+    assert "3 (x), 4 (x)" in refused.value.message
+    assert select(twice, "cancel", pattern="x") == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("verb", "numbers"),
+    [("cancel", [3, 6, 7]), ("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
+)
+def test_all_is_the_live_jobs_that_the_verb_applies_to(
+    verb: Verb, numbers: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert selected(verb, every=True) == numbers
+    assert f"{numbers[0]} (" in capsys.readouterr().err
+
+
+def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
+    assert selected("show", pattern="sweep*") == [3, 5, 6]
+    assert selected("cancel", pattern="sweep*") == [3, 6]
+    with pytest.raises(NoSuchJob):
+        selected("cancel", pattern="nothing*")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern", "every"), [((), None, False), (("1",), "x", False), (("1",), None, True)]
+)
+def test_jobs_are_named_in_exactly_one_way(
+    words: tuple[str, ...], pattern: str | None, every: bool
+) -> None:
+    with pytest.raises(BadUsage):
+        selection("show", words, pattern, every)
+
+
+def test_last_of_nobody_is_an_error() -> None:
+    with pytest.raises(NoSuchJob):
+        select(Listing(), "show", "last")
