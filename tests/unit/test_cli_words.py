@@ -79,7 +79,7 @@ def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:
 
 def test_a_job_that_starts_at_once_is_not_talked_about() -> None:
     paper = Paper()
-    line = WaitingLine(paper.write, lambda: 80, patience=3600.0)
+    line = WaitingLine(paper.write, lambda: 80, delay=3600.0)
     line.show("first", NOW)
     line.clear()
     assert paper.text == ""
@@ -99,7 +99,7 @@ class Watched:
 
 def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
     paper = Paper()
-    line = WaitingLine(paper.write, None, patience=3600.0)
+    line = WaitingLine(paper.write, None, delay=3600.0)
     due: list[threading.Timer | None] = []
     client = Watched(lambda: due.append(line._timer))
     with Signals() as signals:
