@@ -89,7 +89,7 @@ import importlib, pkgutil
 import gpulease.cli, typer
 for package in (gpulease.cli, typer):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "_winconsole")):
             importlib.import_module(module.name)
 """
 

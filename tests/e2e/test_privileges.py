@@ -71,16 +71,12 @@ print(json.dumps({
 class OddDaemon(Daemon):
     """A daemon that was started by somebody careless."""
 
-    forked = False
-
     def command(self) -> list[str]:
         return [sys.executable, "-c", _ODD, *super().command()]
 
 
 class TracedDaemon(Daemon):
     """A daemon whose every look at a file is written down, process by process."""
-
-    forked = False
 
     def command(self) -> list[str]:
         traced = "%file,setresuid,clone,clone3,fork,vfork"
@@ -142,7 +138,7 @@ def seen_inside(daemon: Daemon, user: pwd.struct_passwd, **changes: Any) -> dict
 def test_a_job_has_nothing_of_the_daemon_that_launched_it(
     folder: Path, user: pwd.struct_passwd
 ) -> None:
-    daemon = OddDaemon(folder)
+    daemon = OddDaemon(folder, forked=False)
     try:
         daemon.start()
         assert daemon.process is not None
@@ -251,7 +247,7 @@ def test_no_path_of_a_user_is_touched_as_root(folder: Path, user: pwd.struct_pas
     (home / "their-data").write_text("theirs\n")
     for path in (home, *home.iterdir()):
         os.chown(path, user.pw_uid, user.pw_gid)
-    daemon = TracedDaemon(folder)
+    daemon = TracedDaemon(folder, forked=False)
     try:
         daemon.start()
         job = submit(

@@ -46,7 +46,7 @@ import importlib, os, pkgutil, pwd, sys
 import gpulease.cli, typer
 for package in (gpulease.cli, typer):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "_winconsole")):
             importlib.import_module(module.name)
 user = sys.argv.pop(1)
 who = pwd.getpwnam(user)
@@ -163,7 +163,7 @@ _BODIES: dict[type | None, object] = {
 
 def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     """Return the status that `caller` gets, about a job of `owner` where it is about one."""
-    body = _BODIES.get(route.takes)
+    body = _BODIES.get(route.body)
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.

@@ -49,9 +49,9 @@ def install() -> None:
     _wound(schema, "copy_database", "migration: before the copy", "migration: after the copy")
     _wound_grants()
     _wound_later(launcher.Launcher, "_pass_on", "launch: before it is handed on", "handed on")
-    _wound_later(job_runner.control, "stop", "stop: before the shim is told", "stop: told")
+    _wound_later(job_runner.shim_control, "stop", "stop: before the shim is told", "stop: told")
     _wound_later(
-        job_runner.control, "set_time_limit", "extend: before the shim is told", "extend: told"
+        job_runner.shim_control, "set_time_limit", "extend: before the shim is told", "extend: told"
     )
     _wound_spawner()
     _wound_enclosing()
