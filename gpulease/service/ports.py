@@ -166,7 +166,7 @@ class Transaction(Protocol):
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
 
-    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, availability: GpuAvailability) -> None:
         """Store the availability of a known GPU."""
 
     def note_gpu(self, event: GpuEvent) -> None:
