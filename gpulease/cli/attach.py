@@ -59,7 +59,7 @@ def attach(
         )
     stderr = stderr_status()
     if view.state == "ended":
-        stderr.say(messages.ended(view))
+        stderr.print(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
         options = FollowOptions(started=False, watches=watch, keys=keys)

@@ -16,7 +16,7 @@ from gpulease.cli.attachment import AttachMode, Detached, Hooks, Left, TurnedAwa
 from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.messages import waiting_text
-from gpulease.cli.render import StderrStatus, pass_on
+from gpulease.cli.render import StderrStatus, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
@@ -51,7 +51,7 @@ def wait_for_start(client: Client, job: JobView, signals: Signals, stderr: Stder
         job = signals.interruptible(partial(next, views, job))
     stderr.line.clear()
     for signum in signals.take():
-        stderr.say(f"gpulease: ignored {signum.name}: the job had not started")
+        stderr.print(f"gpulease: ignored {signum.name}: the job had not started")
     return job
 
 
@@ -82,21 +82,21 @@ def watch(client: Client, number: int, signals: Signals, stderr: StderrStatus) -
             for job in client.watch(number):
                 if is_away:
                     stderr.line.clear()
-                    stderr.say(f"gpulease: the daemon is back; job {number} is {job.state}")
+                    stderr.print(f"gpulease: the daemon is back; job {number} is {job.state}")
                 is_away = False
                 yield job
             return
         except TooMany as error:
             if not is_refused:
                 stderr.line.clear()
-                stderr.say(messages.not_followed(number, error))
+                stderr.print(messages.not_followed(number, error))
             is_refused = True
             yield from _current_if_reachable(client, number)
             time.sleep(_POLL_EVERY)
         except NoDaemon:
             if not is_away:
                 stderr.line.clear()
-                stderr.say(
+                stderr.print(
                     f"gpulease: lost connection to the daemon; job {number} keeps its place "
                     "in the queue"
                 )
@@ -178,7 +178,7 @@ def _follow(
     try:
         job = wait_for_start(client, job, signals, stderr)
         if options.is_shell and job.state == "active":
-            stderr.say(messages.shell_on(job, _gpus(client, job)))
+            stderr.print(messages.shell_on(job, _gpus(client, job)))
         stay = _stay(client, job, signals, stderr, options)
         if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
@@ -212,7 +212,7 @@ def _verdict(
         time.sleep(_VERDICT_EVERY)
         job = current(client.within(deadline - time.monotonic()), job)
     if job.out_of_memory and (words := last_words(job)):
-        stderr.say(words)
+        stderr.print(words)
     return job
 
 
@@ -233,7 +233,7 @@ def _stay(
 ) -> _Attachment:
     if job.state == "ended":
         return _Attachment(attached=False)
-    hooks = Hooks(cancel=partial(_cancel, client, job.id), say=stderr.say)
+    hooks = Hooks(cancel=partial(_cancel, client, job.id), say=stderr.print)
     deadline = time.monotonic() + _ATTACH_WITHIN
     while job.directory is not None and time.monotonic() < deadline:
         try:
@@ -242,7 +242,7 @@ def _stay(
         except TurnedAway as refusal:
             if not options.started:
                 raise _refused(job.id, str(refusal)) from None
-            stderr.say(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
+            stderr.print(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
             return _Attachment(attached=True)
         except OSError:
             # The shim does not listen yet, or the job has ended: the daemon knows.
@@ -252,7 +252,7 @@ def _stay(
             signals.interruptible(lambda: time.sleep(0.05))
     if not options.started:
         raise _refused(job.id, "its socket cannot be reached")
-    stderr.say(
+    stderr.print(
         f"gpulease: cannot attach to job {job.id}; gpulease logs -f {job.id} shows its output"
     )
     return _Attachment(attached=False)
@@ -297,12 +297,12 @@ def _end_by_daemon(
     """
     job = wait_for_end(client, job, signals, stderr)
     if not options.started and not seen:
-        stderr.say(messages.ended(job))
+        stderr.print(messages.ended(job))
         return status_of_job(job), job
     if not seen and job.started_at is not None:
         _print_kept(client, job.id, signals)
     if words := last_words(job):
-        stderr.say(words)
+        stderr.print(words)
     return status_of_job(job), job
 
 
@@ -312,7 +312,7 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
     while True:
         try:
             for kind, piece in client.logs(number, begin=shown):
-                pass_on(kind, piece)
+                write_output(kind, piece)
                 shown[kind] += len(piece)
         except NoDaemon:
             signals.interruptible(partial(time.sleep, RECONNECT_EVERY))
@@ -328,13 +328,15 @@ def _give_up(
     if signum == Signum.SIGHUP:
         return
     if not options.started:
-        stderr.say(f"gpulease: job {job.id} keeps its place in the queue: gpulease attach {job.id}")
+        stderr.print(
+            f"gpulease: job {job.id} keeps its place in the queue: gpulease attach {job.id}"
+        )
         return
     try:
         client.within(CANCEL_WITHIN).cancel(job.id)
-        stderr.say(f"gpulease: job {job.id} was cancelled")
+        stderr.print(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
-        stderr.say(
+        stderr.print(
             f"gpulease: job {job.id} may still be queued: {clean(error.message)}\n\n"
             f"hint: gpulease cancel {job.id}"
         )
