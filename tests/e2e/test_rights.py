@@ -162,7 +162,7 @@ _BODIES: dict[type | None, object] = {
 
 def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     """Return the status that `caller` gets, about a job of `owner` where it is about one."""
-    body = _BODIES.get(route.takes)
+    body = _BODIES.get(route.body)
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.
