@@ -1,26 +1,26 @@
 """Every failure that a user can meet: what happened, what to do, and the codes it travels under.
 
-An error's text reads *cannot X: why*; its hint says what to do next. The class knows its code (a
-stable word for programs), its HTTP status (between daemon and command) and the exit code of the
-command. Two places catch `GpuleaseError`: the command's edge and the server's edge. Anything else
-is a bug and keeps its traceback.
+The message reads *cannot X: why*; the hint says what to do next. The class has a code (a stable
+word for programs), an HTTP status (between daemon and command) and the exit code of the command.
+`GpuleaseError` is caught in two places: by the command and by the server. Any other exception is a
+bug and keeps its traceback.
 """
 
 from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
 from typing import ClassVar
 
 EXIT_OWN_FAILURE = 125
-"""gpulease itself failed; the number that timeout(1) and env(1) use for the same."""
+"""gpulease itself failed; timeout(1) and env(1) use the same number."""
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_GAVE_UP = 75
-"""EX_TEMPFAIL of sysexits(3): nothing is wrong, try again later."""
+"""EX_TEMPFAIL of sysexits(3): try again later."""
 EXIT_TIME_LIMIT = 124
 EXIT_USAGE = 2
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits(3): a restart would fail in the same way."""
 EXIT_TRY_AGAIN = EXIT_GAVE_UP
-"""Of the daemon: it cannot start at this moment, and a restart may find things mended."""
+"""The daemon cannot start now; a later restart may succeed."""
 
 
 _HINT = "\n\nhint: "
@@ -38,7 +38,7 @@ def split_hint(text: str) -> tuple[str, str | None]:
 
 
 class GpuleaseError(Exception):
-    """A failure with a sentence for the user and, mostly, a hint."""
+    """A failure with a message for the user and, in most cases, a hint."""
 
     code: ClassVar[str] = "failed"
     http_status: ClassVar[int] = 500
@@ -49,23 +49,23 @@ class GpuleaseError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            # Where nobody catches it, the traceback shows what to do.
+            # Shown with the traceback if nothing catches the error.
             self.add_note(f"hint: {hint}")
 
     def text(self) -> str:
-        """Return the sentence and, after a blank line, the hint."""
+        """Return the message and, after a blank line, the hint."""
         return with_hint(self.message, self.hint)
 
 
 class BadValue(GpuleaseError):
-    """Something that the user wrote cannot be read: a size, a time, a name."""
+    """A value, such as a size, a time or a name, cannot be read or is out of range."""
 
     code = "bad_value"
     http_status = 400
 
 
 class BadUsage(GpuleaseError):
-    """The command line does not say what to do."""
+    """The command line is incomplete or contradicts itself."""
 
     code = "bad_usage"
     http_status = 400
@@ -73,21 +73,21 @@ class BadUsage(GpuleaseError):
 
 
 class TooLarge(GpuleaseError):
-    """A request is past one of the bounds that keep the daemon safe."""
+    """A request exceeds a limit of the daemon."""
 
     code = "too_large"
     http_status = 413
 
 
 class TooMany(GpuleaseError):
-    """The user has as many of something at once as one user may."""
+    """The user has reached a limit, such as that of open connections."""
 
     code = "too_many"
     http_status = 429
 
 
 class TooSlow(GpuleaseError):
-    """A request did not come to its end in time."""
+    """A request did not arrive in time."""
 
     code = "too_slow"
     http_status = 408
@@ -101,7 +101,7 @@ class CannotLease(GpuleaseError):
 
 
 class NoRoomNow(GpuleaseError):
-    """The claim could be granted, but not now, and the caller did not want to wait."""
+    """The claim cannot be granted now, and the time to wait is over or zero."""
 
     code = "no_room_now"
     http_status = 409
@@ -109,21 +109,21 @@ class NoRoomNow(GpuleaseError):
 
 
 class NoSuchJob(GpuleaseError):
-    """No job has this id."""
+    """No job has this number."""
 
     code = "no_such_job"
     http_status = 404
 
 
 class NoSuchRoute(GpuleaseError):
-    """The daemon does not know this request: it is older than the command, or newer."""
+    """The daemon does not know this request: it is of another version than the command."""
 
     code = "no_such_route"
     http_status = 404
 
 
 class NoSuchGpu(GpuleaseError):
-    """No GPU is called so, or more than one."""
+    """No GPU has this name, or several have."""
 
     code = "no_such_gpu"
     http_status = 404
@@ -137,21 +137,21 @@ class NotAllowed(GpuleaseError):
 
 
 class WrongState(GpuleaseError):
-    """The job is not in a state in which this can be done."""
+    """The state of the job does not allow this."""
 
     code = "wrong_state"
     http_status = 409
 
 
 class AlreadyClaimed(GpuleaseError):
-    """The process has begun to use its GPUs, so that a lease would come too late for it."""
+    """The process has used its GPUs already, so a lease would have no effect."""
 
     code = "already_claimed"
     http_status = 409
 
 
 class AlreadyLeased(GpuleaseError):
-    """The process has a lease already: its own, its job's, or that of the shell it belongs to."""
+    """The process has a lease already: its own, or that of its job or shell."""
 
     code = "already_leased"
     http_status = 409
@@ -174,13 +174,13 @@ class CommandNotExecutable(GpuleaseError):
 
 
 class LaunchFailed(GpuleaseError):
-    """The worker of a job could not be started."""
+    """The worker of a job cannot be started."""
 
     code = "launch_failed"
 
 
 class LaunchDeferred(GpuleaseError):
-    """The worker of a job cannot be started at this moment; it is tried again."""
+    """The worker of a job cannot be started now; the daemon tries again."""
 
     code = "launch_deferred"
     http_status = 503
@@ -194,69 +194,69 @@ class NoDaemon(GpuleaseError):
 
 
 class NoGpus(GpuleaseError):
-    """No driver or no GPU is here, and no simulation was asked for."""
+    """The machine has no driver or no GPU, and no simulation was requested."""
 
     code = "no_gpus"
     http_status = 503
 
 
 class BadConfiguration(GpuleaseError):
-    """The daemon cannot start with the settings it was given."""
+    """The daemon cannot start with its settings."""
 
     code = "bad_configuration"
     exit_code = EXIT_CONFIGURATION
 
 
 class SetupFailed(GpuleaseError):
-    """gpulease cannot be installed on this machine, or removed from it, as it was asked."""
+    """gpulease-setup cannot install or remove gpulease."""
 
     code = "setup_failed"
 
 
 class StateUnusable(GpuleaseError):
-    """The daemon's state directory or database cannot be used as it is."""
+    """The state directory or the database of the daemon cannot be used."""
 
     code = "state_unusable"
     exit_code = EXIT_CONFIGURATION
 
 
 class StateUnwritable(GpuleaseError):
-    """The daemon cannot start at this moment, as on a full disk; it is worth trying again."""
+    """The state directory cannot be written now, as on a full disk; trying again may help."""
 
     code = "state_unwritable"
     exit_code = EXIT_TRY_AGAIN
 
 
 class RecordUnwritable(GpuleaseError):
-    """The daemon's record cannot be written at this moment, as on a full disk."""
+    """The database of the daemon cannot be written now, as on a full disk."""
 
     code = "record_unwritable"
     http_status = 503
     is_in_the_log = False
-    """Whether an admin finds it in the log already."""
+    """Whether the log has it already."""
 
 
 class RecordDamaged(RecordUnwritable):
-    """The daemon's record was damaged while it ran; nothing new can be granted."""
+    """The database of the daemon was damaged while it ran; no more leases are granted."""
 
     code = "record_damaged"
 
 
 class LeaseKept(UserWarning):
-    """A lease could not be given back, and lasts until its process ends."""
+    """A lease cannot be released before its process ends."""
 
 
 _PASSING = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
 
 
 def state_fault(what: str, error: OSError) -> GpuleaseError:
-    """Return why a daemon cannot start with its state: StateUnwritable where that may pass."""
+    """Return why a daemon cannot start with its state: StateUnwritable if trying again may help."""
     why = f"{what}: {error.strerror or error}"
     if error.errno in _PASSING:
-        return StateUnwritable(why, "see that the disk has room and is in order")
-    return StateUnusable(why, "give a directory that this user can write with --state")
+        return StateUnwritable(why, "check the disk and its free space")
+    return StateUnusable(why, "pass a directory that this user can write with --state")
 
 
 _KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__(), RecordDamaged]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
-"""How the client finds the class again from the code in a response."""
+"""The class for the code in a response."""
