@@ -1,6 +1,6 @@
-"""Being attached to a job: our terminal or our pipes are the other end of its own.
+"""Attach to a job: connect its streams and its terminal to those of this command.
 
-`attach` is the one way in; what else is here says how one attaches, and in which ways it ends.
+`attach` does it. The other names say how to attach, and how an attachment can end.
 """
 
 from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS

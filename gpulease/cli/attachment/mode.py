@@ -1,6 +1,6 @@
-"""How one is attached to a job: as who started it, as one who joined it, or only to watch.
+"""How a command is attached to a job: it started the job, attached later, or only watches.
 
-The ways in which an attachment ends before its job does.
+The exceptions are the ways in which an attachment ends before the job.
 """
 
 import signal
@@ -11,44 +11,44 @@ from gpulease.cli.attachment.keyboard import Use
 
 @dataclass(frozen=True, slots=True)
 class AttachMode:
-    """What an attachment is for."""
+    """How this command is attached."""
 
     number: int
-    """The job's."""
+    """The number of the job."""
     started: bool = True
-    """This command is what started the job: our signals and our input are its own."""
+    """This command started the job: its signals and its input are for the job."""
     watches: bool = False
-    """Nothing here reaches the job."""
+    """Nothing from this command reaches the job."""
     on_terminal: bool = False
-    """The job runs on a terminal of its own, and ours is its other end."""
+    """The job runs on a pseudo-terminal, which this command's terminal shows."""
     keys: bytes = b""
-    """Those that detach."""
+    """The keys that detach."""
 
     @property
     def role(self) -> str:
-        """What the shim is asked for."""
+        """The role to request from the shim."""
         return "watch" if self.watches else "attach"
 
     @property
     def passes_input(self) -> bool:
-        """Whether our standard input is the job's."""
+        """Whether standard input is passed on to the job."""
         return not self.watches and (self.started or self.on_terminal)
 
     @property
     def reads_keys(self) -> bool:
-        """Whether our terminal, if there is one, is read key by key."""
+        """Whether the terminal, if there is one, is read key by key."""
         return self.on_terminal or not self.started
 
     @property
     def use(self) -> Use:
-        """What keys are there for."""
+        """What keys do."""
         if self.watches:
             return Use.WATCH
         return Use.WRITE if self.passes_input else Use.COMMAND
 
 
 class Left(Exception):
-    """The job goes on and nobody is attached: our terminal has gone, or we were told to go."""
+    """The attachment ended and the job continues: a signal came, or the terminal hung up."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
@@ -56,8 +56,8 @@ class Left(Exception):
 
 
 class Detached(Exception):
-    """The job goes on and nobody is attached: that is what was typed."""
+    """The detach keys were typed; the job continues."""
 
 
 class TurnedAway(Exception):
-    """The shim lets this caller not attach; the text is its reason."""
+    """The shim refused the connection, for the reason in the text."""
