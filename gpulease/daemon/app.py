@@ -128,16 +128,11 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler)
+    sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     context = _request_context(
-        base,
-        scheduler,
-        processes,
-        _view_sources(base, enforcement, coverage, records, overuse, idleness),
-        records,
-        health,
-        environment=runner.environment,
-        watch_client=waiting_clients.watch,
-    )
+        base, scheduler, processes, sources, records, health,
+        environment=runner.environment, watch_client=waiting_clients.watch,
+    )  # fmt: skip
     return DaemonApp(
         base=base,
         launcher=launcher,

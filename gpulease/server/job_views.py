@@ -185,7 +185,7 @@ class JobViews:
 
     def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a job exceeds a lease, and when it is stopped for that."""
-        overuse = self._sources.overuse.standing(job.id, gpu)
+        overuse = self._sources.overuse.state(job.id, gpu)
         if overuse.over_for is None or seen is None or job.state is not State.ACTIVE:
             return {}
         left = overuse.left(self._sources.overuse.policy(job))
@@ -198,7 +198,7 @@ class JobViews:
         """Return since when a job is idle and when it ends for that, where the policy is on."""
         if not job.holds_memory:
             return None, None
-        seen, idle = self._scheduler.seen, self._sources.idleness.rest(job.id)
+        seen, idle = self._scheduler.seen, self._sources.idleness.state(job.id)
         policy = self._sources.idleness.policy(job)
         if seen is None or idle.idle_for is None or policy.release is Release.OFF:
             return None, None
