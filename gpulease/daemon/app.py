@@ -20,7 +20,7 @@ from gpulease.daemon.user_policy import UserPolicy
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job
 from gpulease.errors import BadConfiguration
-from gpulease.host.cgroups import has_first_pids
+from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
@@ -47,7 +47,7 @@ from gpulease.service.ports import Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.store.memory_history import MemoryHistory
-from gpulease.store.usage import Accounts, Pools
+from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
@@ -99,9 +99,9 @@ class DaemonApp:
 class _UsageRecords:
     """What frameworks and jobs used, now and in the past."""
 
-    pools: Pools
+    pools: PoolUsage
     usage: Usage
-    accounts: Accounts
+    accounts: UsageTotals
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
@@ -120,10 +120,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
-    launcher = Launcher(confined=confined, enclose=enforcement.sandbox)
+    launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.rungs)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     scheduler = _scheduler(base, observer, enforcement, runner, holds, overuse, records.usage)
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
@@ -155,13 +155,13 @@ def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
         base.installation,
         lambda job: has_living_shim(base.state.job(job), base.store.job(job)),
         lambda job: has_scope(base.state.job(job)),
-        own_pids=base.is_simulated or has_first_pids(),
+        own_pids=base.is_simulated or in_initial_pid_namespace(),
     )
 
 
 def _usage_records(base: Foundation) -> _UsageRecords:
-    pools = Pools(base.store)
-    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), Accounts(base.store))
+    pools = PoolUsage(base.store)
+    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), UsageTotals(base.store))
 
 
 def _launch_context(
@@ -178,10 +178,10 @@ def _launch_context(
         grace=settings.grace,
         log_limit=settings.log_limit,
         keep_free=kept_free(settings),
-        rungs=lambda: enforcement.levels.everywhere,
-        lift=enforcement.lift,
+        levels=lambda: enforcement.levels.everywhere,
+        remove_limits=enforcement.lift,
         socket=str(settings.socket),
-        beside=usage.beside,
+        overhead=usage.beside,
     )
 
 
@@ -341,7 +341,7 @@ def _doctor(
         simulated=base.settings().simulate,
         state=base.state.path,
         hooks=HOOKS,
-        levels=sources.enforcement.rungs,
+        levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
         closed=lambda: scheduler.closed,

@@ -44,7 +44,7 @@ class EnforcementLevels(Protocol):
     def everywhere(self) -> tuple[str, ...]:
         """The levels that hold every lease granted now."""
 
-    def rungs(self) -> list[EnforcementLevelView]:
+    def views(self) -> list[EnforcementLevelView]:
         """Return each level with what it does here."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import ALICE, BOB, NOON, order
 from gpulease.daemon.housekeeping import KeptOutput, over_limit
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Outcome, Owner, asked_to_go
+from gpulease.domain.job import Outcome, Owner, asked_to_end
 from gpulease.domain.lease import Trigger
 from gpulease.service.ports import Event
 from gpulease.store.retention import Retention
@@ -28,7 +28,7 @@ def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
     at = NOON - timedelta(days=days_ago)
     with store.write() as tx:
         job = tx.add(order(owner=owner), at)
-        over = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, "cancelled", at)
+        over = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, "cancelled", at)
         assert over is not None
         tx.save(over, Event(at, Trigger.CANCEL))
     return job.id
@@ -36,8 +36,8 @@ def ended(store: SqlStore, owner: Owner, days_ago: int) -> JobId:
 
 def forgotten(store: SqlStore, border_days: int, most: int) -> None:
     pruning = Retention(store)
-    while over := pruning.over(NOON - timedelta(days=border_days), most):
-        pruning.forget(over)
+    while over := pruning.expired(NOON - timedelta(days=border_days), most):
+        pruning.delete(over)
 
 
 def left(store: SqlStore) -> list[JobId]:

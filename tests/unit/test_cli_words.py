@@ -14,7 +14,7 @@ from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status
 from gpulease.cli.follow import wait_for_start
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
-from gpulease.cli.render import Talk
+from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
@@ -103,7 +103,7 @@ def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
     due: list[threading.Timer | None] = []
     client = Watched(lambda: due.append(line._timer))
     with Signals() as signals:
-        wait_for_start(client, views.job(17), signals, Talk(paper.write, line, lambda: NOW))
+        wait_for_start(client, views.job(17), signals, StderrStatus(paper.write, line, lambda: NOW))
     assert due == [None]
     assert paper.text == ""
 

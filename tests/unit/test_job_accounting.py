@@ -26,7 +26,7 @@ from gpulease.domain.job import (
     Job,
     JobUsage,
     Outcome,
-    asked_to_go,
+    asked_to_end,
     grant,
     worker_started,
 )
@@ -193,7 +193,7 @@ def test_one_that_was_asked_to_go_and_failed_first_queues_nothing() -> None:
     world = World(retry=2)
     job = world.store.job(JobId(1))
     assert job is not None
-    going = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
+    going = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
     assert going is not None
     with world.store.write() as tx:
         tx.save(going, Event(NOON, "cancel"))
