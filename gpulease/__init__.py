@@ -1,7 +1,7 @@
 """gpulease: leases of GPU memory on shared machines.
 
-The public names are `lease`, `Lease`, `Client`, `errors` and `__version__`. Importing the package
-loads none of them: the command starts as fast as before, and a script pays for what it uses.
+The public names are `lease`, `Lease`, `Client`, `errors` and `__version__`. Each is loaded when it
+is first used, so that importing the package costs little.
 """
 
 from importlib import import_module
@@ -19,10 +19,10 @@ __all__ = ["Client", "Lease", "__version__", "errors", "lease"]
 _HOMES = {"Client": "gpulease.client", "Lease": "gpulease.lease_api", "lease": "gpulease.lease_api"}
 
 
-if not TYPE_CHECKING:  # for whom any name would exist, a misspelt one too
+if not TYPE_CHECKING:  # for type checkers, every name would exist
 
     def __getattr__(name: str) -> Any:
-        """Load a public name when it is first asked for."""
+        """Load a public name when it is first used."""
         if name == "errors":
             return import_module("gpulease.errors")
         if name not in _HOMES:

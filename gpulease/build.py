@@ -1,4 +1,4 @@
-"""Which build this is: the version, and what .ci/build_stamp.py put into the package."""
+"""The version, with the commit and date that .ci/build_stamp.py puts into a package."""
 
 import os
 
@@ -6,8 +6,8 @@ from gpulease import __version__
 
 
 def described() -> str:
-    """Return the version with the commit and the date of the build."""
-    # No pathlib and no importlib.metadata: scripts ask for the version often.
+    """Return the version with the commit and date of the build."""
+    # Without pathlib and importlib.metadata: scripts call --version often.
     stamp = os.path.join(os.path.dirname(__file__), "build.txt")  # noqa: PTH118, PTH120
     try:
         with open(stamp, encoding="utf-8") as file:  # noqa: PTH123

@@ -1,4 +1,4 @@
-"""Sizes and spans, as people write them and as they are shown: "4G" and bytes, "2h" and seconds.
+"""Sizes and spans of time, read and written: "4G" and bytes, "2h" and seconds.
 
 Sizes are binary, as nvidia-smi's are: 4G, 4GiB and 4096M are all 4 * 1024**3 bytes. A size may also
 be a share of a GPU: "40%".
@@ -22,7 +22,7 @@ _LARGEST_SIZE = 1024 * TIB
 _LONGEST_SPAN = timedelta(days=3650)
 _SHOWN_LENGTH = 40
 _LONGEST = 100
-"""Characters of anything that is read here; Python refuses to read numbers of thousands."""
+"""Characters of any value; Python refuses to convert numbers with thousands of digits."""
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
@@ -30,7 +30,7 @@ _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of what a GPU has to lease; `percent` is above 0 and at most 100."""
+    """A part of the allocatable memory of a GPU; `percent` is above 0 and at most 100."""
 
     percent: Fraction
 
@@ -51,7 +51,7 @@ def parse_size(text: str) -> int:
     """Read a size and return bytes.
 
     Raises:
-        BadValue: `text` is not a size, or is not above zero, or is beyond any machine.
+        BadValue: `text` is no size, is not above zero, or is larger than any GPU.
     """
     return _parse_size(text, _SIZE_HINT)
 
@@ -130,9 +130,9 @@ def _span(
 
 
 def format_size(size: int) -> str:
-    """Write bytes as people do, in the largest unit that keeps it short: 4G, 1.5G, 512M.
+    """Write bytes in the largest unit, with at most one decimal: 4G, 1.5G, 512M.
 
-    Sizes are rounded down, so that what is shown can be asked for.
+    Sizes are rounded down, so that a job can ask for the size that is shown.
     """
     if size < 0:
         return "-" + format_size(-size)

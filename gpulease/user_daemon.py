@@ -1,7 +1,7 @@
-"""Start a daemon for one user, where the machine has none, and find it again.
+"""Starting a daemon for one user on a machine without one, and finding it again.
 
-However many commands want one at once, one is started: they queue for a lock beside the socket,
-which the kernel drops with whoever holds it. How to tell that a daemon answers is the caller's.
+Commands that need one at the same time start only one: they take a lock beside the socket, which
+the kernel releases when its holder ends.
 """
 
 import fcntl
@@ -20,24 +20,24 @@ from gpulease.daemon_packages import INSTALL_HINT, complaint
 from gpulease.errors import NoDaemon
 from gpulease.path_ownership import shaky
 
-STARTS_WITHIN = 60.0
+START_WITHIN = 60.0
 """Seconds for a daemon to answer; it takes two on an idle machine."""
 LOCK = "lock"
-"""Held by the daemon of a state directory, in that directory."""
+"""The lock of the daemon, in its state directory."""
 IN_USE = "another gpuleased is using it"
-"""How a daemon says that it leaves because another one holds that lock."""
+"""Part of the message of a daemon that ends because another one holds the lock."""
 SERVING = "serving.json"
-"""Where in that directory its daemon leaves word of itself."""
-_LOOKS_EVERY = 0.05
-_LAST_WORDS = 4000
-"""Bytes of the log in which a daemon's reason for leaving is looked for."""
+"""The file in that directory that says where the daemon listens."""
+_POLL_EVERY = 0.05
+_LOG_TAIL = 4000
+"""Bytes at the end of the log that are searched for the reason of a failed start."""
 
 Answers = Callable[[Path], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the daemon of a state directory left word of just before it began to listen."""
+    """What the daemon of a state directory wrote just before it began to listen."""
 
     pid: int
     socket: Path
@@ -45,9 +45,9 @@ class Serving:
 
 
 def note_serving(state: Path, socket: Path, simulate: str | None) -> None:
-    """Leave word for commands that look for this daemon where it does not listen."""
+    """Write where this daemon listens, for commands that look elsewhere."""
     text = json.dumps({"pid": os.getpid(), "socket": str(socket), "simulate": simulate})
-    # A full disk is no reason not to serve.
+    # The daemon can serve without, as on a full disk.
     with suppress(OSError):
         fresh = state / f"{SERVING}.new"
         fresh.write_text(text, encoding="utf-8")
@@ -55,23 +55,23 @@ def note_serving(state: Path, socket: Path, simulate: str | None) -> None:
 
 
 def serving(state: Path) -> Serving | None:
-    """Return the word that the last daemon of `state` left; it may have gone since."""
+    """Return what the last daemon of `state` wrote; it may have ended."""
     try:
-        told = json.loads((state / SERVING).read_text(encoding="utf-8"))
-        return Serving(int(told["pid"]), Path(told["socket"]), told["simulate"])
+        found = json.loads((state / SERVING).read_text(encoding="utf-8"))
+        return Serving(int(found["pid"]), Path(found["socket"]), found["simulate"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def answering(socket: Path, state: Path, answers: Answers) -> Path | None:
-    """Return where the user's daemon answers: on `socket`, or where it was started to listen.
+    """Return where the user's daemon answers: on `socket`, or where it was started.
 
-    Their sessions may disagree about `socket`: a cron job has no XDG_RUNTIME_DIR.
+    The sessions of a user may have different sockets: a cron job has no XDG_RUNTIME_DIR.
     """
     if answers(socket):
         return socket
-    told = serving(state)
-    return told.socket if told and told.socket != socket and answers(told.socket) else None
+    last = serving(state)
+    return last.socket if last and last.socket != socket and answers(last.socket) else None
 
 
 def daemon_command() -> list[str]:
@@ -90,12 +90,12 @@ def ensure(
     state: Path,
     answers: Answers,
     command: Sequence[str],
-    within: float = STARTS_WITHIN,
+    within: float = START_WITHIN,
 ) -> tuple[Path, bool]:
-    """Return where a daemon answers once one does, and whether this call started it.
+    """Return where a daemon answers, and whether this call started it.
 
     Raises:
-        NoDaemon: none came up within so many seconds; the message is the daemon's own.
+        NoDaemon: none answers within so many seconds; the message is that of the daemon.
     """
     deadline = time.monotonic() + within
     _private_folder(socket.parent)
@@ -104,15 +104,15 @@ def ensure(
     def served() -> Path | None:
         return answering(socket, state, answers)
 
-    with _turn(socket.parent / "starting.lock", served, deadline) as others:
+    with _start_lock(socket.parent / "starting.lock", served, deadline) as others:
         if found := others or served():
             return found, False
         return _Start(command, state).until(served, deadline)
 
 
 def _private_folder(folder: Path) -> None:
-    # A folder in /tmp may have been laid by someone who would like to be given our environment.
-    # Looked at before as well: root must not make folders where somebody else has a say.
+    # In /tmp another user may have created the directory to receive the environment of jobs.
+    # Checked before mkdir too: root must not create directories where other users can write.
     why = shaky(folder, os.geteuid())
     if why is None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,21 +121,23 @@ def _private_folder(folder: Path) -> None:
         raise NoDaemon(
             f"cannot start a daemon for you: {why}",
             "ask an admin to remove it, or set XDG_RUNTIME_DIR (for the socket) and "
-            "XDG_STATE_HOME (for the record) to directories of your own",
+            "XDG_STATE_HOME (for the database) to directories of your own",
         )
 
 
 @contextmanager
-def _turn(lock: Path, served: Callable[[], Path | None], deadline: float) -> Iterator[Path | None]:
-    """Wait for the lock and yield None, or where another's daemon answers as soon as it does."""
+def _start_lock(
+    lock: Path, served: Callable[[], Path | None], deadline: float
+) -> Iterator[Path | None]:
+    """Wait for the lock and yield None, or yield where a daemon answers in the meantime."""
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        yield _found_before_the_turn(handle, served, deadline)
+        yield _found_before_lock(handle, served, deadline)
     finally:
         os.close(handle)
 
 
-def _found_before_the_turn(
+def _found_before_lock(
     handle: int, served: Callable[[], Path | None], deadline: float
 ) -> Path | None:
     while time.monotonic() < deadline:
@@ -143,9 +145,9 @@ def _found_before_the_turn(
             return None
         if found := served():
             return found
-        time.sleep(_LOOKS_EVERY)
+        time.sleep(_POLL_EVERY)
     raise NoDaemon(
-        "cannot reach a daemon: another command is starting one, and it does not come up",
+        "cannot reach a daemon: another command is starting one, and it does not answer",
         "gpulease doctor shows what is wrong",
     )
 
@@ -159,7 +161,7 @@ def _lock(handle: int) -> bool:
 
 
 class _Start:
-    """One daemon on its way up, started again if it had to make way for one that was leaving."""
+    """The start of a daemon, repeated if the former daemon was still ending."""
 
     def __init__(self, command: Sequence[str], state: Path) -> None:
         self._command = command
@@ -170,25 +172,25 @@ class _Start:
     def until(self, served: Callable[[], Path | None], deadline: float) -> tuple[Path, bool]:
         while (found := served()) is None:
             if self._process is not None and self._process.poll() is not None:
-                self._give_way_or_fail(served)
+                self._wait_or_fail(served)
             elif self._process is None and not self._held():
                 self._launch()
             elif time.monotonic() > deadline:
                 self._fail_for_silence()
-            time.sleep(_LOOKS_EVERY)
+            time.sleep(_POLL_EVERY)
         if self._process is None:
             return found, False
-        told = serving(self._state)
+        last = serving(self._state)
         pid = self._process.pid
-        self._process.returncode = 0  # It outlives us on purpose; Popen would complain of that.
-        # One whose socket had gone may have come back while ours was on its way.
-        return found, told is not None and told.pid == pid
+        self._process.returncode = 0  # It outlives this process, of which Popen would warn.
+        # A daemon whose socket was gone may have listened again before the new one did.
+        return found, last is not None and last.pid == pid
 
     def _launch(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(self._log, flags, 0o600)
         try:
-            self._said_before = os.fstat(handle).st_size
+            self._log_size = os.fstat(handle).st_size
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -200,15 +202,15 @@ class _Start:
         finally:
             os.close(handle)
 
-    def _give_way_or_fail(self, served: Callable[[], Path | None]) -> None:
-        """Wait on for a daemon that lives and does not listen now; any other end is a failure.
+    def _wait_or_fail(self, served: Callable[[], Path | None]) -> None:
+        """Wait for a daemon that runs and does not listen now; any other end is a failure.
 
-        Its socket may have been taken away with XDG_RUNTIME_DIR: it lays it anew within seconds.
+        Its socket may have been removed with XDG_RUNTIME_DIR: it creates that again in seconds.
         """
-        message, hint = self._last_words()
+        message, hint = self._failure()
         if IN_USE in message:
             self._process = None
-        # One that was started by hand at the same moment makes ours leave, and then answers.
+        # A daemon that was started by hand at the same moment makes ours end, and then answers.
         elif not _soon(served):
             raise NoDaemon(f"cannot start a daemon for you: {message}", hint)
 
@@ -224,26 +226,26 @@ class _Start:
 
     def _fail_for_silence(self) -> None:
         if self._process is None:
-            told = serving(self._state)
+            last = serving(self._state)
             raise NoDaemon(
-                "cannot reach your daemon: it lives and listens nowhere",
-                f"its log says why: {self._log}"
-                + (f"; to end it: kill {told.pid}; running jobs go on" if told else ""),
+                "cannot reach your daemon: it runs, but does not listen",
+                f"see its log: {self._log}"
+                + (f"; to end it: kill {last.pid}; running jobs continue" if last else ""),
             )
         self._process.kill()
         self._process.wait()
         raise NoDaemon(
-            "cannot start a daemon for you: it does not answer", f"its log says why: {self._log}"
+            "cannot start a daemon for you: it does not answer", f"see its log: {self._log}"
         )
 
-    def _last_words(self) -> tuple[str, str | None]:
-        """Return what the daemon said as it left: its sentence, and its hint if it gave one."""
+    def _failure(self) -> tuple[str, str | None]:
+        """Return the last message of the daemon, and its hint if there is one."""
         with self._log.open("rb") as handle:
-            handle.seek(max(self._said_before, self._log.stat().st_size - _LAST_WORDS))
-            said = handle.read().decode(errors="replace").strip()
-        before, mark, hint = said.rpartition("\n\nhint: ")
-        lines = (before if mark else said).splitlines() or ["it left without a word"]
-        return lines[-1], hint if mark else f"its log is {self._log}"
+            handle.seek(max(self._log_size, self._log.stat().st_size - _LOG_TAIL))
+            text = handle.read().decode(errors="replace").strip()
+        before, mark, hint = text.rpartition("\n\nhint: ")
+        lines = (before if mark else text).splitlines() or ["it ended without a message"]
+        return lines[-1], hint if mark else f"see its log: {self._log}"
 
 
 def _soon(served: Callable[[], Path | None]) -> bool:
@@ -251,5 +253,5 @@ def _soon(served: Callable[[], Path | None]) -> bool:
     while time.monotonic() < deadline:
         if served():
             return True
-        time.sleep(_LOOKS_EVERY)
+        time.sleep(_POLL_EVERY)
     return False

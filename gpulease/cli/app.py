@@ -50,29 +50,29 @@ def _tell_version() -> int:
 
 def call(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what goes wrong has been said by then."""
-    from gpulease.cli.render import NobodyReads, complain, forgive_encodings
+    from gpulease.cli.render import OutputClosed, print_error, replace_unencodable
     from gpulease.cli.signals import EndedByInterrupt, Killed
     from gpulease.errors import GpuleaseError
 
-    forgive_encodings()
+    replace_unencodable()
     try:
         return _invoke(arguments)
     except GpuleaseError as error:
-        complain(error)
+        print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return _end_by(EndedByInterrupt(ctrl_c_typed=False))
     except Killed as killed:
         return _end_by(killed)
-    except NobodyReads:
-        # The interpreter would complain once more as it flushes on its way out.
+    except OutputClosed:
+        # The interpreter would print_error once more as it flushes on its way out.
         _write_no_more()
         return _BROKEN_PIPE
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
         _write_no_more()
-        complain(GpuleaseError(f"cannot write the output: {error.strerror}"))
+        print_error(GpuleaseError(f"cannot write the output: {error.strerror}"))
         return 1
 
 
@@ -105,13 +105,13 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _misused(error: "typer.TyperException") -> int:
-    from gpulease.cli.render import say
+    from gpulease.cli.render import print_stderr
 
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "gpulease"
     message = error.format_message().rstrip(".")
     sentence = message[:1].lower() + message[1:]
-    say(f"cannot understand the command: {sentence}\n\nhint: {path} --help")
+    print_stderr(f"cannot understand the command: {sentence}\n\nhint: {path} --help")
     return error.exit_code
 
 

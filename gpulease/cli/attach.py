@@ -12,7 +12,7 @@ from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import DetachKeysOption, NamePatternOption
-from gpulease.cli.render import talk
+from gpulease.cli.render import stderr_status
 from gpulease.cli.signals import Signals
 from gpulease.errors import WrongState
 
@@ -57,13 +57,13 @@ def attach(
             f"cannot attach to job {number}: it is a hold, a lease without a command",
             f"gpulease show {number} describes it, gpulease cancel {number} releases it",
         )
-    status_line = talk()
+    stderr = stderr_status()
     if view.state == "ended":
-        status_line.say(messages.ended(view))
+        stderr.print(messages.ended(view))
         return status_of_job(view)
     with Signals() as signals:
         options = FollowOptions(started=False, watches=watch, keys=keys)
-        return follow(client, view, signals, status_line, options)
+        return follow(client, view, signals, stderr, options)
 
 
 def detach_sequence(option: str | None) -> bytes:

@@ -13,7 +13,7 @@ import typer
 
 from gpulease.build import described
 from gpulease.cli.connect import SocketOption
-from gpulease.cli.render import say, show
+from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.cli.typer_extensions import Command, VerbGroup
 from gpulease.errors import EXIT_USAGE, BadUsage
 
@@ -118,10 +118,10 @@ def gpulease(
       gpulease run --help
     """
     if version:
-        show(f"gpulease {described()}")
+        print_stdout(f"gpulease {described()}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        say(ctx.get_help())
+        print_stderr(ctx.get_help())
         raise typer.Exit(EXIT_USAGE)
 
 

@@ -18,7 +18,7 @@ import typer
 from gpulease import config
 from gpulease.cli import commands
 from gpulease.cli.format import clean, index_of, label
-from gpulease.cli.render import NobodyReads, show
+from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
@@ -59,7 +59,7 @@ def completion(
         > ~/.local/share/bash-completion/completions/gpulease
       gpulease completion fish > ~/.config/fish/completions/gpulease.fish
     """
-    show(script(shell).rstrip("\n"))
+    print_stdout(script(shell).rstrip("\n"))
 
 
 def script(shell: str) -> str:
@@ -72,9 +72,9 @@ def answer(words: Sequence[str]) -> None:
 
     Nothing is printed where anything fails: a Tab must not print an error into a command line.
     """
-    with suppress(GpuleaseError, NobodyReads, OSError, LookupError):
+    with suppress(GpuleaseError, OutputClosed, OSError, LookupError):
         if lines := list(_answer(words or [""])):
-            show("\n".join(lines))
+            print_stdout("\n".join(lines))
 
 
 def _answer(words: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpulease import config, user_daemon
-from gpulease.cli.render import say
+from gpulease.cli.render import print_stderr
 from gpulease.client import (
     Client,
     answers,
@@ -63,7 +63,7 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     settings = config.personal_settings()
     if found := _first_answering(settings.socket, settings.state):
         if found.path != config.SYSTEM_SOCKET and (warning := _other_gpus(settings.state)):
-            say(warning)
+            print_stderr(warning)
         return found, False
     path, started = user_daemon.ensure(
         settings.socket, settings.state, answers, user_daemon.daemon_command()
@@ -94,7 +94,7 @@ def _first_answering(own: Path, state: Path) -> Client | None:
     Raises:
         NoDaemon: the machine has a daemon that is down and does not return.
     """
-    found = machine_daemon(say) or user_daemon.answering(own, state, answers)
+    found = machine_daemon(print_stderr) or user_daemon.answering(own, state, answers)
     return None if found is None else _trusting(found)
 
 

@@ -17,7 +17,7 @@ from gpulease.cli.connect import SocketOption, connect, named_socket
 from gpulease.cli.format import clean
 from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
-from gpulease.cli.render import say, screen_of, show, show_page
+from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import NotTrusted, encode, has_daemon, indent
 from gpulease.config import candidate_sockets
@@ -59,7 +59,7 @@ def doctor(
     if prove:
         view.checks += _proofs(ctx, socket, python, view.overuse)
     if json:
-        show(indent(encode(view)))
+        print_stdout(indent(encode(view)))
     else:
         show_page(page(view), screen_of(sys.stdout, environment()))
     return int(any(check.state == "failure" for check in view.checks))
@@ -123,7 +123,7 @@ def _proofs(
     ctx: typer.Context, socket: Path | None, python: "Python", policy: OveruseView | None
 ) -> Iterator[CheckView]:
     # Some seconds; minutes where the grace of the watch passes first.
-    say("gpulease: trying to exceed a lease; this may take some minutes")
+    print_stderr("gpulease: trying to exceed a lease; this may take some minutes")
     try:
         yield from prove_levels(connect(ctx, socket), python.frameworks, policy)
     except GpuleaseError as error:

@@ -8,7 +8,7 @@ import typer
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.job_selection import for_each
-from gpulease.cli.render import show
+from gpulease.cli.render import print_stdout
 from gpulease.client import Client
 from gpulease.wire.views import GpuAvailabilityView
 
@@ -38,7 +38,7 @@ def drain(
     client = connect(ctx, socket)
     unknown, known = split_by_known(client, gpus)
     for name in unknown:
-        show(_drained(client.drain(name, why=why), why))
+        print_stdout(_drained(client.drain(name, why=why), why))
     return for_each(known, lambda gpu: _drained(client.drain(gpu, why=why), why))
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
 
 from gpulease.cli.format import clean
-from gpulease.cli.render import complain, say, show
+from gpulease.cli.render import print_error, print_stderr, print_stdout
 from gpulease.client import Client
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
 from gpulease.wire.views import JobView
@@ -79,7 +79,7 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
     if verb == "attach":
         return [_newest(found, verb, f"match {wanted.pattern!r}").id]
-    say(f"gpulease: {_count(found)}: {_listed(found)}")
+    print_stderr(f"gpulease: {_count(found)}: {_listed(found)}")
     return [job.id for job in found]
 
 
@@ -94,11 +94,11 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
     status = 0
     for target in dict.fromkeys(targets):
         try:
-            show(act(target))
+            print_stdout(act(target))
         except NoDaemon:
             raise
         except GpuleaseError as error:
-            complain(error)
+            print_error(error)
             status = error.exit_code
     return status
 
@@ -161,7 +161,7 @@ def _newest(found: Sequence[JobView], verb: Verb, what_they_do: str) -> JobView:
     live = [job for job in found if job.state != "ended"]
     chosen = (live or found)[-1] if verb == "attach" else found[-1]
     if len(found) > 1:
-        say(f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {chosen.id}")
+        print_stderr(f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {chosen.id}")
     return chosen
 
 

@@ -10,7 +10,7 @@ import typer
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, label, named, requested
-from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
@@ -82,7 +82,7 @@ def list(
     if state is not None and at != state:
         reply = _only(reply, state)
     if json:
-        show(indent(reply))
+        print_stdout(indent(reply))
         return
     if user is not None and not decode(JobList, reply).jobs and not is_user(user):
         raise BadValue(

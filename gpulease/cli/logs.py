@@ -8,7 +8,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import clean, ordinal, sentence
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
-from gpulease.cli.render import pass_on, say
+from gpulease.cli.render import print_stderr, write_output
 from gpulease.wire.views import JobView
 
 
@@ -46,14 +46,14 @@ def logs(
     for number in numbers:
         job = client.job(number)
         if len(numbers) > 1:
-            say(f"gpulease: output of job {number} ({clean(job.name)})")
+            print_stderr(f"gpulease: output of job {number} ({clean(job.name)})")
         if why := why_no_output(job):
-            say(f"gpulease: {why}")
+            print_stderr(f"gpulease: {why}")
         pieces = client.logs(
             number, stdout=stdout or both, stderr=stderr or both, tail=tail, follow=follow
         )
         for kind, piece in pieces:
-            pass_on(kind, piece)
+            write_output(kind, piece)
 
 
 def why_no_output(job: JobView) -> str | None:

@@ -13,8 +13,7 @@ from typing import TextIO
 from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
 from gpulease.cli.messages import WaitingLine
-from gpulease.cli.tables import Page
-from gpulease.cli.tables import draw as drawn
+from gpulease.cli.tables import Page, draw
 from gpulease.errors import GpuleaseError
 from gpulease.wire.frames import FrameKind
 
@@ -53,82 +52,82 @@ def terminal_width() -> int:
     return max(_NARROWEST, shutil.get_terminal_size().columns)
 
 
-def forgive_encodings() -> None:
-    """Print what the locale cannot write as question marks, rather than fail."""
+def replace_unencodable() -> None:
+    """Print characters that the locale cannot write as question marks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-class NobodyReads(Exception):
-    """Our standard output is a pipe, and its reader has left."""
+class OutputClosed(Exception):
+    """Standard output is a pipe that its reader has closed."""
 
 
-def show(text: str) -> None:
-    """Print data.
+def print_stdout(text: str) -> None:
+    """Print a result.
 
     Raises:
-        NobodyReads: as every function here that writes to stdout.
+        OutputClosed: as every function here that writes to standard output.
     """
     _print(text + "\n")
 
 
 def _print(text: str) -> None:
-    # As an error of its own, since typer has a meaning for the system's.
+    # Typer handles BrokenPipeError in its own way.
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
-        raise NobodyReads from None
+        raise OutputClosed from None
 
 
-def say(text: str) -> None:
-    """Print talk."""
-    draw(text + "\n")
+def print_stderr(text: str) -> None:
+    """Print a message."""
+    write_stderr(text + "\n")
 
 
-def draw(text: str) -> None:
-    """Write talk that manages its own lines; nobody has to listen."""
+def write_stderr(text: str) -> None:
+    """Write a message that ends its own lines; a closed standard error is no failure."""
     with suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
 
 
-def complain(error: GpuleaseError) -> None:
-    """Print what went wrong and what to do about it."""
+def print_error(error: GpuleaseError) -> None:
+    """Print what failed, and the hint."""
     message = "\n".join(map(clean, error.message.splitlines()))
-    say(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")
+    print_stderr(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")
 
 
-def pass_on(kind: FrameKind, piece: bytes) -> None:
-    """Write a piece of a job's output to the stream that it is of, byte for byte."""
+def write_output(kind: FrameKind, piece: bytes) -> None:
+    """Write a piece of a job's output to the same stream of this process."""
     handle = 2 if kind == FrameKind.STDERR else 1
     rest = memoryview(piece)
     try:
         while rest:
             rest = rest[os.write(handle, rest) :]
     except BrokenPipeError:
-        raise NobodyReads from None
+        raise OutputClosed from None
 
 
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
-    _print(drawn(page, screen.width, colour=screen.colour))
+    _print(draw(page, screen.width, colour=screen.colour))
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """The command's own voice."""
+class StderrStatus:
+    """What the command prints about a job on standard error, and the time there."""
 
-    say: Callable[[str], None]
+    print: Callable[[str], None]
     line: WaitingLine
     now: Callable[[], datetime]
 
 
-def talk() -> Talk:
-    """Return the voice of this process: on stderr, in local time."""
-    screen = screen_of(sys.stderr, environment())
-    rewrites = screen.width is not None and environment().get("TERM", "dumb") != "dumb"
-    return Talk(
-        say=say,
-        line=WaitingLine(draw, terminal_width if rewrites else None),
+def stderr_status() -> StderrStatus:
+    """Return the status on standard error, in local time; a terminal gets a line that changes."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
+    return StderrStatus(
+        print=print_stderr,
+        line=WaitingLine(write_stderr, terminal_width if rewrites else None),
         now=lambda: datetime.now(UTC).astimezone(),
     )

@@ -9,7 +9,7 @@ import typer
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import UNKNOWN, clean, size
-from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
@@ -53,7 +53,7 @@ def report(
     reported = None if everyone else user or getpass.getuser()
     reply = client.report_json(reported, None if span is None else span.total_seconds())
     if json:
-        show(indent(reply))
+        print_stdout(indent(reply))
         return
     if user is not None and not decode(ReportView, reply).users and not is_user(user):
         raise BadValue(

@@ -1,6 +1,6 @@
-"""From the options of `run` and the process that calls to the request that the daemon reads.
+"""The request that the options of `run` make, for the process that calls.
 
-Nothing is looked up here but the kernel's own limits: the same options give the same request.
+Only limits of the kernel are looked up here: the same options give the same request.
 """
 
 import math
@@ -28,17 +28,17 @@ from gpulease.wire.requests import (
     to_wire,
 )
 
-USUAL_SIZE = (24, 80)
-"""Rows and columns of a terminal that nobody has seen yet."""
+DEFAULT_WINDOW = (24, 80)
+"""Rows and columns of a terminal to which nobody has attached yet."""
 _FACTOR = re.compile(r"(\d{1,2}(?:\.\d{1,6})?) *[xX]?", re.ASCII)
 _RESERVED = 8 * 1024
-"""Bytes left for the variables that the job is given besides the caller's."""
+"""Bytes for the variables that gpulease adds to those of the caller."""
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What was written on the command line of `run`, as it was written."""
+    """The options of `run` as they were typed."""
 
     mem: str | None = None
     gpus: int = 1
@@ -54,7 +54,7 @@ class RunOptions:
     snapshot: bool = False
     shell: bool = False
     pty: bool | None = None
-    """None: on a terminal if this command is on one."""
+    """None: with a terminal if this command has one."""
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: int = 1
@@ -66,11 +66,11 @@ class RunOptions:
 
 
 def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitRequest:
-    """Return the request for running `argv` with `options` as `caller` would.
+    """Return the request to run `argv` with `options` as `caller`.
 
     Raises:
-        BadValue: an option says something that cannot be.
-        TooLarge: no kernel would execute it.
+        BadValue: an option has an impossible value.
+        TooLarge: the kernel would not execute the command.
     """
     refuse_what_execve_would(argv, caller.environment)
     return SubmitRequest(
@@ -95,8 +95,8 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
 def _claim(options: RunOptions) -> ClaimRequest:
     if options.gpus < 1:
         raise BadValue(
-            f"cannot lease {options.gpus} GPUs: a lease is of at least one",
-            "a command that needs no GPU needs no lease: run it without gpulease",
+            f"cannot lease {options.gpus} GPUs: a lease has at least one",
+            "run a command that needs no GPU without gpulease",
         )
     memory = None if options.mem is None else parse_memory(options.mem)
     return ClaimRequest(
@@ -115,7 +115,7 @@ def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
         ("--intra-op-threads", options.intra_op_threads),
     ):
         if count is not None and count < 1:
-            raise BadValue(f"cannot use {flag} {count}: it must be at least 1")
+            raise BadValue(f"cannot use {flag} {count}: the least is 1")
     return WorkerOptionsRequest(
         visible=options.visible,
         growth=options.growth,
@@ -133,13 +133,13 @@ def _name(name: str | None) -> str | None:
         return None
     if not name.strip() or not name.isprintable():
         raise BadValue(
-            "cannot use this name: it is empty, or holds a line break or a control character",
-            "a name is one line of text, such as --name resnet-50",
+            "cannot use this name: it is empty, or contains a line break or control character",
+            "use one line of text, such as --name resnet-50",
         )
     if len(name) > LONGEST_NAME:
         raise BadValue(
             f"cannot use this name: it has {len(name)} characters",
-            f"a name has at most {LONGEST_NAME}",
+            f"use at most {LONGEST_NAME}",
         )
     return name
 
@@ -150,9 +150,9 @@ def _retry(factor: str | None) -> float | None:
     found = _FACTOR.fullmatch(factor.strip())
     if found is None or not 1 < float(found.group(1)) <= LARGEST_RETRY:
         raise BadValue(
-            f"cannot use --retry-oom {factor[:40]}: it is not a factor above 1 "
+            f"cannot use --retry-oom {factor[:40]}: the factor must be above 1 "
             f"and at most {LARGEST_RETRY:g}",
-            "for half as much more memory at each new try: --retry-oom 1.5x",
+            "for 50% more memory at each retry: --retry-oom 1.5x",
         )
     return float(found.group(1))
 
@@ -160,8 +160,9 @@ def _retry(factor: str | None) -> float | None:
 def _wait(options: RunOptions) -> float | None:
     if options.no_wait and options.wait is not None:
         raise BadValue(
-            "cannot use --wait and --no-wait together: they contradict each other",
-            "--no-wait gives up at once, --wait 30m after half an hour, neither waits without end",
+            "cannot use --wait and --no-wait together: they exclude each other",
+            "--no-wait gives up at once, --wait 30m after half an hour; without both, jobs wait "
+            "until they start",
         )
     if options.no_wait:
         return 0.0
@@ -173,12 +174,12 @@ def _terminal(options: RunOptions, streams: Streams) -> TerminalRequest | None:
     wanted = here if options.pty is None else options.pty
     if options.shell and not wanted:
         raise BadValue(
-            "cannot start a shell: it would have no terminal to talk to you",
-            "run it from a terminal, or say --pty and gpulease attach it later",
+            "cannot start a shell: standard input and output are no terminal",
+            "run it on a terminal, or use --pty and gpulease attach",
         )
     if not wanted:
         return None
-    rows, columns = streams.size or USUAL_SIZE
+    rows, columns = streams.size or DEFAULT_WINDOW
     return TerminalRequest(
         rows=rows,
         columns=columns,
@@ -193,19 +194,19 @@ def _early_signal(options: RunOptions) -> EarlySignalRequest | None:
     name, given, before = options.early_signal.partition("@")
     if not given:
         raise BadValue(
-            f"cannot use --signal {name}: it does not say how long before the end",
-            f"for two minutes before it: --signal {name}@120",
+            f"cannot use --signal {name}: the time before the end is missing",
+            f"for two minutes before the end: --signal {name}@2m",
         )
     number, ahead = _signal_number(name), parse_span(before)
     if options.time is None:
         raise BadValue(
-            "cannot use --signal without --time: there is no end that it could come before",
-            f"add --time 4h, or for a signal now: gpulease run ... & kill -{name} %1",
+            "cannot use --signal without --time: the job has no time limit",
+            "add a time limit, such as --time 4h",
         )
     if ahead >= parse_span(options.time):
         raise BadValue(
-            f"cannot use --signal {options.early_signal}: the whole time is {options.time}",
-            "the span after the @ is how long before the end of the time the signal comes",
+            f"cannot use --signal {options.early_signal}: the time limit is only {options.time}",
+            "after the @ stands how long before the time limit the signal is sent",
         )
     return EarlySignalRequest(signal=number, before=ahead.total_seconds())
 
@@ -216,22 +217,22 @@ def _signal_number(name: str) -> int:
     number = int(bare) if bare.isascii() and bare.isdigit() else known.get(bare, 0)
     if number not in signal.valid_signals():
         raise BadValue(
-            f"cannot use --signal {name!r}: there is no such signal",
-            "write it as USR1@120; kill -l lists the names",
+            f"cannot use --signal {name!r}: no such signal",
+            "write it as USR1@2m; kill -l lists the names",
         )
     if number in (signal.SIGKILL, signal.SIGSTOP):
         raise BadValue(
             f"cannot use --signal {name}: no program can catch it",
-            "a signal that warns is one that the program handles, such as USR1",
+            "use a signal that the program handles, such as USR1",
         )
     return number
 
 
 def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Check the sizes that execve(2) checks, while the user can still do something about it.
+    """Check the sizes that execve(2) checks, before the job is queued.
 
     Raises:
-        TooLarge: an argument, a variable, or all of them together are over the kernel's limit.
+        TooLarge: an argument, a variable, or all together exceed a limit of the kernel.
     """
     for number, argument in enumerate(argv):
         if (size := len(os.fsencode(argument)) + 1) > LARGEST_STRING:
@@ -239,7 +240,7 @@ def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]
     sizes = {key: len(os.fsencode(f"{key}={value}")) + 1 for key, value in environment.items()}
     for key, size in sizes.items():
         if size > LARGEST_STRING:
-            raise _string_too_large(f"the variable {key} of your environment has", size)
+            raise _string_too_large(f"the environment variable {key} has", size)
     whole = exec_size(argv, environment)
     limit = min(os.sysconf("SC_ARG_MAX"), LARGEST_EXEC) - _RESERVED
     if whole > limit:
@@ -248,9 +249,9 @@ def refuse_what_execve_would(argv: Sequence[str], environment: Mapping[str, str]
 
 def _string_too_large(what: str, size: int) -> TooLarge:
     return TooLarge(
-        f"cannot run the command: {what} {_kib(size)}, and the kernel takes "
-        f"{format_size(LARGEST_STRING)} in one piece",
-        "pass it in a file",
+        f"cannot run the command: {what} {_kib(size)}, and the kernel accepts at most "
+        f"{format_size(LARGEST_STRING)}",
+        "pass the value in a file",
     )
 
 
@@ -259,8 +260,8 @@ def _all_too_large(whole: int, limit: int, sizes: Mapping[str, int]) -> TooLarge
     named = ", ".join(f"{key} ({_kib(sizes[key])})" for key in biggest)
     return TooLarge(
         f"cannot run the command: its arguments and environment have {_kib(whole)}, and the "
-        f"kernel takes {_kib(limit)} together; the largest variables: {named}",
-        "unset what the job does not need (env -u NAME gpulease run ...), or use a file of names",
+        f"kernel accepts at most {_kib(limit)}; the largest variables: {named}",
+        "unset variables that the job does not need: env -u NAME gpulease run ...",
     )
 
 

@@ -5,7 +5,7 @@ import typer
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.drain import GpusArgument, split_by_known
 from gpulease.cli.job_selection import for_each
-from gpulease.cli.render import show
+from gpulease.cli.render import print_stdout
 from gpulease.wire.views import GpuAvailabilityView
 
 
@@ -23,7 +23,7 @@ def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) 
     client = connect(ctx, socket)
     unknown, known = split_by_known(client, gpus)
     for name in unknown:
-        show(_resumed(client.resume(name)))
+        print_stdout(_resumed(client.resume(name)))
     return for_each(known, lambda gpu: _resumed(client.resume(gpu)))
 
 

@@ -20,7 +20,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import clean, requested, size
 from gpulease.cli.program import find, resolve, shell_of
-from gpulease.cli.render import say, show, talk
+from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Signals
 from gpulease.cli.snapshot import take_snapshot
@@ -130,7 +130,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request = _request(options, command or [])
     client, started = connect_or_start(ctx, socket)
     if started:
-        say(started_message(client))
+        print_stderr(started_message(client))
     if not new_lease and (outer := _outer_lease(client, request, options)) is not None:
         _become(outer, [from_wire(word) for word in request.argv], options)
     if snapshot:
@@ -168,7 +168,7 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
     if options.detach:
         job = client.submit(request)
         _say_default(job, options)
-        show(str(job.id))
+        print_stdout(str(job.id))
         return 0
     with Signals() as signals:
         job = client.submit(request)
@@ -176,14 +176,14 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
         follow_options = FollowOptions(
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
-        return follow(client, job, signals, talk(), follow_options)
+        return follow(client, job, signals, stderr_status(), follow_options)
 
 
 def _say_default(job: JobView, options: RunOptions) -> None:
     if options.mem is None and job.sized:
-        say(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
+        print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     elif options.mem is None:
-        say(f"gpulease: job {job.id} leases the default, {requested(job)}; to change it, use --mem")
+        print_stderr(f"gpulease: job {job.id} leases the default, {requested(job)}; see --mem")
 
 
 # Within the lease of a job.
@@ -236,7 +236,7 @@ def _become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRe
     assert outer.job is not None and outer.environment is not None
     count = len(outer.gpus)
     where = "1 GPU" if count == 1 else f"each of {count} GPUs"
-    say(
+    print_stderr(
         f"gpulease: runs within the lease of job {outer.job.id}: {size(outer.memory)} on {where}"
         + _without_effect(options)
     )

@@ -29,8 +29,7 @@ from gpulease.cli.format import (
 )
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
-from gpulease.cli.render import screen_of, show_page
-from gpulease.cli.render import show as show_text
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.snapshot import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
@@ -42,6 +41,68 @@ from gpulease.wire.views import EventView, JobView, LeaseView, Outcome
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
 _STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
+_LABELS = 12
+_SHORT_HISTORY = timedelta(hours=1)
+
+
+def show(
+    ctx: typer.Context,
+    jobs: JobsArgument = None,
+    name: NamePatternOption = None,
+    every: AllOption = False,
+    json: Annotated[
+        bool, typer.Option("--json", help='Print JSON: the job, or {"jobs": [...]} for several.')
+    ] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Show jobs in detail: state, place in the queue, leases, memory used, events.
+
+    \b
+    Examples:
+      gpulease show 17
+      gpulease show last
+      gpulease show --json sweep-7 | jq .exit_status
+    """
+    wanted = selection("show", jobs, name, every)
+    client = connect(ctx, socket)
+    replies = [client.job_json(number) for number in select_jobs(client, wanted)]
+    if json:
+        several = b'{"jobs":[' + b",".join(replies) + b"]}"
+        print_stdout(indent(replies[0] if len(replies) == 1 else several))
+        return
+    now = datetime.now(UTC).astimezone()
+    screen = screen_of(sys.stdout, environment())
+    for place, reply in enumerate(replies):
+        view = decode(JobView, reply)
+        above: Page = [line("")] if place else []
+        show_page([*above, *page(view, now, _indexes(client, view))], screen)
+
+
+def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
+    """Return the index of each GPU by its UUID; nothing if the daemon does not answer."""
+    if not job.leases:
+        return {}
+    try:
+        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
+    except GpuleaseError:
+        return {}
+
+
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
+    """Lay out one job; `indexes` has the index of each GPU by its UUID."""
+    return [
+        (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
+        *(_pair(name, text) for name, text in fields(job, now, indexes) if text),
+        *_leases(job, indexes),
+        *_unhooked(job),
+        *_pools(job, indexes),
+        *_refusals(job),
+        *_events(job, now),
+    ]
+
+
+def _pair(name: str, text: str) -> Block:
+    return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
 def fields(
@@ -197,70 +258,6 @@ def _used(job: JobView) -> str | None:
 def gpu_of(uuid: str, indexes: Mapping[str, str]) -> str:
     """Write a GPU by its index and its UUID; by its UUID alone if the index is unknown."""
     return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
-
-
-_LABELS = 12
-_SHORT_HISTORY = timedelta(hours=1)
-
-
-def show(
-    ctx: typer.Context,
-    jobs: JobsArgument = None,
-    name: NamePatternOption = None,
-    every: AllOption = False,
-    json: Annotated[
-        bool, typer.Option("--json", help='Print JSON: the job, or {"jobs": [...]} for several.')
-    ] = False,
-    socket: SocketOption = None,
-) -> None:
-    """Show jobs in detail: state, place in the queue, leases, memory used, events.
-
-    \b
-    Examples:
-      gpulease show 17
-      gpulease show last
-      gpulease show --json sweep-7 | jq .exit_status
-    """
-    wanted = selection("show", jobs, name, every)
-    client = connect(ctx, socket)
-    replies = [client.job_json(number) for number in select_jobs(client, wanted)]
-    if json:
-        several = b'{"jobs":[' + b",".join(replies) + b"]}"
-        show_text(indent(replies[0] if len(replies) == 1 else several))
-        return
-    now = datetime.now(UTC).astimezone()
-    screen = screen_of(sys.stdout, environment())
-    for place, reply in enumerate(replies):
-        view = decode(JobView, reply)
-        above: Page = [line("")] if place else []
-        show_page([*above, *page(view, now, _indexes(client, view))], screen)
-
-
-def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
-    """Return the index of each GPU by its UUID; nothing if the daemon does not answer."""
-    if not job.leases:
-        return {}
-    try:
-        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
-    except GpuleaseError:
-        return {}
-
-
-def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
-    """Lay out one job; `indexes` has the index of each GPU by its UUID."""
-    return [
-        (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in fields(job, now, indexes) if text),
-        *_leases(job, indexes),
-        *_unhooked(job),
-        *_pools(job, indexes),
-        *_refusals(job),
-        *_events(job, now),
-    ]
-
-
-def _pair(name: str, text: str) -> Block:
-    return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
 def _pools(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:

@@ -24,7 +24,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.render import screen_of, show, show_page
+from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
 from gpulease.wire.views import (
@@ -61,12 +61,12 @@ def status(
     \b
     Examples:
       gpulease status
-      watch -n 5 gpulease status
+      FORCE_COLOR=1 watch --color gpulease status
       gpulease status --json | jq '.gpus[].memory.headroom'
     """
     reply = connect(ctx, socket).status_json()
     if json:
-        show(indent(reply))
+        print_stdout(indent(reply))
         return
     screen = screen_of(sys.stdout, environment())
     now = datetime.now(UTC).astimezone()

@@ -185,7 +185,7 @@ class JobViews:
 
     def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
         """Return since when a job exceeds a lease, and when it is stopped for that."""
-        overuse = self._sources.overuse.standing(job.id, gpu)
+        overuse = self._sources.overuse.state(job.id, gpu)
         if overuse.over_for is None or seen is None or job.state is not State.ACTIVE:
             return {}
         left = overuse.left(self._sources.overuse.policy(job))

@@ -14,7 +14,7 @@ from gpulease.server.context import (
     json_response,
     read_body,
 )
-from gpulease.service.health import Drained, named
+from gpulease.service.health import DrainResult, named
 from gpulease.wire.requests import DrainRequest
 from gpulease.wire.views import GpuAvailabilityView
 
@@ -67,7 +67,7 @@ def _reason(request: DrainRequest) -> str:
     return why
 
 
-def _reply(done: Drained) -> Response:
-    closed = done.standing.reason
+def _reply(done: DrainResult) -> Response:
+    closed = done.availability.reason
     view = GpuAvailabilityView(done.gpu.uuid, done.gpu.label, closed, done.changed, list(done.jobs))
     return json_response(view)

@@ -1,7 +1,7 @@
-"""The kept output of a job, as a stream of frames: from the files in the job's directory.
+"""The kept output of a job as a stream of frames, read from the files in the job's directory.
 
-The files are written by the job's shim and belong to the daemon's user; the user of the job has no
-say over their names, so reading them as root is safe.
+The shim writes the files, which belong to the daemon's user. The user of the job cannot replace
+them, so root can read them safely.
 """
 
 import asyncio
@@ -19,75 +19,76 @@ T = TypeVar("T")
 
 _PIECE = 64 * 1024
 _POLL_S = 0.2
-_LANES = ThreadPoolExecutor(2, "output")
-"""Threads of its own: many readers of slow disks must not hold up what else the daemon does."""
+_THREADS = ThreadPoolExecutor(2, "output")
+"""Separate threads: many readers of a slow disk must not delay the rest of the daemon."""
 _FILES = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputQuery:
-    """Which part of the output is wanted."""
+    """Which part of the output to send."""
 
     begin: Mapping[FrameKind, int]
-    """The streams that are wanted, each from this byte on."""
+    """The streams to send, each from this byte on."""
     tail: int | None = None
-    """So many of the last lines of each stream; None is all that is kept."""
+    """The number of last lines of each stream; None: all that is kept."""
     follow: bool = False
 
 
 async def frames_of(
     directory: Path, query: OutputQuery, limit: int, ended: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield the output kept in `directory`; to follow it, also what is added until `ended`.
+    """Yield the output kept in `directory`, and with `follow` what is added until `ended`.
 
     Args:
         directory: the job's directory.
         query: which part.
-        limit: bytes that are kept of each stream at most; what came earlier is a hole in the file.
-        ended: whether the job is over.
+        limit: the most bytes kept of each stream; earlier output is a hole in the file.
+        ended: tells whether the job has ended.
     """
-    wanted = [
-        _Kept(kind, directory / _FILES[kind], begin, limit) for kind, begin in query.begin.items()
+    streams = [
+        _KeptStream(kind, directory / _FILES[kind], begin, limit)
+        for kind, begin in query.begin.items()
     ]
-    for kept in wanted:
-        await _away(partial(kept.seek, query.tail, follow=query.follow))
+    for stream in streams:
+        await _in_thread(partial(stream.seek, query.tail, follow=query.follow))
     while True:
         over = ended() or not query.follow
         idle = True
-        for kept in wanted:
-            while piece := await _away(kept.read):
+        for stream in streams:
+            while piece := await _in_thread(stream.read):
                 idle = False
-                if kept.skipped:
-                    note = f"[gpulease: {kept.skipped} bytes are no longer kept]\n"
+                if stream.skipped:
+                    note = f"[gpulease: {stream.skipped} bytes are no longer kept]\n"
                     yield frame(FrameKind.STDERR, note.encode())
-                yield frame(kept.kind, piece)
+                yield frame(stream.kind, piece)
         if over:
             return
         if idle:
             await asyncio.sleep(_POLL_S)
 
 
-async def _away(call: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_LANES, call)
+async def _in_thread(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
-class _Kept:
-    """A place in one log file, which may not be there yet."""
+class _KeptStream:
+    """A position in one log file, which may not exist yet."""
 
     def __init__(self, kind: FrameKind, path: Path, begin: int, limit: int) -> None:
         self.kind = kind
         self.skipped = 0
-        """Bytes before the piece that was read last which were gone by then."""
+        """Bytes before the last piece that were removed before they were read."""
         self._path = path
         self._limit = limit
         self._offset = begin
         self._end: int | None = None
-        """Where to stop; None goes on with what is written meanwhile."""
+        """Where to stop; None: follow the file."""
 
     def seek(self, lines: int | None, *, follow: bool) -> None:
         """Go to the first kept byte, or to the first of the last `lines` lines.
 
-        Without `follow`, the end is here: a job may write faster than anyone reads.
+        Without `follow`, the present end is the end: a job may write faster than clients read.
         """
         self._end = None if follow else 0
         try:
@@ -111,7 +112,7 @@ class _Kept:
                 file.seek(start)
                 piece = file.read(at - start)
                 cut = len(piece) - (1 if at == size and piece.endswith(b"\n") else 0)
-                # Counted first, which is quick: there may be a hundred million lines.
+                # Counting is fast, and there may be a hundred million lines.
                 if found + (here := piece.count(b"\n", 0, cut)) < lines:
                     found, at = found + here, start
                     continue
@@ -123,14 +124,13 @@ class _Kept:
         return first
 
     def read(self) -> bytes:
-        """Return the next piece, empty where there is none yet."""
+        """Return the next piece, empty if there is none yet."""
         try:
             with self._path.open("rb") as file:
                 end = os.fstat(file.fileno()).st_size if self._end is None else self._end
                 if self._offset >= end:
-                    return b""  # also where it is further than any file goes
-                # What was cut out of the file reads as zeros. Looked at after the reading, since
-                # the job goes on writing meanwhile.
+                    return b""  # also for an offset beyond any file
+                # The hole reads as zeros. Its end is checked afterwards, since the job may write.
                 file.seek(self._offset)
                 piece = file.read(min(_PIECE, end - self._offset))
                 first = self._extent(file.fileno(), self._offset)[1]
@@ -148,8 +148,8 @@ class _Kept:
         """Return the size of the file, and the first byte from `begin` on that is still kept."""
         size = os.fstat(fd).st_size
         try:
-            # Less than the limit is kept where the disk was nearly full.
+            # Less than the limit is kept if the disk was nearly full.
             begin = os.lseek(fd, begin, os.SEEK_DATA)
         except OSError:
-            begin = min(begin, size)  # nothing follows, or this file system does not tell
+            begin = min(begin, size)  # no data follows, or the file system has no SEEK_DATA
         return size, max(begin, size - self._limit)

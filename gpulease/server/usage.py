@@ -20,7 +20,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_views import report_view
 from gpulease.server.validation import printable, span
-from gpulease.service.usage import PoolReport, Report
+from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
@@ -64,7 +64,7 @@ class UsageHandlers:
         return json_response(report_view(used, begin))
 
 
-def report_of(request: UsageRequest) -> Report:
+def report_of(request: UsageRequest) -> FrameworkReport:
     """Return the report of a hook.
 
     Raises:
@@ -75,7 +75,7 @@ def report_of(request: UsageRequest) -> Report:
     if len(request.gpus) > _MOST_GPUS:
         raise BadValue(f"cannot read the report: more than {_MOST_GPUS} GPUs")
     version = printable(request.version[:_LONGEST_VERSION])
-    return Report(request.framework, version, tuple(_pool(each) for each in request.gpus))
+    return FrameworkReport(request.framework, version, tuple(_pool(each) for each in request.gpus))
 
 
 def _pool(reported: PoolUsage) -> PoolReport:

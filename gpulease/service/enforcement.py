@@ -1,9 +1,7 @@
-"""The watch: what is done about leases that hold too much, that nobody uses, or that are short.
+"""Acts on jobs that exceed their leases or do not use them, and on leases that are short of memory.
 
-An observer of the looks at the GPUs. The first look that shows it has the owner told; when it has
-gone on for the grace, the job is stopped in the way in which `cancel` stops one.
-
-What the owner of a job is told about its lease, in one line each.
+Runs after each observation of the sampling timer. The owner gets a notice at first. After the grace
+the job is stopped, as by `cancel`. The notices are in this module, one line each.
 """
 
 import logging
@@ -16,7 +14,7 @@ from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
 from gpulease.domain.overuse import Consequence, OveruseAction
 from gpulease.domain.plan import Plan, ledgers
-from gpulease.errors import RecordUnwritable
+from gpulease.errors import RecordUnwritable, with_hint
 from gpulease.service.idleness import IdleFinding, IdleWatch
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.overuse import (
@@ -51,56 +49,58 @@ def size_to_ask_for(found: Finding, peak: int, most: int) -> str | None:
 
 
 def overuse_warning(found: Finding, peak: int, most: int) -> str:
-    """Say that a job holds more than its lease, and what comes of that."""
+    """Return the notice that a job exceeds its lease, with the consequence."""
     if not found.is_leased:
         return _without_lease(found)
-    why = ", and others wait for that memory" if found.policy.elastic and found.wanted else ""
-    return f"{_holds(found)}{why}; {_what_comes(found, peak, most)}"
+    why = ", and other jobs wait for that memory" if found.policy.elastic and found.wanted else ""
+    return f"{_holds(found)}{why}; {_consequence(found, peak, most)}"
 
 
 def _without_lease(found: Finding) -> str:
     what = f"{format_size(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
     said = f"job {found.job.id} uses {what}, which it did not lease"
-    left = found.standing.left(found.policy)
+    left = found.state.left(found.policy)
     if left is None:
         return f"{said}; {_USE_OWN}"
-    why = ", and others wait for that memory" if found.policy.elastic else ""
-    return f"{said}{why}; unless that ends {_within(left)}, the job is stopped; {_USE_OWN}"
+    why = ", and other jobs wait for that memory" if found.policy.elastic else ""
+    return f"{said}{why}; {_deadline(left, 'leaves that GPU')}; {_USE_OWN}"
 
 
-def _within(left: timedelta) -> str:
-    return "now" if left < _A_SECOND else f"within {format_span(left)}"
+def _deadline(left: timedelta, unless: str) -> str:
+    if left < _A_SECOND:
+        return "it is stopped now"
+    return f"it is stopped in {format_span(left)} unless it {unless}"
 
 
-def _what_comes(found: Finding, peak: int, most: int) -> str:
+def _consequence(found: Finding, peak: int, most: int) -> str:
     ask = size_to_ask_for(found, peak, most)
     if found.job.holder is not None:
-        return f"the rest is not yours: {f'hold {ask}, or ' if ask else ''}use less"
-    next_time = f"next time {f'ask for --mem {ask}' if ask else f'let it use less: {_NO_MORE}'}"
+        return f"{f'hold {ask} instead, or ' if ask else ''}use less"
+    next_time = f"next time {f'use --mem {ask}' if ask else f'reduce its use: {_NO_MORE}'}"
     if found.policy.consequence is Consequence.WARN:
         return next_time
-    left = found.standing.left(found.policy) or timedelta(0)
-    return f"unless that ends {_within(left)}, the job is stopped; {next_time}"
+    left = found.state.left(found.policy) or timedelta(0)
+    return f"{_deadline(left, 'frees the rest')}; {next_time}"
 
 
 def overuse_clear(found: Finding) -> str:
-    """Say that a job is not stopped for what its owner was told of."""
+    """Return the notice that a job is not stopped after an earlier notice."""
     job, gpu = f"job {found.job.id}", f"GPU {found.label}"
     within = found.used <= found.lease.memory + found.policy.tolerance
     if within and not found.is_leased:
-        return f"{job} holds no more than a context on {gpu} now, and is not stopped"
+        return f"{job} holds only a CUDA context on {gpu} now, and is not stopped"
     if within:
         return f"{job} is within its lease of {gpu} again, and is not stopped"
-    where = f"its lease of {gpu}" if found.is_leased else f"a context on {gpu}"
+    where = f"its lease of {gpu}" if found.is_leased else f"a CUDA context on {gpu}"
     if found.policy.consequence is Consequence.WARN:
-        return f"{job} holds more than {where}, but is not stopped for it any more"
+        return f"{job} holds more than {where}, but is no longer stopped for it"
     if not found.is_leased:
-        return f"{job} is not stopped: nobody waits for what it holds of {gpu} without a lease"
-    return f"{job} is not stopped: nobody waits for what it holds of {gpu} beyond its lease"
+        return f"{job} is not stopped: no job waits for the memory it holds there without a lease"
+    return f"{job} is not stopped: no job waits for the memory beyond its lease of {gpu}"
 
 
 def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
-    """Say why a job is stopped: for the record, with a hint, and for its output."""
+    """Return why a job is stopped, for the record with a hint, and for its output."""
     after = format_span(found.policy.grace)
     used = _used(found)
     at_most = f" ({format_size(peak)} at most)" if format_size(peak) != used else ""
@@ -108,47 +108,47 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
     if found.is_leased:
         why = f"{held} under a lease of {format_size(found.lease.memory)} for longer than {after}"
         ask = size_to_ask_for(found, peak, most)
-        hint = f"ask for --mem {ask}" if ask else f"{_NO_MORE}: let it use less, or more GPUs"
+        hint = f"use --mem {ask}" if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
     else:
         why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
-    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}; {hint}"
+    return with_hint(why, hint), f"job {found.job.id} is stopped: {why}; {hint}"
 
 
 def shortfall_warning(found: Shortfall) -> str:
-    """Say that a job may not get all of its lease, and what its owner can do about it."""
+    """Return the notice that a job may not get all of its lease, with what its owner can do."""
     lease, unmanaged, promised = map(
         format_size, (found.lease.memory, found.unmanaged, found.promised)
     )
     return (
         f"job {found.job.id} may run out of memory within its lease of {lease} on GPU "
-        f"{found.label}: {unmanaged} is used there outside any lease, {promised} of it promised "
-        "to leases; save the job's work, and have the processes ended that gpulease status lists "
-        "as in use without a lease, or run the job again"
+        f"{found.label}: {unmanaged} is in use there without a lease, and leases need {promised} "
+        "of it; save the job's work, and ask the owners of the unmanaged processes in gpulease "
+        "status to end them, or run the job again"
     )
 
 
 def idle_warning(found: IdleFinding) -> str:
-    """Say that nothing happens under a lease, and what comes of that."""
+    """Return the notice that a lease is not used, with the consequence."""
     job = found.job.id
     said = (
-        f"job {job} has done nothing on its {_gpus(found)} for {format_span(found.idle_for)}, "
-        "and others wait for the memory"
+        f"job {job} has been idle on its {_gpus(found)} for {format_span(found.idle_for)}, "
+        "and other jobs wait for the memory"
     )
     if found.policy.release is Release.WARN:
-        return f"{said}; gpulease cancel {job} gives it back"
-    what = "the job is stopped" if found.job.holder is None else "the lease is taken back"
+        return f"{said}; gpulease cancel {job} releases it"
+    what = "the job is stopped" if found.job.holder is None else "the lease is revoked"
     return (
-        f"{said}; unless that ends within {format_span(found.policy.grace)}, {what}; "
-        f"gpulease keep {job} keeps it"
+        f"{said}; after another {format_span(found.policy.grace)} without use, {what}; "
+        f"gpulease keep {job} prevents this"
     )
 
 
 def idle_release(found: IdleFinding) -> tuple[str, str]:
-    """Say why a lease is taken back: for the record, with a hint, and for the job's output."""
+    """Return why a lease is revoked, for the record with a hint, and for the job's output."""
     span = format_span(found.idle_for)
-    why = f"it did nothing on its {_gpus(found)} for {span} while others waited"
-    hint = "what is idle on purpose is kept by gpulease keep, where it is said in time"
-    return f"{why}\n\nhint: {hint}", f"job {found.job.id} is stopped: {why}"
+    why = f"it was idle on its {_gpus(found)} for {span} while other jobs waited"
+    hint = "if a job is idle on purpose, use gpulease keep in time"
+    return with_hint(why, hint), f"job {found.job.id} is stopped: {why}"
 
 
 def _gpus(found: IdleFinding) -> str:
@@ -168,45 +168,45 @@ _log = logging.getLogger(__name__)
 
 
 class EnforcementLoop:
-    """Does what the watch finds to be done."""
+    """Notifies owners and stops jobs, as the watches find."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        watch: OveruseWatch,
-        rests: IdleWatch,
+        overuse: OveruseWatch,
+        idle: IdleWatch,
         clock: Clock,
-        writing: InThread,
+        in_writer: InThread,
     ) -> None:
         self._shortfalls = ShortfallWatch()
         self._scheduler = scheduler
-        self._watch = watch
-        self._rests = rests
+        self._overuse = overuse
+        self._idle = idle
         self._clock = clock
-        self._writing = writing
+        self._in_writer = in_writer
         self._wanted: tuple[Plan | None, _Wanted] = (None, _Wanted())
 
     async def check_idleness(self, seen: Observation) -> None:
-        """Take in one look.
+        """Check one observation.
 
         Raises:
-            RecordUnwritable: something could not be done, and is found again.
+            RecordUnwritable: an action failed; the next observation finds its reason again.
         """
         scheduler, wanted = self._scheduler, self._wanted_now().leased
-        rests, failures = self._rests, _Failures()
-        for found in rests.findings(scheduler.store.live(), seen, wanted, self._clock.steady()):
+        watch, failures = self._idle, _Failures()
+        for found in watch.findings(scheduler.store.live(), seen, wanted, self._clock.steady()):
             with failures:
                 await self._act_on_idle(found)
-                rests.settled(found)
+                watch.settled(found)
         failures.raise_first()
 
     async def check_overuse(self, seen: Observation) -> None:
-        """Take in one look.
+        """Check one observation.
 
         Raises:
-            RecordUnwritable: something could not be done, and is found again.
+            RecordUnwritable: an action failed; the next observation finds its reason again.
         """
-        scheduler, watch = self._scheduler, self._watch
+        scheduler, watch = self._scheduler, self._overuse
         wanted, now = self._wanted_now(), self._clock.steady()
         failures = _Failures()
         for found in watch.findings(
@@ -218,13 +218,13 @@ class EnforcementLoop:
         failures.raise_first()
         behind = watch.unrecorded(scheduler.store.live())
         if behind:
-            await self._writing(lambda: record(scheduler.store, behind))
+            await self._in_writer(lambda: record(scheduler.store, behind))
 
     async def check_shortfalls(self, seen: Observation) -> None:
-        """Take in one look.
+        """Check one observation.
 
         Raises:
-            RecordUnwritable: an owner could not be notified, and is at the next look.
+            RecordUnwritable: a notice failed; the next observation repeats it.
         """
         scheduler, live, failures = self._scheduler, self._scheduler.store.live(), _Failures()
         gpus = ledgers(snapshot(live, seen, scheduler.policy, {}, seen.at))
@@ -235,7 +235,7 @@ class EnforcementLoop:
         failures.raise_first()
 
     def _wanted_now(self) -> "_Wanted":
-        """Return the GPUs for whose memory somebody waits, found once for each plan."""
+        """Return the GPUs that queued jobs wait for, computed once for each plan."""
         plan = self._scheduler.plan
         if self._wanted[0] is not plan:
             self._wanted = (
@@ -251,10 +251,10 @@ class EnforcementLoop:
         scheduler = self._scheduler
         most = most_of(scheduler.seen, scheduler.policy, len(job.leases), self._clock.now())
         if found.step is OveruseAction.WARN:
-            await self._scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
+            await scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
             return
         if found.step is OveruseAction.CLEAR:
-            await self._scheduler.notify_owner(job.id, overuse_clear(found))
+            await scheduler.notify_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak, most)
         await self._scheduler.revoke(job.id, Outcome.OVER_LEASE, detail, notice)
@@ -271,14 +271,14 @@ class EnforcementLoop:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The GPUs for whose memory somebody waits: leased to others, or in use at all."""
+    """The GPUs that queued jobs wait for: because of leases, or of any use."""
 
     leased: frozenset[GpuUuid] = frozenset()
     in_use: frozenset[GpuUuid] = frozenset()
 
 
 class _Failures:
-    """Keeps what could not be put on record for one job from the others, and for the end."""
+    """Keeps a failure about one job from affecting others, and raises the first at the end."""
 
     def __init__(self) -> None:
         self._first: RecordUnwritable | None = None

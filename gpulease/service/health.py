@@ -1,9 +1,6 @@
-"""Acts on the GPUs' health: keeps it on record, holds faulty GPUs back, tells the owners of jobs.
+"""Acts on the health of GPUs: records faults, drains faulty GPUs, and notifies owners of jobs.
 
-Shown each look of the timer. It reads memory's faults and XIDs from the probe, which never waits,
-and writes only when there is something to write.
-
-Draining a GPU by hand, and resuming it: two verbs, a transaction each.
+Also drains and resumes GPUs on request; each is one transaction.
 """
 
 import logging
@@ -41,42 +38,46 @@ _log = logging.getLogger(__name__)
 
 _RELAPSE_WITHIN = timedelta(days=1)
 _MOST_EVENTS = 10_000
-_SAY_AGAIN_AFTER = timedelta(minutes=10)
-"""One kind of fault is told to the owner of a job no more often than this."""
+_NOTIFY_AGAIN_AFTER = timedelta(minutes=10)
+"""The shortest time between two notices of one kind of fault to the owner of a job."""
 _STORE_AGAIN_AFTER = timedelta(seconds=10)
-"""More of what is on record already is stored no more often than this, unless it drains a GPU."""
+"""Repetitions of a stored kind of fault are stored no more often, unless they drain a GPU."""
 FAULTY, RECOVERED = "faulty", "recovered"
-"""What gpulease did about a fault, in the history of a GPU."""
+"""Kinds of events in the history of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """What the admin wants done about faults."""
+    """The admin's settings for hardware faults."""
 
     act: HealthAction = HealthAction.DRAIN
     quiet_for: timedelta = timedelta(minutes=10)
-    """How long a GPU that was held back must be without a fault before it is used again."""
+    """Time without a fault before a drained GPU resumes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
-    """What is new about one GPU, to be put on record."""
+class _NewFindings:
+    """New findings about one GPU, to be stored."""
 
     gpu: GpuReading
     found: tuple[Finding, ...]
     at: datetime
 
-    def then(self, later: "_News") -> "_News":
-        """Return this and what came later: the same again is counted, and takes no more room."""
+    def then(self, later: "_NewFindings") -> "_NewFindings":
+        """Return these and later findings; equal ones are counted."""
         counts: Counter[Finding] = Counter()
         for each in (*self.found, *later.found):
             counts[replace(each, count=0)] += each.count
         found = tuple(replace(each, count=count) for each, count in counts.items())
-        return _News(later.gpu, found, later.at)
+        return _NewFindings(later.gpu, found, later.at)
 
 
 class HealthWatch:
-    """Watches the health of the GPUs, a look at a time."""
+    """Watches the health of the GPUs.
+
+    Gets each observation of the sampling timer, reads memory faults and XIDs from the probe, which
+    never blocks, and writes only if something is new.
+    """
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class HealthWatch:
     ) -> None:
         self.policy = policy
         self.figures: dict[GpuUuid, HealthFigures] = {}
-        """The latest of each GPU."""
+        """The latest figures of each GPU."""
         self.listens: dict[GpuUuid, bool] = {}
-        """Whether its XIDs can be heard."""
+        """Whether the driver reports XID events of each GPU."""
         self.modes: dict[GpuUuid, GpuModes] = {}
         self._store = store
         self._probe = probe
@@ -105,15 +106,15 @@ class HealthWatch:
         self._in_observer = in_observer
         self._lost: set[GpuUuid] = set()
         self._well_since: dict[GpuUuid, timedelta] = {}
-        self._unwritten: dict[GpuUuid, _News] = {}
+        self._unwritten: dict[GpuUuid, _NewFindings] = {}
         self._stored_at: dict[tuple[GpuUuid, str], timedelta] = {}
-        self._told_at: dict[tuple[JobId, str], timedelta] = {}
+        self._notified_at: dict[tuple[JobId, str], timedelta] = {}
 
     async def observe(self, seen: Observation) -> None:
-        """Take in what was heard since the last look, and act on it.
+        """Act on what was reported since the last observation.
 
         Raises:
-            RecordUnwritable: it cannot be put on record now, and is tried again at the next look.
+            RecordUnwritable: it cannot be stored now; the next observation is a new attempt.
         """
         is_off = self.policy.act is HealthAction.OFF
         heard, availabilities = await self._in_observer(partial(self._hear, is_off))
@@ -130,13 +131,13 @@ class HealthWatch:
         self._note_stored(news)
         self._wake()
         for each in news:
-            await self._tell(each, there)
+            await self._notify(each, there)
 
     def _has_due(self) -> bool:
-        """Tell whether there is news that has to be put on record now.
+        """Return whether findings must be stored now.
 
-        A program can cause thousands of XIDs a minute. More of the same waits for a while, so that
-        a storm costs a transaction now and then, and not one at each look.
+        A program can cause thousands of XIDs a minute. Repetitions are stored after a while, so
+        that many of them do not cause a transaction at each observation.
         """
         return any(
             each.blame is Blame.HARDWARE or not self._was_stored(gpu, each.kind)
@@ -148,7 +149,7 @@ class HealthWatch:
         at = self._stored_at.get((gpu, kind))
         return at is not None and self._clock.steady() - at < _STORE_AGAIN_AFTER
 
-    def _note_stored(self, news: Sequence[_News]) -> None:
+    def _note_stored(self, news: Sequence[_NewFindings]) -> None:
         now = self._clock.steady()
         self._stored_at = {
             key: at for key, at in self._stored_at.items() if now - at < _STORE_AGAIN_AFTER
@@ -163,7 +164,7 @@ class HealthWatch:
 
     def _new_in(
         self, there: Mapping[GpuUuid, GpuReading], heard: Sequence[HealthReport], at: datetime
-    ) -> list[_News]:
+    ) -> list[_NewFindings]:
         found: dict[GpuUuid, tuple[Finding, ...]] = {}
         for each in heard:
             found[each.gpu] = found.get(each.gpu, ()) + findings(each, self.figures.get(each.gpu))
@@ -175,10 +176,14 @@ class HealthWatch:
                 self.listens[each.gpu] = each.listens
         for uuid, reading in there.items():
             found[uuid] = self._bus(reading) + found.get(uuid, ())
-        return [_News(there[uuid], new, at) for uuid, new in found.items() if new and uuid in there]
+        return [
+            _NewFindings(there[uuid], new, at)
+            for uuid, new in found.items()
+            if new and uuid in there
+        ]
 
     def _bus(self, reading: GpuReading) -> tuple[Finding, ...]:
-        """Note whether a GPU is there, and return what is new about that."""
+        """Note whether a GPU is on the bus, and return what is new about that."""
         if reading.fault is None:
             self._well_since.setdefault(reading.uuid, self._clock.steady())
             if reading.uuid in self._lost:
@@ -191,21 +196,21 @@ class HealthWatch:
             return (Finding("lost", reading.detail or "it fell off the bus", Blame.GONE),)
         return ()
 
-    def _store_news(self, news: Sequence[_News], at: datetime) -> None:
+    def _store_news(self, news: Sequence[_NewFindings], at: datetime) -> None:
         with self._store.write() as tx:
             availabilities = dict(tx.availabilities())
             tx.add_gpus([each.gpu for each in news], at)
             for each in news:
                 self._store_one(tx, each, availabilities)
-            for gpu, standing in availabilities.items():
-                fresh = self._next(gpu, standing, at)
-                if fresh != standing:
+            for gpu, availability in availabilities.items():
+                fresh = self._next(gpu, availability, at)
+                if fresh != availability:
                     tx.set_availability(gpu, fresh)
-                if fresh.hardware_fault is not standing.hardware_fault:
+                if fresh.hardware_fault is not availability.hardware_fault:
                     self._note_recovered(tx, gpu, at)
 
     def _store_one(
-        self, tx: Transaction, news: _News, availabilities: dict[GpuUuid, GpuAvailability]
+        self, tx: Transaction, news: _NewFindings, availabilities: dict[GpuUuid, GpuAvailability]
     ) -> None:
         gpu = news.gpu.uuid
         for each in news.found:
@@ -213,37 +218,37 @@ class HealthWatch:
             times = f", {each.count} times" if each.count > 1 else ""
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
         before = availabilities.get(gpu, GpuAvailability())
-        standing = after_findings(before, news.found, news.at)
-        if self.policy.act is not HealthAction.DRAIN or standing == before:
+        availability = after_findings(before, news.found, news.at)
+        if self.policy.act is not HealthAction.DRAIN or availability == before:
             return
-        availabilities[gpu] = standing
-        tx.set_availability(gpu, standing)
-        if before.hardware_fault is None and standing.hardware_fault is not None:
-            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(standing.hardware_fault)))
-            _log.warning(
-                "GPU %s takes no more leases: %s", news.gpu.label, standing.hardware_fault.why
-            )
+        availabilities[gpu] = availability
+        tx.set_availability(gpu, availability)
+        if before.hardware_fault is None and availability.hardware_fault is not None:
+            tx.note_gpu(GpuEvent(gpu, news.at, FAULTY, str(availability.hardware_fault)))
+            _log.warning("GPU %s is drained: %s", news.gpu.label, availability.hardware_fault.why)
 
-    def _next(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> GpuAvailability:
-        """Return what becomes of a standing by itself: faults end, and with them their excuse."""
+    def _next(self, gpu: GpuUuid, availability: GpuAvailability, at: datetime) -> GpuAvailability:
+        """Return the availability after the end of faults, and of exemptions from them."""
         figures = self.figures.get(gpu)
         if figures is not None:
-            standing = without_stale_acceptance(standing, figures)
+            availability = without_stale_acceptance(availability, figures)
         return (
-            replace(standing, hardware_fault=None) if self._is_over(gpu, standing, at) else standing
+            replace(availability, hardware_fault=None)
+            if self._is_over(gpu, availability, at)
+            else availability
         )
 
-    def _is_over(self, gpu: GpuUuid, standing: GpuAvailability, at: datetime) -> bool:
-        """Tell whether a GPU is not to be held back any more."""
+    def _is_over(self, gpu: GpuUuid, availability: GpuAvailability, at: datetime) -> bool:
+        """Return whether a GPU need not be drained for a fault any more."""
         well_since, figures = self._well_since.get(gpu), self.figures.get(gpu)
-        if standing.hardware_fault is None or self.policy.act is not HealthAction.DRAIN:
+        if availability.hardware_fault is None or self.policy.act is not HealthAction.DRAIN:
             return True
         if well_since is None:
             return False
-        well_for = min(at - standing.hardware_fault.at, self._clock.steady() - well_since)
-        # The record is asked how long it has to be only when the shortest time is over.
-        return is_over(standing, figures, well_for, self.policy.quiet_for) and is_over(
-            standing, figures, well_for, self._quiet_for(gpu, at)
+        well_for = min(at - availability.hardware_fault.at, self._clock.steady() - well_since)
+        # Read the history, which may lengthen the time, only after the shortest time.
+        return is_over(availability, figures, well_for, self.policy.quiet_for) and is_over(
+            availability, figures, well_for, self._quiet_for(gpu, at)
         )
 
     def _quiet_for(self, gpu: GpuUuid, at: datetime) -> timedelta:
@@ -253,51 +258,53 @@ class HealthWatch:
 
     def _note_recovered(self, tx: Transaction, gpu: GpuUuid, at: datetime) -> None:
         drains = self.policy.act is HealthAction.DRAIN
-        why = "no new fault in a while" if drains else f"the setting health is {self.policy.act}"
+        why = "no new fault for a while" if drains else f"the setting health is {self.policy.act}"
         tx.note_gpu(GpuEvent(gpu, at, RECOVERED, f"no longer drained by gpulease: {why}"))
-        _log.warning("GPU %s is no longer held back: %s", gpu, why)
+        _log.warning("GPU %s is no longer drained by gpulease: %s", gpu, why)
 
-    async def _tell(self, news: _News, there: Mapping[GpuUuid, GpuReading]) -> None:
-        """Tell the owners of the jobs on a GPU, and on its parts, what was found."""
-        parts = {reading.uuid for reading in there.values() if reading.parent == news.gpu.uuid}
-        concerned = {news.gpu.uuid, *parts}
+    async def _notify(self, news: _NewFindings, there: Mapping[GpuUuid, GpuReading]) -> None:
+        """Notify the owners of the jobs on a GPU and its MIG devices."""
+        mig_devices = {
+            reading.uuid for reading in there.values() if reading.parent == news.gpu.uuid
+        }
+        affected = {news.gpu.uuid, *mig_devices}
         jobs = [
             job.id
             for job in self._store.live()
-            if job.holds_memory and any(lease.gpu in concerned for lease in job.leases)
+            if job.holds_memory and any(lease.gpu in affected for lease in job.leases)
         ]
         now = self._clock.steady()
-        self._told_at = {
-            key: at for key, at in self._told_at.items() if now - at < _SAY_AGAIN_AFTER
+        self._notified_at = {
+            key: at for key, at in self._notified_at.items() if now - at < _NOTIFY_AGAIN_AFTER
         }
         for each in news.found:
             text = notice(news.gpu.label, each)
             for job in jobs if text is not None else ():
-                if (job, each.kind) not in self._told_at:
-                    self._told_at[job, each.kind] = now
+                if (job, each.kind) not in self._notified_at:
+                    self._notified_at[job, each.kind] = now
                     await self._notify_owner(job, text or "")
 
 
 _SHORTEST_PREFIX = 4
-"""Characters of a UUID: all of them begin with GPU- or MIG-."""
+"""Every UUID starts with GPU- or MIG-."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """A GPU as it stands after a verb, and whether the verb changed that."""
+class DrainResult:
+    """The availability of a GPU after drain or resume, and whether that changed it."""
 
     gpu: GpuReading
-    standing: GpuAvailability
+    availability: GpuAvailability
     changed: bool
     jobs: tuple[JobId, ...]
-    """Those that hold a lease on it, and go on."""
+    """Jobs with a lease on the GPU, which continue."""
 
 
 def named(text: str, gpus: Sequence[GpuReading]) -> GpuReading:
-    """Return the GPU that somebody means by its index, its UUID, or the beginning of that.
+    """Return the GPU with an index, a UUID, or the only one with a prefix of its UUID.
 
     Raises:
-        NoSuchGpu: there is none, or more than one.
+        NoSuchGpu: no GPU matches, or several do.
     """
     found = [gpu for gpu in gpus if text in (gpu.label, gpu.uuid)]
     if len(found) == 1:
@@ -309,19 +316,18 @@ def named(text: str, gpus: Sequence[GpuReading]) -> GpuReading:
     known = ", ".join(gpu.label for gpu in gpus[:32]) or "none"
     if not found:
         raise NoSuchGpu(
-            f"cannot find a GPU {text[:80]!r}: there is none of that name",
-            f"name it by its index ({known}) or by its UUID; gpulease status --json shows both"
-            + ("; several have spaces between them: 0 1" if len(gpus) > 1 else ""),
+            f"no GPU named {text[:80]!r}",
+            f"use its index ({known}) or its UUID; gpulease status --json shows both"
+            + ("; separate several by spaces: 0 1" if len(gpus) > 1 else ""),
         )
     raise NoSuchGpu(
-        f"cannot tell which GPU {text[:80]!r} is: "
-        f"it may be {' or '.join(gpu.uuid for gpu in found)}",
-        "write more of the UUID",
+        f"several GPUs match {text[:80]!r}: {', '.join(gpu.uuid for gpu in found)}",
+        "use a longer part of the UUID",
     )
 
 
 class Drains:
-    """Drains and resumes GPUs, and has the loop look at the queue again."""
+    """Drains and resumes GPUs, and wakes the scheduler."""
 
     def __init__(
         self, store: Store, clock: Clock, in_writer: InThread, wake: Callable[[], None]
@@ -331,12 +337,12 @@ class Drains:
         self._in_writer = in_writer
         self._wake = wake
 
-    async def drain(self, gpu: GpuReading, by: str, why: str) -> Drained:
-        """Grant nothing more on `gpu`; what runs there goes on. Done twice it changes nothing."""
+    async def drain(self, gpu: GpuReading, by: str, why: str) -> DrainResult:
+        """Stop granting leases on `gpu`; its jobs continue. A repetition changes nothing."""
         return await self._change(gpu, by, lambda before, drain: before.drained(drain), why)
 
-    async def resume(self, gpu: GpuReading, by: str) -> Drained:
-        """Grant on `gpu` again, also where it was gpulease that held it back."""
+    async def resume(self, gpu: GpuReading, by: str) -> DrainResult:
+        """Grant leases on `gpu` again, also if gpulease drained it for a fault."""
         return await self._change(gpu, by, lambda before, _: before.resumed())
 
     async def _change(
@@ -345,7 +351,7 @@ class Drains:
         by: str,
         change: Callable[[GpuAvailability, Drain], GpuAvailability],
         why: str = "",
-    ) -> Drained:
+    ) -> DrainResult:
         done = await self._in_writer(lambda: self._store_change(gpu, Drain(by, why), change))
         self._wake()
         return done
@@ -355,7 +361,7 @@ class Drains:
         gpu: GpuReading,
         drain: Drain,
         change: Callable[[GpuAvailability, Drain], GpuAvailability],
-    ) -> Drained:
+    ) -> DrainResult:
         with self._store.write() as tx:
             at = self._clock.now()
             before = tx.availabilities().get(gpu.uuid, GpuAvailability())
@@ -370,7 +376,7 @@ class Drains:
                 for job in tx.live()
                 if job.holds_memory and any(lease.gpu == gpu.uuid for lease in job.leases)
             )
-        return Drained(gpu, after, changed, jobs)
+        return DrainResult(gpu, after, changed, jobs)
 
 
 def _event(gpu: GpuUuid, after: GpuAvailability, drain: Drain, at: datetime) -> GpuEvent:

@@ -1,8 +1,6 @@
-"""The watch over leases under which nothing happens while others wait: look, decide, remember.
+"""Finds leases that are not used while other jobs wait; `keep` exempts a job for a while.
 
-As in `overuse.py`, what is found is settled when what was to be done about it is done.
-
-A lease that is idle on purpose: its owner says for how long nobody is to mind.
+As in `overuse.py`, the caller acts on the findings and calls `settled` after each.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,32 +27,32 @@ from gpulease.units import format_span
 
 @dataclass(frozen=True, slots=True)
 class IdleFinding:
-    """A job about which something is to be done."""
+    """An idle job that needs an action."""
 
     job: Job
     policy: IdlePolicy
     step: IdleAction
     idle_for: timedelta
     rest: IdleState
-    """How it rests when that has been done."""
+    """The state after the action."""
 
 
 class IdleWatch:
-    """Remembers how each job rests from one look to the next."""
+    """Tracks the idleness of each job from one observation to the next."""
 
     def __init__(self, policy_of: Callable[[Owner], IdlePolicy]) -> None:
         self._policy_of = policy_of
         self._rests: dict[JobId, IdleState] = {}
 
     def rest(self, job: JobId) -> IdleState:
-        """Return how a job rests since the last look."""
+        """Return the state of a job since the last observation."""
         return self._rests.get(job, IdleState())
 
     def policy(self, job: Job) -> IdlePolicy:
-        """Return what holds for a job. One that holds memory by itself is never released.
+        """Return the policy for a job.
 
-        Of a lease without a job nothing would be ended, and what its process holds would go on
-        to be held, outside any lease.
+        A lease without a job is never released while its process holds memory: the process would
+        continue, and hold that memory without a lease.
         """
         policy = self._policy_of(job.owner)
         holds = any(each.used != 0 for each in self.rest(job.id).last)
@@ -65,9 +63,9 @@ class IdleWatch:
     def findings(
         self, jobs: Sequence[Job], seen: Observation, wanted: frozenset[GpuUuid], now: timedelta
     ) -> list[IdleFinding]:
-        """Take in one look at the GPUs; return what something is to be done about.
+        """Return the jobs that need an action after one observation.
 
-        `now` is when it was, by a clock that nobody can set.
+        `now` is the time of the observation by the steady clock.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
         for gone in self._rests.keys() - {job.id for job in running}:
@@ -100,40 +98,40 @@ class IdleWatch:
         return found
 
     def settled(self, found: IdleFinding) -> None:
-        """Note that what was to be done about a job has been done."""
+        """Note that the action for a job has been taken."""
         self._rests[found.job.id] = found.rest
 
 
 KEPT_FOR = timedelta(hours=1)
-"""If nobody says otherwise."""
+"""The default of `keep`."""
 LONGEST_KEPT = timedelta(days=1)
-"""At once; it can be said again."""
-_STANDS = {
-    State.QUEUED: "it waits, and holds nothing yet",
-    State.RELEASING: "it was asked to end",
+"""The longest span of one `keep`, which can be repeated."""
+_WHY_NOT_KEPT = {
+    State.QUEUED: "it is queued and holds no memory yet",
+    State.RELEASING: "it is being stopped",
     State.ENDED: "it has ended",
 }
 
 
 def keep(store: Store, job_id: JobId, span: timedelta, who: str, clock: Clock) -> Job:
-    """Let a job be idle for `span` from now on.
+    """Exempt a job from idle checks for `span` from now on.
 
     Raises:
-        NoSuchJob: there is none.
-        WrongState: it holds nothing that it could keep.
-        BadValue: that is too long, or no time at all.
+        NoSuchJob: no job has this id.
+        WrongState: it holds no memory.
+        BadValue: the span is over a day, or not above zero.
     """
     if not timedelta(0) < span <= LONGEST_KEPT:
         raise BadValue(
-            f"cannot keep job {job_id} for {format_span(span)}: at most a day can be asked for",
-            f"it can be said again: gpulease keep {job_id} --for 1d",
+            f"cannot keep job {job_id} for {format_span(span)}: the limit is one day at a time",
+            f"repeat it every day: gpulease keep {job_id} --for 1d",
         )
     with store.write() as tx:
         job = existing(tx, job_id)
         if job.state not in (State.GRANTED, State.ACTIVE):
             raise WrongState(
-                f"cannot keep job {job_id}: {_STANDS[job.state]}",
-                f"gpulease show {job_id} tells more",
+                f"cannot keep job {job_id}: {_WHY_NOT_KEPT[job.state]}",
+                f"gpulease show {job_id} shows its state",
             )
         at = clock.now()
         kept = replace(job, kept_until_at=at + span)

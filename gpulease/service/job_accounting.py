@@ -19,7 +19,7 @@ from gpulease.domain.oom import (
     diagnose_oom,
     find_memory_errors,
 )
-from gpulease.errors import TooMany
+from gpulease.errors import TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Submission, Transaction, WorkerExited
@@ -89,7 +89,7 @@ class JobAccounting:
         if found is None:
             return job
         job = replace(job, usage=replace(job.usage, out_of_memory=True))
-        return self._tried_again(tx, job, found, leased, max(peaks, default=None))
+        return self._with_retry(tx, job, found, leased, max(peaks, default=None))
 
     def _with_use(self, job: Job, idle: Mapping[GpuUuid, int]) -> Job:
         # For a job that was stopped over its lease, all memory counts, used or not.
@@ -105,7 +105,7 @@ class JobAccounting:
     def _peak(self, job: Job, gpu: GpuUuid) -> int | None:
         return self._observer.peaks.by_lease.get((job.id, gpu))
 
-    def _tried_again(
+    def _with_retry(
         self, tx: Transaction, job: Job, found: OutOfMemory, leased: int, peak: int | None
     ) -> Job:
         """Queue a retry with more memory, if the job asked for it; else return it with a hint.
@@ -118,22 +118,26 @@ class JobAccounting:
         size = min(size, most) if most else size
         if most and found.lacking is not None and found.lacking > most:
             lacking = format_size(found.lacking)
-            return _told(job, what, f"it wanted {lacking} at once, and no GPU here has that much")
+            return _with_detail(
+                job, what, f"it requested {lacking} at once, and no GPU here has that much"
+            )
         if size <= leased:
-            return _told(job, what, "no GPU here offers more: let it use less, or more GPUs")
+            return _with_detail(
+                job, what, "no GPU here offers more: reduce its use, or use more GPUs"
+            )
         wanted = job.usage.retry_factor
         if wanted is None or job.usage.attempt >= MOST_RETRIES:
-            tried = f"it was tried again {MOST_RETRIES} times; " if wanted is not None else ""
-            hint = f"{tried}ask for --mem {format_size(size)}"
-            more = "" if wanted is not None else ", or let it be tried again with --retry-oom 1.5x"
-            return _told(job, what, hint + more)
+            tried = f"it was retried {MOST_RETRIES} times; " if wanted is not None else ""
+            hint = f"{tried}use --mem {format_size(size)}"
+            more = "" if wanted is not None else ", or have it retried with --retry-oom 1.5x"
+            return _with_detail(job, what, hint + more)
         again = retry_size(leased, wanted)
         again = min(again, most) if most else again
         return self._queued_again(tx, job, what, again)
 
     def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
         at = job.ended_at or job.submitted_at
-        order = Submission(
+        submission = Submission(
             owner=job.owner,
             name=job.name,
             command=job.command,
@@ -149,13 +153,15 @@ class JobAccounting:
             ),
         )
         try:
-            refuse_one_more(self._policy().quotas, order, tx.user_count(job.owner.uid))
+            refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
         except TooMany as error:
-            hint = f"ask for --mem {format_size(memory)}; it was not tried again: {error.message}"
-            return _told(job, what, hint)
-        new = tx.add(order, at)
+            hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
+            return _with_detail(job, what, hint)
+        new = tx.add(submission, at)
         job = replace(job, usage=replace(job.usage, retried_as=new.id))
-        return _told(job, f"{what}; job {new.id} tries again with {format_size(memory)}", None)
+        return _with_detail(
+            job, f"{what}; job {new.id} retries it with {format_size(memory)}", None
+        )
 
     def _largest(self, job: Job) -> int:
         """Return the most that the job could lease on each GPU, as last known; 0: unknown.
@@ -190,8 +196,8 @@ def _with_peak(peak: int | None, leased: int) -> str:
     lease = format_size(leased)
     if peak is None:
         return f" in a lease of {lease}"
-    return f", having used up to {format_size(peak)} of a lease of {lease}"
+    return f" after using up to {format_size(peak)} of a lease of {lease}"
 
 
-def _told(job: Job, what: str, hint: str | None) -> Job:
-    return replace(job, detail=what if hint is None else f"{what}\n\nhint: {hint}")
+def _with_detail(job: Job, what: str, hint: str | None) -> Job:
+    return replace(job, detail=what if hint is None else with_hint(what, hint))

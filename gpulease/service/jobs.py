@@ -1,9 +1,4 @@
-"""The verbs on a job: submit, cancel, and what happens to its worker. A transaction each.
-
-More time for a job, or less: its limit counts from its start, before and after.
-
-Noting what holds a job to its leases: at its launch, before the first of its processes.
-"""
+"""Changes of one job: cancel, extend, and what happens to its worker. Each is one transaction."""
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
@@ -22,7 +17,7 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import LONGEST_TIME, IllegalTransition, State, Trigger
-from gpulease.errors import BadValue, GpuleaseError, NoSuchJob, WrongState
+from gpulease.errors import BadValue, GpuleaseError, NoSuchJob, WrongState, split_hint
 from gpulease.service.ports import (
     Clock,
     Event,
@@ -35,14 +30,14 @@ from gpulease.service.ports import (
 from gpulease.units import format_size, format_span
 
 Settle = Callable[[Transaction, Job, Job], Job]
-"""Settles the account of a job, as it was and as it ended, within the transaction of its end."""
+"""Settles the account of a job, from before and after its end, in the transaction of its end."""
 
 
 def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
-    """End a waiting job, or mark a running one as asked to go; the caller stops its worker.
+    """End a queued job, or mark a running one as stopping; the caller stops its worker.
 
     Raises:
-        NoSuchJob: there is none.
+        NoSuchJob: no job has this id.
         WrongState: it has ended.
     """
     with store.write() as tx:
@@ -56,48 +51,48 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
 
 
 def cancelled(job: Job, by: str, at: datetime) -> Job | None:
-    """Return a job as it is when it was cancelled; None: it is on its way out by now.
+    """Return the cancelled job; None if it is stopping already.
 
     Raises:
         WrongState: it has ended.
     """
-    given_back = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
-    outcome = Outcome.RELEASED if given_back else Outcome.CANCELLED
+    released = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
+    outcome = Outcome.RELEASED if released else Outcome.CANCELLED
     try:
         return asked_to_end(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
     except IllegalTransition:
         raise WrongState(
             f"cannot cancel job {job.id}: it has ended",
-            f"gpulease show {job.id} tells how",
+            f"gpulease show {job.id} shows how",
         ) from None
 
 
 def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock) -> Job | None:
-    """Mark a running job as asked to go; None if it is on its way out by now."""
+    """Mark a running job as stopping, and return it; None if it is stopping already."""
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
         changed = asked_to_end(job, Trigger.REVOKE, why, detail, at)
         if changed is not None:
-            tx.save(changed, Event(at, Trigger.REVOKE, detail.partition("\n")[0]))
+            tx.save(changed, Event(at, Trigger.REVOKE, split_hint(detail)[0]))
     return changed
 
 
 def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
-    """Take a job out of the queue that nobody waits for any more; a granted one stays."""
+    """Remove a job from the queue whose client has gone; a granted one stays."""
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
         if job.state is not State.QUEUED:
             return job
         changed = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
-        assert changed is not None, "one that waits can always be cancelled"
+        assert changed is not None, "a queued job can always be cancelled"
         tx.save(changed, Event(at, Trigger.CANCEL, why))
     return changed
 
 
 def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
-    """Store that the worker of a job runs; hearing it twice does no harm."""
+    """Store that the worker of a job runs; a repetition changes nothing."""
     with store.write() as tx:
         job = existing(tx, job_id)
         changed = worker_started(job, news.pid, news.shim_pid, news.at)
@@ -111,7 +106,7 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
 
 
 def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
-    """Store that the worker was asked to go because its time is over."""
+    """Store that the worker is being stopped at its time limit."""
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
@@ -124,13 +119,13 @@ def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
 
 
 def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
-    """Store that the main process has ended and others of the job have not."""
+    """Store that the main process has ended while others of the job run."""
     with store.write() as tx:
         job = existing(tx, job_id)
         changed = main_exited(job, news.exit, news.at)
         if changed is None:
             return job
-        how = f"{news.exit}; other processes of the job still run"
+        how = f"{news.exit}; other processes of the job are still running"
         tx.save(changed, Event(news.at, "main_exited", how))
     return changed
 
@@ -138,17 +133,17 @@ def note_main_exited(store: Store, job_id: JobId, news: MainExited) -> Job:
 def note_exited(
     store: Store, job_id: JobId, news: WorkerExited, settle: Settle | None = None
 ) -> Job:
-    """Store how a job ended; from here its memory is free.
+    """Store how a job ended; its memory is free from here on.
 
-    `settle` may add to the ended job, and to what is committed with it.
+    `settle` may change the ended job, and add to the transaction.
     """
     with store.write() as tx:
         job = existing(tx, job_id)
         outcome, detail = news.outcome, news.detail
-        gone_as_asked = outcome in (job.outcome, Outcome.LOST) or job.holder is not None
-        if job.outcome is not None and gone_as_asked:
-            # It was asked to go and is gone: that is why, even if nobody saw it go. And a lease
-            # that only was held has no end of its own.
+        stopped = outcome in (job.outcome, Outcome.LOST) or job.holder is not None
+        if job.outcome is not None and stopped:
+            # The request to stop is the reason, even if the end was not seen. A lease without a job
+            # has no other reason.
             outcome, detail = job.outcome, job.detail
         changed = worker_gone(job, Trigger.WORKER_EXITED, outcome, detail, news.exit, news.at)
         if changed is None:
@@ -161,14 +156,14 @@ def note_exited(
 
 
 def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: Clock) -> Job:
-    """Store that no worker of the job ever came, and why."""
+    """Store that the job was not launched, and why."""
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
         if job.outcome is None:
             how = Outcome.LAUNCH_FAILED, why.text(), Exit(why.exit_code)
         else:
-            # Cancelled before it was started: that is why there is no worker.
+            # It was cancelled before its start.
             how = job.outcome, job.detail or why.text(), Exit()
         changed = worker_gone(job, Trigger.LAUNCH_FAILED, *how, at)
         if changed is None:
@@ -180,7 +175,7 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
 def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: Clock) -> int:
     """Queue the jobs again that were granted before a reboot and never launched; return how many.
 
-    Only after a reboot: until then, a shim of a former daemon may be about to launch one.
+    Only after a reboot: before, a shim of an earlier daemon may still launch one.
     """
     never = [
         job
@@ -190,13 +185,13 @@ def take_back_grants(store: Store, was_launched: Callable[[Job], bool], clock: C
     if never:
         with store.write() as tx:
             for job in never:
-                why = "the machine was restarted before the job was started"
+                why = "the machine was restarted before the job started"
                 tx.save(back_in_queue(job), Event(clock.now(), Trigger.LAUNCH_DEFERRED, why))
     return len(never)
 
 
 def note_notice(store: Store, job_id: JobId, text: str, clock: Clock) -> None:
-    """Store what the owner of a job was told; the job may have ended."""
+    """Store a notice to the owner of a job, which may have ended."""
     with store.write() as tx:
         existing(tx, job_id)
         tx.note(job_id, Event(clock.now(), "notice", text))
@@ -206,13 +201,11 @@ def existing(tx: Transaction, job_id: JobId) -> Job:
     """Return a job.
 
     Raises:
-        NoSuchJob: there is none.
+        NoSuchJob: no job has this id.
     """
     job = tx.job(job_id)
     if job is None:
-        raise NoSuchJob(
-            f"cannot find job {job_id}: there is none", "gpulease list --all shows them"
-        )
+        raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
     return job
 
 
@@ -220,51 +213,54 @@ _SHORTEST_TIME = timedelta(seconds=1)
 
 
 def extend(store: Store, job_id: JobId, by: timedelta, who: str, clock: Clock) -> Job:
-    """Add `by`, which may be negative, to the time limit of a job; the caller tells its worker.
+    """Add `by`, which may be negative, to the time limit of a job; the caller informs its worker.
+
+    The limit counts from the start of the job.
 
     Raises:
-        NoSuchJob: there is none.
-        WrongState: it has ended or was asked to go, or has no limit.
-        BadValue: the new limit would be over already, or is past all bounds.
+        NoSuchJob: no job has this id.
+        WrongState: it has ended, is stopping, or has no limit.
+        BadValue: the new limit has passed already, or is too long.
     """
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
         limit = _new_limit(job, by)
-        _refuse_what_is_over(job, by, limit, at)
+        _refuse_passed_limit(job, by, limit, at)
         changed = with_time_limit(job, limit)
         tx.save(changed, Event(at, "extend", f"by {_signed(by)} to {format_span(limit)}, by {who}"))
     return changed
 
 
 def _new_limit(job: Job, by: timedelta) -> timedelta:
-    hint = f"gpulease show {job.id} tells how it stands"
+    hint = f"gpulease show {job.id} shows its state"
     if job.state is State.ENDED:
         raise WrongState(f"cannot extend job {job.id}: it has ended", hint)
     if job.state is State.RELEASING:
-        raise WrongState(f"cannot extend job {job.id}: it was asked to go already", hint)
+        raise WrongState(f"cannot extend job {job.id}: it is being stopped", hint)
     if job.claim.time_limit is None:
         raise WrongState(
             f"cannot extend job {job.id}: it has no time limit",
-            f"it may go on as long as it likes; gpulease cancel {job.id} ends it",
+            f"it may run without end; gpulease cancel {job.id} ends it",
         )
     return job.claim.time_limit + by
 
 
-def _refuse_what_is_over(job: Job, by: timedelta, limit: timedelta, at: datetime) -> None:
+def _refuse_passed_limit(job: Job, by: timedelta, limit: timedelta, at: datetime) -> None:
     if limit > LONGEST_TIME:
         raise BadValue(
-            f"cannot extend job {job.id} by {_signed(by)}: that is over {LONGEST_TIME.days} days",
-            "give it less; it can be extended again",
+            f"cannot extend job {job.id} by {_signed(by)}: the limit would be over "
+            f"{LONGEST_TIME.days} days",
+            "extend it by less; you can extend it again later",
         )
     ran_for = timedelta(0) if job.started_at is None else at - job.started_at
     if limit < max(ran_for, _SHORTEST_TIME):
-        left = "nothing would be left of its time limit"
+        why = "no time would be left"
         if limit >= _SHORTEST_TIME:
-            left = f"it has run for {format_span(ran_for)}, longer than its limit would be"
+            why = f"it has run for {format_span(ran_for)}, longer than the new limit"
         raise BadValue(
-            f"cannot extend job {job.id} by {_signed(by)}: {left}",
-            f"to end it now: gpulease cancel {job.id}",
+            f"cannot extend job {job.id} by {_signed(by)}: {why}",
+            f"to end it now, use gpulease cancel {job.id}",
         )
 
 
@@ -279,10 +275,10 @@ def note_enclosed(
     enclosed: AppliedEnforcement,
     clock: Clock,
 ) -> Job:
-    """Store what holds the leases of a job that is about to be launched.
+    """Store the enforcement levels of a job just before its launch.
 
     Raises:
-        RecordUnwritable: it cannot be stored at this moment.
+        RecordUnwritable: they cannot be stored now.
     """
     with store.write() as tx:
         job = with_enforcement(existing(tx, job_id), everywhere, enclosed)
@@ -293,10 +289,10 @@ def note_enclosed(
 def note_limits(
     store: Store, job_id: JobId, limits: Mapping[GpuUuid, int | None], said: str, clock: Clock
 ) -> Job:
-    """Store the limits by the driver that a running job has now, and what is said of it.
+    """Store the present driver limits of a running job, and `said` in its history.
 
     Raises:
-        RecordUnwritable: it cannot be stored at this moment.
+        RecordUnwritable: they cannot be stored now.
     """
     with store.write() as tx:
         job = with_driver_limits(existing(tx, job_id), limits)
@@ -305,8 +301,8 @@ def note_limits(
 
 
 def _said(job: Job, enclosed: AppliedEnforcement) -> str:
-    """Return what was put around a job, in words."""
+    """Describe the enforcement around a job."""
     limits = [format_size(limit) for limit in enclosed.limits.values()]
-    held = [f"the driver keeps it to {' and '.join(limits)}"] if limits else []
-    held += ["it can open its own GPUs alone"] if enclosed.devices else []
-    return "; ".join((*held, *enclosed.missing)) or "nothing holds it from outside"
+    held = [f"the driver limits it to {' and '.join(limits)}"] if limits else []
+    held += ["it can open only its own GPUs"] if enclosed.devices else []
+    return "; ".join((*held, *enclosed.missing)) or "nothing outside the job enforces its lease"

@@ -1,16 +1,13 @@
-"""The watch over jobs that hold more than they were granted: look, decide, remember.
+"""Finds jobs that exceed their leases, and leases that are short of memory.
 
-A job that uses a GPU without a lease there is over a lease of zero. A bare context is tolerated
-there, and its owner is notified of it once.
+A job that uses a GPU without a lease there exceeds a lease of zero. A bare CUDA context is
+tolerated, and its owner is notified once.
 
-What is to be done about a finding is for the caller to do; when that is done, and not before, the
-finding is `settled`, so that what failed (a full disk, say) is found again at the next look.
+A lease is short if its memory is in use without a lease, by an unmanaged process or the driver.
+gpulease cannot change that, but tells the owner why an allocation within the lease may fail.
 
-The watch over promised memory that is in use outside any lease: look, decide, remember.
-
-A stranger, or what a driver keeps, can take memory of a GPU that is leased to jobs there. Nothing
-can be done about that for them; but their owners are to know why an allocation within the lease
-fails. As with the watch over use, a finding is `settled` when its owner has been notified.
+The caller acts on the findings and calls `settled` after each. An action that failed (with a full
+disk, say) is found again in the next observation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,20 +39,20 @@ Key = tuple[JobId, GpuUuid]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A lease about which something is to be done."""
+    """A lease that needs an action."""
 
     job: Job
     lease: Lease
-    """Of zero bytes on a GPU that the job did not lease."""
+    """Has zero bytes on a GPU that the job did not lease."""
     label: str
-    """Of the GPU, as people call it."""
+    """The index of the GPU, or another short name."""
     used: int
-    """0 where the driver does not say."""
+    """0 if unknown."""
     policy: OverusePolicy
     wanted: bool
     step: OveruseAction
-    standing: OveruseState
-    """How it stands when that has been done."""
+    state: OveruseState
+    """The state after the action."""
 
     @property
     def is_leased(self) -> bool:
@@ -64,10 +61,10 @@ class Finding:
 
 
 def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[GpuUuid]:
-    """Return the GPUs for which a job waits for one of these reasons, as of the latest plan."""
+    """Return the GPUs that a queued job waits for because of one of these reasons."""
     if plan is None:
         return frozenset()
-    # Of ten thousand that wait, most wait for the same reason, which is one object.
+    # Most of ten thousand queued jobs share one reason object.
     reasons = {id(waiting): waiting for waiting in plan.waiting.values()}
     return frozenset(
         each.gpu
@@ -78,23 +75,23 @@ def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[Gp
 
 
 class OveruseWatch:
-    """Remembers how each lease stands from one look to the next."""
+    """Tracks the overuse of each lease from one observation to the next."""
 
     def __init__(self, policy_of: Callable[[Owner], OverusePolicy]) -> None:
         self._policy_of = policy_of
-        self._standings: dict[Key, OveruseState] = {}
+        self._states: dict[Key, OveruseState] = {}
         self._notified: set[Key] = set()
-        """The uses without a lease that their owners know of."""
+        """Uses without a lease that their owners were notified of."""
 
     def policy_of(self, owner: Owner) -> OverusePolicy:
-        """Return what holds for the usual job of a user."""
+        """Return the policy for an ordinary job of a user."""
         return self._policy_of(owner)
 
     def policy(self, job: Job) -> OverusePolicy:
-        """Return what holds for a job: not all that are over are stopped.
+        """Return the policy for a job.
 
-        A lease without a job is held by a process that we did not start; and beside an exclusive
-        one nobody has a lease whose memory it could take.
+        Two kinds of leases cause warnings only: those without a job, since gpulease did not start
+        their process, and exclusive ones, since no other lease on the GPU can be short of memory.
         """
         policy = self._policy_of(job.owner)
         if job.holder is not None or job.claim.exclusive:
@@ -102,19 +99,19 @@ class OveruseWatch:
         return policy
 
     def _policy_without_lease(self, job: Job) -> OverusePolicy:
-        """Return what holds for a job on a GPU that it did not lease, exclusive or not."""
+        """Return the policy for a job on a GPU that it did not lease, exclusive or not."""
         policy = self._policy_of(job.owner)
         if job.holder is not None:
             policy = replace(policy, consequence=Consequence.WARN)
         return replace(policy, tolerance=max(policy.tolerance, BARE_CONTEXT))
 
     def stops(self, job: Job) -> bool:
-        """Tell whether a job is stopped that stays over its lease."""
+        """Return whether the job is stopped if it stays over its lease."""
         return self.policy(job).consequence is Consequence.STOP
 
-    def standing(self, job: JobId, gpu: GpuUuid) -> OveruseState:
-        """Return how a lease stands since the last look."""
-        return self._standings.get((job, gpu), OveruseState())
+    def state(self, job: JobId, gpu: GpuUuid) -> OveruseState:
+        """Return the state of a lease since the last observation."""
+        return self._states.get((job, gpu), OveruseState())
 
     def findings(
         self,
@@ -124,14 +121,14 @@ class OveruseWatch:
         now: timedelta,
         in_use: frozenset[GpuUuid] = frozenset(),
     ) -> list[Finding]:
-        """Take in one look at the GPUs; return what something is to be done about.
+        """Return the leases that need an action after one observation.
 
         Args:
-            jobs: those that wait or hold memory.
-            seen: the look.
-            wanted: the GPUs for whose leased memory somebody waits.
-            now: when the look was, by a clock that nobody can set.
-            in_use: the GPUs for whose memory somebody waits, leased or used without a lease.
+            jobs: those that are queued or hold memory.
+            seen: the observation.
+            wanted: the GPUs with leased memory that a queued job waits for.
+            now: the time of the observation by the steady clock.
+            in_use: the GPUs with any used memory that a queued job waits for.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
         self._forget_all_but({job.id for job in running})
@@ -154,11 +151,11 @@ class OveruseWatch:
     def _without_lease(
         self, running: Sequence[Job], seen: Observation
     ) -> Mapping[JobId, Mapping[GpuUuid, bool]]:
-        """Return the GPUs that jobs use or used without a lease, and whether they do now."""
+        """Return the GPUs that jobs use or used without a lease, and whether they use them now."""
         leases = {(job.id, lease.gpu) for job in running for lease in job.leases}
         now = {(job, gpu) for job, gpus in seen.gpus_by_job().items() for gpu in gpus}
         found: dict[JobId, dict[GpuUuid, bool]] = {}
-        for job, gpu in sorted((now | self._standings.keys()) - leases):
+        for job, gpu in sorted((now | self._states.keys()) - leases):
             found.setdefault(job, {})[gpu] = (job, gpu) in now
         return found
 
@@ -173,15 +170,15 @@ class OveruseWatch:
         notify: bool = False,
     ) -> Finding | None:
         key = job.id, lease.gpu
-        before = self._standings.get(key) or _recorded(lease, policy)
+        before = self._states.get(key) or _recorded(lease, policy)
         after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
         if step is OveruseAction.NOTHING and notify:
             step = OveruseAction.WARN
         if step is OveruseAction.NOTHING:
-            self._standings[key] = after
+            self._states[key] = after
             return None
-        # Time goes on; what is to be done about it is not done yet.
-        self._standings[key] = replace(
+        # The time passes, but the action has not happened yet.
+        self._states[key] = replace(
             after,
             warned=before.warned,
             warned_at=before.warned_at,
@@ -192,92 +189,92 @@ class OveruseWatch:
         return Finding(job, lease, "", used or 0, policy, wanted, step, after)
 
     def settled(self, finding: Finding) -> None:
-        """Note that what was to be done about a finding has been done."""
+        """Note that the action for a finding has been taken."""
         key = finding.job.id, finding.lease.gpu
-        self._standings[key] = finding.standing
+        self._states[key] = finding.state
         if not finding.is_leased:
             self._notified.add(key)
 
     def unrecorded(self, jobs: Sequence[Job]) -> Mapping[Key, timedelta | None]:
-        """Return how long leases have been over, where the record is behind by some steps.
+        """Return for how long leases have been exceeded, where the database is out of date.
 
-        A quarter of the grace is what a daemon that is killed may forget.
+        A killed daemon loses at most a quarter of the grace.
         """
         behind: dict[Key, timedelta | None] = {}
         for job in jobs:
             for lease in job.leases:
-                standing = self._standings.get((job.id, lease.gpu))
-                if standing is None or standing.over_for is lease.over_for is None:
+                state = self._states.get((job.id, lease.gpu))
+                if state is None or state.over_for is lease.over_for is None:
                     continue
                 step = max(self.policy(job).grace / 4, _SHORTEST_STEP)
-                if _is_behind(lease.over_for, standing, step):
-                    behind[job.id, lease.gpu] = standing.over_for
+                if _is_behind(lease.over_for, state, step):
+                    behind[job.id, lease.gpu] = state.over_for
         return behind
 
     def _forget_all_but(self, jobs: set[JobId]) -> None:
-        for key in [key for key in self._standings if key[0] not in jobs]:
-            del self._standings[key]
+        for key in [key for key in self._states if key[0] not in jobs]:
+            del self._states[key]
         self._notified = {key for key in self._notified if key[0] in jobs}
 
 
 def _recorded(lease: Lease, policy: OverusePolicy) -> OveruseState:
-    """Return how a lease stood when a daemon before this one last wrote it down.
+    """Return the state of a lease that an earlier daemon recorded.
 
-    Its owner has been told. The time in which nobody looked does not count.
+    Its owner has been notified. The time without a daemon does not count.
     """
-    told = lease.over_for is not None
-    threatened = told and policy.consequence is Consequence.STOP
-    return OveruseState(over_for=lease.over_for, warned=told, threatened=threatened)
+    notified = lease.over_for is not None
+    threatened = notified and policy.consequence is Consequence.STOP
+    return OveruseState(over_for=lease.over_for, warned=notified, threatened=threatened)
 
 
-def _is_behind(recorded: timedelta | None, standing: OveruseState, step: timedelta) -> bool:
-    if standing.over_for is None:
+def _is_behind(recorded: timedelta | None, state: OveruseState, step: timedelta) -> bool:
+    if state.over_for is None:
         return recorded is not None
     if recorded is None:
-        return standing.warned  # before its owner was told there is nothing to remember
-    return standing.over_for - recorded >= step
+        return state.warned  # nothing to record before the first notice
+    return state.over_for - recorded >= step
 
 
 def record(store: Store, changes: Mapping[Key, timedelta | None]) -> None:
-    """Store for how long leases have been over; None: they are not any more."""
+    """Store for how long leases have been exceeded; None: they no longer are."""
     with store.write() as tx:
         for (job, gpu), over_for in changes.items():
             tx.note_over(job, gpu, over_for)
 
 
 _NOTICEABLE = 256 * MIB
-"""What a driver keeps for itself or a display takes comes and goes, and is less than this."""
-_ENOUGH_LOOKS = 2
-"""A process that begins at the very moment of a look may not be known as its job's yet."""
+"""The memory of the driver and of a display varies by less than this."""
+_ENOUGH_OBSERVATIONS = 2
+"""A process that starts during an observation may not be attributed to its job yet."""
 _OVER_AFTER = timedelta(minutes=5)
-"""A shortfall that comes back sooner is the same one, of which the owner knows."""
+"""A shortfall that returns sooner is the same one, and causes no second notice."""
 _Key = tuple[JobId, GpuUuid]
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """A lease that may not get all that it was granted; sizes in bytes."""
+    """A lease that may not get all of its memory; sizes in bytes."""
 
     job: Job
     lease: Lease
     label: str
-    """Of the GPU, as people call it."""
+    """The index of the GPU, or another short name."""
     unmanaged: int
-    """What is used there outside any lease."""
+    """Memory in use on the GPU without a lease."""
     promised: int
-    """How much of that is leased."""
+    """How much of that leases need."""
 
 
 @dataclass(slots=True)
 class _Occurrence:
     seen_at: timedelta
-    looks: int = 0
-    """How many looks in a row have shown it."""
+    in_a_row: int = 0
+    """Number of consecutive observations that show it."""
     notified: bool = False
 
 
 class ShortfallWatch:
-    """Remembers from look to look which leases are short of memory."""
+    """Tracks the leases that are short of memory from one observation to the next."""
 
     def __init__(self) -> None:
         self._occurrences: dict[_Key, _Occurrence] = {}
@@ -285,9 +282,9 @@ class ShortfallWatch:
     def findings(
         self, jobs: Sequence[Job], gpus: Sequence[GpuMemory], now: timedelta
     ) -> list[Shortfall]:
-        """Take in the ledgers of one look; return the shortfalls that their owners do not know.
+        """Return the new shortfalls, from the ledgers of one observation.
 
-        `now` is when the look was, by a clock that nobody can set.
+        `now` is the time of the observation by the steady clock.
         """
         running = {job.id: job for job in jobs if job.state is State.ACTIVE}
         short = {(each.job.id, each.lease.gpu): each for each in _shortfalls(running, gpus)}
@@ -295,29 +292,29 @@ class ShortfallWatch:
             del self._occurrences[key]
         for key, occurrence in self._occurrences.items():
             if key not in short:
-                occurrence.looks = 0
-        return [each for key, each in short.items() if self._is_news(key, now)]
+                occurrence.in_a_row = 0
+        return [each for key, each in short.items() if self._is_new(key, now)]
 
-    def _is_news(self, key: _Key, now: timedelta) -> bool:
+    def _is_new(self, key: _Key, now: timedelta) -> bool:
         occurrence = self._occurrences.get(key)
         if occurrence is None or now - occurrence.seen_at > _OVER_AFTER:
             occurrence = self._occurrences[key] = _Occurrence(now)
         occurrence.seen_at = now
-        occurrence.looks += 1
-        return occurrence.looks >= _ENOUGH_LOOKS and not occurrence.notified
+        occurrence.in_a_row += 1
+        return occurrence.in_a_row >= _ENOUGH_OBSERVATIONS and not occurrence.notified
 
     def settled(self, found: Shortfall) -> None:
-        """Note that the owner of a lease knows of its shortfall."""
+        """Note that the owner was notified of a shortfall."""
         self._occurrences[found.job.id, found.lease.gpu].notified = True
 
 
 def _shortfalls(running: dict[JobId, Job], gpus: Sequence[GpuMemory]) -> Iterator[Shortfall]:
     for gpu in gpus:
-        promised = _promised_and_taken(gpu)
+        promised = _leased_and_in_use(gpu)
         if promised <= _NOTICEABLE:
             continue
         for holding in gpu.entries:
-            # One that has all of its lease already can lose none of it.
+            # A job that already uses all of its lease cannot lose any.
             has_all = holding.used is not None and holding.used >= holding.memory
             job = running.get(holding.job)
             if job is not None and not has_all:
@@ -325,10 +322,10 @@ def _shortfalls(running: dict[JobId, Job], gpus: Sequence[GpuMemory]) -> Iterato
                 yield Shortfall(job, lease, gpu.reading.label, gpu.unmanaged or 0, promised)
 
 
-def _promised_and_taken(gpu: GpuMemory) -> int:
-    """Return how much of a GPU's memory is both leased and in use outside any lease.
+def _leased_and_in_use(gpu: GpuMemory) -> int:
+    """Return how much of a GPU's memory is leased and also in use without a lease.
 
-    The margin is leased to nobody: what others use of it is missed by nobody.
+    Use of the margin takes nothing from a lease.
     """
     if gpu.allocatable is None or gpu.reading.total is None or gpu.unmanaged is None:
         return 0

@@ -1,7 +1,4 @@
-"""What the use cases need from outside, as Protocols; adapters and fakes mirror their names.
-
-What the use cases need of the driver's own memory limits, as a Protocol.
-"""
+"""What the use cases need from outside, as Protocols. Adapters and fakes have the same names."""
 
 from collections.abc import (
     AsyncIterator,
@@ -42,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of a job's history: what happened, and what more there is to say."""
+    """One entry of a job's history."""
 
     at: datetime
     kind: str
@@ -51,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that was asked for and has no id yet."""
+    """A job that was submitted and has no id yet."""
 
     owner: Owner
     name: str
@@ -59,17 +56,17 @@ class Submission:
     claim: Claim
     invocation: Invocation
     wait_for: timedelta | None = None
-    """How long it is willing to wait for a grant; None is without end, zero is not at all."""
+    """The longest wait for a grant; None is without end, zero is no wait."""
     holder: Holder | None = None
-    """Whom the lease is for, if there is nothing to run."""
+    """The process that a lease without a job is for."""
     key: str | None = None
-    """The owner's name for this order: given again with the same one, it is no new order."""
+    """The owner's key for this submission; a second one with the same key adds no job."""
     usage: JobUsage = NO_USAGE
     sizes_itself: bool = False
-    """Nobody said how much memory: what its likes used decides, or else the claim as it is."""
+    """The request names no size: the use of similar jobs decides, or else the claim."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
-        """Return the job that was asked for, as it begins."""
+        """Return the job in its first state."""
         return Job(
             id=number,
             owner=self.owner,
@@ -123,73 +120,73 @@ class Policy:
 
 
 class Transaction(Protocol):
-    """Changes that become true together, on disk, or not at all."""
+    """Changes that are committed to disk together, or not at all."""
 
     def live(self) -> Sequence[Job]:
-        """Return every job that waits or holds memory, by id."""
+        """Return every job that is queued or holds memory, by id."""
 
     def user_count(self, uid: int) -> UserCount:
-        """Return what a user has, with what this transaction has changed."""
+        """Return the counts of a user, including the changes of this transaction."""
 
     def job(self, job: JobId) -> Job | None:
-        """Return one job, whatever its state."""
+        """Return one job, in any state."""
 
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
-        """Store the GPUs that were not known yet; a lease can only be on a known one."""
+        """Store GPUs that are not known yet; a lease can only be on a known GPU."""
 
     def job_by_key(self, uid: int, key: str) -> Job | None:
-        """Return the job that a user has ordered under this key, whatever its state."""
+        """Return the job that a user submitted with this key, in any state."""
 
     def invocation(self, job: JobId) -> Invocation:
-        """Return how a job was started; it is dropped when the job ends."""
+        """Return how to start a job; removed when the job ends."""
 
     def past_runs(
-        self, uid: int, shape: CommandFingerprint, gpus: int, most: int
+        self, uid: int, fingerprint: CommandFingerprint, gpus: int, most: int
     ) -> Sequence[PastRun]:
-        """Return the latest runs like this one of which the use is known, latest first.
+        """Return the latest similar runs with known use, the latest first.
 
-        Those that are the same in every word, or if there are none those that are alike.
+        Returns those of the same command, or if there are none, those of similar ones.
         """
 
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
     def save(self, job: Job, event: Event) -> None:
-        """Store a job as it is now, and why."""
+        """Store a changed job, and why it changed."""
 
     def note(self, job: JobId, event: Event) -> None:
-        """Add to the history of a job that stays as it is; it may have ended."""
+        """Add to the history of an unchanged job, which may have ended."""
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
-        """Store for how long a lease has been over; nothing of one that is not held any more."""
+        """Store for how long a held lease has been exceeded."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why."""
+        """Return the GPUs that take no new leases, and why."""
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the standing of each GPU that has more to it than nothing."""
+        """Return the availability of each GPU that is or was restricted."""
 
     def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
-        """Store what keeps new leases off a GPU that is known."""
+        """Store the availability of a known GPU."""
 
     def note_gpu(self, event: GpuEvent) -> None:
-        """Store something that happened to the health of a known GPU."""
+        """Store an event about the health of a known GPU."""
 
 
 class Store(Protocol):
-    """The record of jobs and leases."""
+    """The database of jobs and leases."""
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """Open the one write transaction; what it did is on disk when the context ends."""
+        """Open the only write transaction; it is on disk when the context ends."""
 
     def live(self) -> Sequence[Job]:
-        """Return every job that waits or holds memory, by id, as last committed."""
+        """Return every job that is queued or holds memory, by id, as last committed."""
 
     def job(self, job: JobId) -> Job | None:
-        """Return one job, whatever its state."""
+        """Return one job, in any state."""
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in whatever state, oldest first."""
+        """Return the latest jobs in any state, the oldest first."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""
@@ -198,36 +195,36 @@ class Store(Protocol):
         """Return the history of a job, oldest first."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why."""
+        """Return the GPUs that take no new leases, and why."""
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the standing of each GPU that has more to it than nothing."""
+        """Return the availability of each GPU that is or was restricted."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
-        """Return the latest entries about the health of all GPUs, oldest first."""
+        """Return the latest events about the health of all GPUs, the oldest first."""
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
-        """Return the identity of a GPU that was seen once, and nothing else of it."""
+        """Return the identity of a known GPU, without a reading."""
 
 
 class GpuProbe(Protocol):
     """Reads the GPUs."""
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return a reading of every GPU, by index; one bad GPU does not hide the others."""
+        """Return a reading of every GPU, by index; a faulty GPU does not hide the others."""
 
     def driver(self) -> str | None:
         """Return the driver's version."""
 
     def library(self) -> str | None:
-        """Return the version of the library that reads the GPUs, NVML."""
+        """Return the version of NVML."""
 
     def health(self) -> Sequence[HealthReport]:
-        """Return what was heard of the GPUs' health since the last call; waits for nothing."""
+        """Return the health reports since the last call; never blocks."""
 
 
 class ProcessIdentity(Protocol):
-    """Who a process is, for people."""
+    """The identity of a process, for display."""
 
     @property
     def user(self) -> str | None: ...
@@ -243,64 +240,64 @@ class ProcessIdentity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LivingProcess:
-    """A process that is there, and whose it is."""
+    """A process that exists, and its owner."""
 
     process: Process
     uid: int
-    """The real one."""
+    """The real uid."""
     name: str
 
 
 class ProcessFinder(Protocol):
-    """Tells who processes are, and which job they belong to."""
+    """Finds processes, and the jobs that they belong to."""
 
     def living(self, pid: int) -> LivingProcess | None:
-        """Return the process that has this pid now, or None if there is none."""
+        """Return the process with this pid now, or None."""
 
     def is_stopped(self, pid: int) -> bool:
-        """Tell whether a signal has stopped the process with this pid, as Ctrl-Z does."""
+        """Return whether a signal, such as that of Ctrl-Z, has stopped the process."""
 
     def count(self, job: Job) -> int | None:
-        """Return how many processes a job has; None where there is no telling. Takes its time."""
+        """Return the number of a job's processes; None if unknown. Slow."""
 
     def inherited(self, pids: Iterable[int]) -> frozenset[int]:
-        """Take in what the driver lists; return the pids that others had when it began to."""
+        """Return those of `pids` that belonged to another process when first listed."""
 
     def mps_servers(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return those of `pids` that are servers of CUDA's MPS."""
+        """Return those of `pids` that are servers of CUDA MPS."""
 
     def identify(self, pid: int) -> ProcessIdentity | None:
-        """Return who a process is, or None for one that is gone."""
+        """Return the identity of a process, or None if it has ended."""
 
     def jobs_of(self, pids: Iterable[int], jobs: Sequence[Job]) -> Mapping[int, JobId]:
         """Return the job of each pid that belongs to one of `jobs`."""
 
     def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
-        """Tell whether the pids that a driver lists are those that processes have here.
+        """Return whether the driver lists pids of this pid namespace.
 
-        `found` are those of them that belong to jobs.
+        `found` are those that belong to jobs.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """The worker of a job runs, or the holder of a lease has it."""
+    """The worker of a job runs, or a process holds a lease without a job."""
 
     pid: int | None
     shim_pid: int | None
     at: datetime
     rungs: tuple[str, ...] = ()
-    """What holds it to its leases, if nothing was noted at its launch; see enforcement.Rung."""
+    """Its enforcement levels, unless they were stored at its launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExpired:
-    """The shim has asked the worker to go, since its time is over."""
+    """The shim is stopping the worker at its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MainExited:
-    """The main process has ended; others of the job are still there."""
+    """The main process has ended; others of the job are still running."""
 
     exit: Exit
     at: datetime
@@ -320,43 +317,40 @@ WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
 
 
 class Launcher(Protocol):
-    """Starts workers and brings news of them, also of those that were started before a restart."""
+    """Starts workers and follows them, also those that an earlier daemon started."""
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
-        """Start the worker of `job`, at most once in its life; news come by `follow`.
+        """Start the worker of `job`, at most once in its life.
 
         Raises:
-            RecordUnwritable: it could not be started at this moment.
-            GpuleaseError: it could not be started, and never will be.
+            RecordUnwritable: it cannot be started now.
+            GpuleaseError: it cannot be started at all.
         """
 
     async def forbid(self, job: Job) -> bool:
-        """See that no launch of `job` can begin any more; False if one has begun.
-
-        Not even one that a daemon before this one has asked for.
+        """Prevent any launch of `job`, also by an earlier daemon; False if one has begun.
 
         Raises:
-            RecordUnwritable: that cannot be had at this moment.
+            RecordUnwritable: that is impossible now.
         """
 
     def was_launched(self, job: Job) -> bool:
-        """Tell whether a launch of `job` has begun, by this daemon or one before it."""
+        """Return whether a launch of `job` has begun, by this daemon or an earlier one."""
 
     def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
-        """Yield what happens to the worker of `job`, from its start on; ends with WorkerExited."""
+        """Yield what happens to the worker of `job`, from its start to WorkerExited."""
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
-        """Ask the worker to go, and after a grace make it go; returns when it is known to go.
+        """Send SIGTERM to the worker, and SIGKILL after a grace; return when that is certain.
 
-        `grace` may be shorter than the job's own, which is what counts otherwise; asked again, the
-        shorter one counts.
+        `grace` may shorten the job's own. After several calls, the shortest applies.
         """
 
     def grace(self, job: Job) -> timedelta | None:
-        """Return how long the worker has between the two; None: nothing is there to be ended."""
+        """Return the time between SIGTERM and SIGKILL; None if there is no process to stop."""
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
-        """Let the worker run for `limit` from its start; hearing it twice does no harm."""
+        """Let the worker run for `limit` from its start; a repetition changes nothing."""
 
     async def notify(self, job: Job, text: str) -> None:
         """Write a line into the job's output, if it has one."""
@@ -370,52 +364,52 @@ class InThread(Protocol):
 
 
 class Clock(Protocol):
-    """Tells the time; when the machine's clock is set, it follows only when it is told to."""
+    """Returns the time; follows a change of the machine's clock only at `follow`."""
 
     def now(self) -> datetime:
-        """Return the present moment, in UTC."""
+        """Return the current time, in UTC."""
 
     def steady(self) -> timedelta:
-        """Return the time since some moment that nobody can move."""
+        """Return the time since a fixed moment."""
 
     def set_by(self) -> timedelta:
         """Return how far the machine's clock is ahead of `now`."""
 
     def follow(self) -> None:
-        """Tell the machine's time from now on."""
+        """Use the machine's time from now on."""
 
 
 class NotLimited(Exception):
-    """The driver keeps no limit of ours on a cgroup; the text says why, for people."""
+    """The driver does not limit a cgroup; the text says why, for display."""
 
 
 class MemoryLimiter(Protocol):
-    """The driver's own memory limits, on cgroups of version 2; each call blocks for a while."""
+    """The driver's memory limits on version 2 cgroups; each call blocks for a while."""
 
     def why_unavailable(self, gpu: GpuUuid, cgroup: Path) -> str | None:
-        """Return why no limit can be had on this GPU, asking about any cgroup; None: it can.
+        """Return why the driver cannot limit a cgroup on this GPU; None if it can.
 
         Raises:
-            NotLimited: there is no telling now.
+            NotLimited: that is unknown now.
         """
 
     def set_limit(self, gpu: GpuUuid, cgroup: Path, memory: int) -> int:
-        """Let the processes of a cgroup hold at most `memory` bytes; return what is kept to.
+        """Limit the processes of a cgroup to `memory` bytes; return the limit in force.
 
         Raises:
-            NotLimited: it is not in force.
+            NotLimited: the limit is not in force.
         """
 
     def current_limit(self, gpu: GpuUuid, cgroup: Path) -> int | None:
-        """Return the limit that the driver keeps a cgroup to now, in bytes; None: to none.
+        """Return the limit of a cgroup in bytes, or None.
 
         Raises:
-            NotLimited: there is no telling.
+            NotLimited: that is unknown now.
         """
 
     def remove_limit(self, gpu: GpuUuid, cgroup: Path) -> None:
-        """Take the limits of a cgroup away.
+        """Remove the limits of a cgroup.
 
         Raises:
-            NotLimited: they could not be.
+            NotLimited: they could not be removed.
         """

@@ -1,4 +1,4 @@
-"""The size of a lease that nobody named: by what the same user's same script used before."""
+"""Submission of jobs: checks of claims and quotas, and the size of leases that name none."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,45 +17,45 @@ from gpulease.units import MIB, Share, format_size
 
 
 def sized(
-    order: Submission, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy
+    submission: Submission, tx: Transaction, gpus: Sequence[GpuMemory], policy: Policy
 ) -> Submission:
-    """Return `order` with the size that its likes needed, if it named none and there are any.
+    """Return `submission`; if it names no size, with the size that similar runs of the user needed.
 
-    Never more than `gpus` offer when they are empty, and never less than the smallest lease.
+    The size is at most what `gpus` offer when they are empty, and at least the smallest lease.
     """
-    shape = order.usage.fingerprint
-    if not order.sizes_itself or shape is None:
-        return order
-    runs = tx.past_runs(order.owner.uid, shape, order.claim.gpus, MOST_RUNS)
+    fingerprint = submission.usage.fingerprint
+    if not submission.sizes_itself or fingerprint is None:
+        return submission
+    runs = tx.past_runs(submission.owner.uid, fingerprint, submission.claim.gpus, MOST_RUNS)
     wanted = size_for(runs)
     if wanted is None:
-        return order
-    memory = max(policy.smallest_lease, min(wanted, largest(gpus, order.claim.gpus) or wanted))
+        return submission
+    memory = max(policy.smallest_lease, min(wanted, largest(gpus, submission.claim.gpus) or wanted))
     return replace(
-        order,
-        claim=replace(order.claim, memory=memory),
-        usage=replace(order.usage, size_reason=_because(order, runs, memory)),
+        submission,
+        claim=replace(submission.claim, memory=memory),
+        usage=replace(submission.usage, size_reason=_because(submission, runs, memory)),
     )
 
 
 def largest(gpus: Sequence[GpuMemory], count: int) -> int:
-    """Return the bytes that can at most be leased on each of `count` GPUs at once; 0: none."""
+    """Return the largest lease that `count` GPUs can grant on each at once, in bytes."""
     offered = sorted((gpu.allocatable or 0 for gpu in gpus), reverse=True)
     return offered[count - 1] if count <= len(offered) else 0
 
 
 def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) -> int:
-    """Return the bytes that a job of `count` GPUs could have on each if nothing else ran."""
+    """Return the largest lease on each of `count` GPUs if no other job ran, in bytes."""
     if seen is None:
         return 0
     return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
 
 
-def _because(order: Submission, runs: Sequence[PastRun], memory: int) -> str:
+def _because(submission: Submission, runs: Sequence[PastRun], memory: int) -> str:
     size = format_size(memory)
-    script = script_name(order.invocation.argv, order.invocation.cwd) or order.name
+    script = script_name(submission.invocation.argv, submission.invocation.cwd) or submission.name
     run = deciding_run(runs)
-    assert run is not None, "something was sized by these runs"
+    assert run is not None, "these runs decided the size"
     lease, used = format_size(run.leased), format_size(run.used)
     if run.out_of_memory:
         return f"{size}, since {script} ran out of memory in {lease}"
@@ -65,53 +65,59 @@ def _because(order: Submission, runs: Sequence[PastRun], memory: int) -> str:
 
 
 def _count(runs: Sequence[PastRun], run: PastRun) -> str:
-    """Say how many runs used no more than `run`."""
+    """Return how many runs used at most as much as `run`, as text."""
     within = sum(each.used <= run.used for each in runs)
     if within < len(runs):
         return f"{within} of {len(runs)} runs"
     return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
-def submit(store: Store, order: Submission, seen: Observation, policy: Policy, clock: Clock) -> Job:
-    """Queue a job; when this returns, it is on disk. Of one that was ordered before, return it.
+def submit(
+    store: Store, submission: Submission, seen: Observation, policy: Policy, clock: Clock
+) -> Job:
+    """Queue a job, and return it when it is on disk; for a known key, return the first job.
 
     Raises:
-        CannotLease: the claim can never be granted on this machine.
-        NoRoomNow: it would have to wait, and does not want to.
-        TooMany: the user has as much in the queue as one user may.
+        CannotLease: this machine can never grant the claim.
+        NoRoomNow: the job would have to wait, but must not.
+        TooMany: the user has reached a quota.
     """
     with store.write() as tx:
-        before = tx.job_by_key(order.owner.uid, order.key) if order.key is not None else None
+        before = (
+            tx.job_by_key(submission.owner.uid, submission.key)
+            if submission.key is not None
+            else None
+        )
         if before is not None:
-            _refuse_another_kind(order, before)
+            _refuse_another_kind(submission, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.quotas, order, tx.user_count(order.owner.uid))
+        refuse_one_more(policy.quotas, submission, tx.user_count(submission.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
-        order = sized(order, tx, empty, policy)
-        refuse_what_can_never_run(order.claim, empty, policy)
-        job = tx.add(order, at)
-        refuse_too_much(policy.quotas, order, tx.user_count(order.owner.uid))
-        if order.wait_for == timedelta(0):
+        submission = sized(submission, tx, empty, policy)
+        refuse_what_can_never_run(submission.claim, empty, policy)
+        job = tx.add(submission, at)
+        refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
+        if submission.wait_for == timedelta(0):
             _refuse_to_wait(job, tx, seen, policy)
     return job
 
 
-def _refuse_another_kind(order: Submission, before: Job) -> None:
-    """Check that a key is not used for a lease without a job and for a job.
+def _refuse_another_kind(submission: Submission, before: Job) -> None:
+    """Check that a key is not used for both a job and a lease without a job.
 
     Raises:
         BadValue: it is.
     """
-    if (order.holder is None) != (before.holder is None):
+    if (submission.holder is None) != (before.holder is None):
         raise BadValue(
-            f"cannot use this key: job {before.id} was submitted under it, and is of another kind",
-            "make up a new key for each submission",
+            f"cannot use this key: job {before.id} has it, and is of another kind",
+            "use a new key for each submission",
         )
 
 
 def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy: Policy) -> None:
-    """Check that the claim could be granted if nothing else ran.
+    """Check that the claim could be granted if no other job ran.
 
     Raises:
         CannotLease: it could not.
@@ -124,14 +130,14 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
     if not isinstance(claim.memory, Share) and claim.memory < policy.smallest_lease:
         smallest = format_size(policy.smallest_lease)
         raise CannotLease(
-            f"cannot lease {format_size(claim.memory)}: that holds no CUDA context",
+            f"cannot lease {format_size(claim.memory)}: it cannot hold a CUDA context",
             f"ask for at least {smallest}",
         )
     whole = [gpu for gpu in gpus if gpu.reading.parent is None and not gpu.reading.mig_mode]
     if claim.gpus > max(1, len(whole)):
         raise CannotLease(
-            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} that MIG does not "
-            "divide, and CUDA shows a program one MIG device alone",
+            f"cannot lease {claim.gpus} GPUs: this machine has {len(whole)} without MIG, and CUDA "
+            "shows a program only one MIG device",
             "ask for one GPU, which may be a MIG device"
             + (f", or for at most {len(whole)}" if whole else ""),
         )
@@ -145,18 +151,18 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if not isinstance(claim.memory, Share) and claim.memory not in sizes:
         shown = {format_size(size) for size in sizes}
-        # As much as is offered, to look at: a lease is refused for the digits that are left out.
+        # Rounded, the claim would look like the offer that it exceeds.
         wanted = f"{-(-claim.memory // MIB)}M" if wanted in shown else wanted
     if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
         enough = sum(size >= claim.memory for size in sizes)
         return CannotLease(
-            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} here offer as much",
+            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} here can",
             f"ask for at most {format_size(sizes[claim.gpus - 1])} on each, or for fewer GPUs",
         )
     if sizes[0] == 0:
         return CannotLease(
             f"cannot lease {wanted}: no GPU here has memory to lease",
-            "gpulease status shows the state of each GPU, gpulease doctor what to do about it",
+            "gpulease status shows the state of each GPU, and gpulease doctor suggests fixes",
         )
     return CannotLease(
         f"cannot lease {wanted}: the largest GPU here offers {format_size(sizes[0])}",
@@ -173,11 +179,11 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
-        "leave out --no-wait to wait in the queue, or give up after a while with --wait 30m",
+        "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m",
     )
 
 
-def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> None:
+def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -> None:
     """Check that the user may have one more job, before it is added.
 
     Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
@@ -185,9 +191,9 @@ def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> Non
     Raises:
         TooMany: the user has as many as the quotas allow.
     """
-    if order.owner.uid in quotas.exempt:
+    if submission.owner.uid in quotas.exempt:
         return
-    user = order.owner.user
+    user = submission.owner.user
     if before.waiting >= quotas.waiting:
         raise TooMany(
             f"cannot submit: {user} has {before.waiting} queued jobs, and the limit for one user "
@@ -195,7 +201,7 @@ def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> Non
             "submit again when some jobs have started, or cancel some; "
             f"gpulease list --user {user} shows them",
         )
-    if order.holder is not None and before.holds >= quotas.holds:
+    if submission.holder is not None and before.holds >= quotas.holds:
         raise TooMany(
             f"cannot hold another lease: {user} has {before.holds} leases without a job, and the "
             f"limit for one user is {quotas.holds}",
@@ -203,16 +209,16 @@ def refuse_one_more(quotas: Quotas, order: Submission, before: UserCount) -> Non
         )
 
 
-def refuse_too_much(quotas: Quotas, order: Submission, after: UserCount) -> None:
+def refuse_too_much(quotas: Quotas, submission: Submission, after: UserCount) -> None:
     """Check the size of the user's queued invocations, after the new one was added.
 
     Raises:
         TooMany: it is over the quota.
     """
-    if order.owner.uid in quotas.exempt or after.waiting_bytes <= quotas.waiting_bytes:
+    if submission.owner.uid in quotas.exempt or after.waiting_bytes <= quotas.waiting_bytes:
         return
     raise TooMany(
-        f"cannot submit: the arguments and environments of {order.owner.user}'s queued jobs "
+        f"cannot submit: the arguments and environments of {submission.owner.user}'s queued jobs "
         f"would take more than {format_size(quotas.waiting_bytes)}, the limit for one user",
         "unset large variables before you submit, or submit again when some jobs have started",
     )

@@ -1,8 +1,8 @@
-"""What the hooks in jobs report of their pools, and what is learnt from it about overheads.
+"""Reports of memory pools by the hooks in jobs, and the overheads that they show.
 
-A report is its owner's word: bounded when it comes in, kept in memory, and of influence on what the
-same user gets (see domain/memory_estimate.py). What a process holds beside its pool is seen when
-a look at the GPUs lies between two reports of the same pool.
+A user controls the reports of the user's jobs, so their number is limited, and they affect only
+leases of the same user (see domain/memory_estimate.py). The memory that a process
+uses in addition to its pool is known when an observation lies between two equal reports.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,26 +15,26 @@ from gpulease.domain.memory_estimate import LATEST, OverheadKey, learned_overhea
 from gpulease.service.observation import Observation
 
 MOST_PROCESSES = 64
-"""Processes of one job that are heard; the ones silent for longest go first."""
+"""Processes of one job with reports; those silent for longest are dropped first."""
 _FRESH = timedelta(seconds=30)
-"""A figure from a look counts against a report that is no older."""
+"""The longest time from a report to an observation that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One pool of a framework on one GPU, as the process says that has it; sizes in bytes."""
+    """One pool of a framework on one GPU, as its process reports it; sizes in bytes."""
 
     gpu: GpuUuid
     pool: int | None
-    """What it holds now; None where the framework does not tell."""
+    """Its present size; None if the framework does not report it."""
     peak: int | None
-    """The most of it that was needed."""
+    """The most of it that was in use."""
     limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What one process says of one framework."""
+class FrameworkReport:
+    """The report of one process about one framework."""
 
     framework: str
     version: str
@@ -43,7 +43,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class PoolSeen:
-    """What is known of one framework of a job on one GPU: the most over its processes."""
+    """The figures of one framework of a job on one GPU: the highest of its processes."""
 
     job: JobId
     uid: int
@@ -58,31 +58,31 @@ class PoolSeen:
 
 @dataclass(slots=True)
 class _Heard:
-    """The latest report of one pool of one process, and the highest figure seen since."""
+    """The latest report of one pool of one process, and the highest observed use since."""
 
     report: PoolReport
     at: datetime
     figure: int | None = None
     idle: int = 0
-    """What the pool held and nobody ever needed."""
+    """Bytes that the pool held and that were never in use."""
 
 
 @dataclass(slots=True)
 class _OfJob:
     heard: dict[tuple[int, str, GpuUuid], _Heard] = field(default_factory=dict)
-    """By process, framework and GPU; the one heard last is last."""
+    """By process, framework and GPU; the latest report is last."""
     seen: dict[tuple[str, GpuUuid], PoolSeen] = field(default_factory=dict)
 
 
 class Usage:
-    """Hears reports, puts them beside the looks, and tells what came of it."""
+    """Combines reports with observations, and returns the overheads and pools of jobs."""
 
     def __init__(
         self,
         driver: Callable[[], str | None],
         observed: Mapping[OverheadKey, Mapping[int, Sequence[int]]],
     ) -> None:
-        """`observed` is what was seen before this daemon's time, by kind and user."""
+        """`observed` are the overheads from before the start of this daemon, by kind and user."""
         self._driver = driver
         self._jobs: dict[JobId, _OfJob] = {}
         self._unwritten: dict[tuple[JobId, str, GpuUuid], PoolSeen] = {}
@@ -92,8 +92,8 @@ class Usage:
         }
         self._models: Mapping[GpuUuid, str] = {}
 
-    def hear(self, job: Job, pid: int, report: Report, at: datetime) -> None:
-        """Take in what a process of `job` says; GPUs that it did not lease are passed over."""
+    def hear(self, job: Job, pid: int, report: FrameworkReport, at: datetime) -> None:
+        """Add the report of a process of `job`; ignore GPUs that the job did not lease."""
         known = self._jobs.setdefault(job.id, _OfJob())
         leased = {lease.gpu for lease in job.leases}
         for pool in report.pools:
@@ -103,13 +103,19 @@ class Usage:
             del known.heard[next(iter(known.heard))]
 
     def _hear(
-        self, job: Job, known: _OfJob, pid: int, report: Report, pool: PoolReport, at: datetime
+        self,
+        job: Job,
+        known: _OfJob,
+        pid: int,
+        report: FrameworkReport,
+        pool: PoolReport,
+        at: datetime,
     ) -> None:
         key = pid, report.framework, pool.gpu
         last = known.heard.pop(key, None)
         idle = max(0, pool.pool - pool.peak) if pool.pool is not None and pool.peak else 0
         known.heard[key] = _Heard(pool, at, idle=idle)
-        # Whoever has subordinate uids would be as many users as others listen to, alone.
+        # A user with subordinate uids could otherwise act as many users.
         known_user = job.owner.has_name
         beside = _difference(last, pool) if last is not None and known_user else None
         place = report.framework, pool.gpu
@@ -128,7 +134,7 @@ class Usage:
             known.seen[place] = self._unwritten[job.id, *place] = merged
 
     async def observe(self, seen: Observation) -> None:
-        """Put the figures of a look beside the reports that it came after."""
+        """Compare an observation with the reports before it."""
         self._models = {reading.uuid: reading.name for reading in seen.readings}
         for reading in seen.readings:
             for process in reading.processes or ():
@@ -141,30 +147,30 @@ class Usage:
                     for (pid, _, gpu), heard in known.heard.items()
                     if (pid, gpu) == (process.pid, reading.uuid)
                 ]
-                # Two frameworks in one process: whose the rest is, nobody can tell.
+                # With two frameworks in one process, the overhead of each is unknown.
                 if len(mine) == 1 and mine[0].at <= seen.at <= mine[0].at + _FRESH:
                     mine[0].figure = max(process.memory, mine[0].figure or 0)
 
     def idle(self, job: JobId, gpu: GpuUuid) -> int:
-        """Return how many bytes the pools of a job held on a GPU and never needed."""
+        """Return the bytes that the pools of a job held on a GPU and never used."""
         known = self._jobs.get(job, _OfJob())
         return sum(heard.idle for (_, _, of), heard in known.heard.items() if of == gpu)
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
-        """Return what is known of the pools of a job that has not ended."""
+        """Return the pools of a job that has not ended."""
         return tuple(self._jobs[job].seen.values()) if job in self._jobs else ()
 
     def unwritten(self) -> Sequence[PoolSeen]:
-        """Return what has changed since `written`."""
+        """Return what has changed since the last `written`."""
         return tuple(self._unwritten.values())
 
-    def written(self, rows: Sequence[PoolSeen], living: set[JobId]) -> None:
-        """Note that these are on disk; jobs that are not among the living are learnt from."""
+    def written(self, rows: Sequence[PoolSeen], live: set[JobId]) -> None:
+        """Note that `rows` are on disk, and learn from the jobs that are not in `live`."""
         for row in rows:
             key = row.job, row.kind.framework, row.gpu
             if self._unwritten.get(key) is row:
                 del self._unwritten[key]
-        for job in [job for job in self._jobs if job not in living]:
+        for job in [job for job in self._jobs if job not in live]:
             for each in self._jobs.pop(job).seen.values():
                 if each.overhead is not None:
                     of_user = self._observed.setdefault(each.kind, {}).setdefault(each.uid, [])
@@ -172,12 +178,12 @@ class Usage:
                     del of_user[LATEST:]
 
     def beside(self, uid: int, kind: OverheadKey, start: int) -> int:
-        """Return the bytes to keep free beside a pool of this kind, for a job of `uid`."""
+        """Return the bytes to reserve in addition to a pool of this kind, for a job of `uid`."""
         return learned_overhead(start, uid, self._observed.get(kind, {}))
 
 
 def _difference(last: _Heard, pool: PoolReport) -> int | None:
-    """Return what the process held beside its pool, if the pool stood still around the look."""
+    """Return the bytes beside the pool, if the pool did not change around the observation."""
     if last.figure is None or pool.pool is None or last.report.pool != pool.pool:
         return None
     return max(0, last.figure - pool.pool)

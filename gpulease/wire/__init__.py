@@ -1,1 +1,68 @@
-"""The JSON shapes and the frames that the daemon and its clients exchange."""
+"""The JSON shapes and the frames that the daemon and its clients exchange.
+
+Programs that use `gpulease.Client` import the shapes from here. Each is loaded when it is first
+used: the shim imports `gpulease.wire.frames` and must stay small.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpulease.wire.frames import FrameKind as FrameKind
+    from gpulease.wire.requests import CancelRequest as CancelRequest
+    from gpulease.wire.requests import ClaimRequest as ClaimRequest
+    from gpulease.wire.requests import DrainRequest as DrainRequest
+    from gpulease.wire.requests import EarlySignalRequest as EarlySignalRequest
+    from gpulease.wire.requests import ExtendRequest as ExtendRequest
+    from gpulease.wire.requests import HoldRequest as HoldRequest
+    from gpulease.wire.requests import KeepRequest as KeepRequest
+    from gpulease.wire.requests import NestedRequest as NestedRequest
+    from gpulease.wire.requests import PoolUsage as PoolUsage
+    from gpulease.wire.requests import SubmitRequest as SubmitRequest
+    from gpulease.wire.requests import TerminalRequest as TerminalRequest
+    from gpulease.wire.requests import UsageRequest as UsageRequest
+    from gpulease.wire.requests import WorkerOptionsRequest as WorkerOptionsRequest
+    from gpulease.wire.requests import from_wire as from_wire
+    from gpulease.wire.requests import to_wire as to_wire
+    from gpulease.wire.views import CheckState as CheckState
+    from gpulease.wire.views import CheckView as CheckView
+    from gpulease.wire.views import ClaimView as ClaimView
+    from gpulease.wire.views import DoctorView as DoctorView
+    from gpulease.wire.views import EnforcementLevelView as EnforcementLevelView
+    from gpulease.wire.views import EnvironmentView as EnvironmentView
+    from gpulease.wire.views import ErrorBody as ErrorBody
+    from gpulease.wire.views import ErrorReply as ErrorReply
+    from gpulease.wire.views import EventView as EventView
+    from gpulease.wire.views import GpuAvailabilityView as GpuAvailabilityView
+    from gpulease.wire.views import GpuEventView as GpuEventView
+    from gpulease.wire.views import GpuState as GpuState
+    from gpulease.wire.views import GpuView as GpuView
+    from gpulease.wire.views import JobKind as JobKind
+    from gpulease.wire.views import JobList as JobList
+    from gpulease.wire.views import JobState as JobState
+    from gpulease.wire.views import JobView as JobView
+    from gpulease.wire.views import LeaseView as LeaseView
+    from gpulease.wire.views import MemoryView as MemoryView
+    from gpulease.wire.views import NestedView as NestedView
+    from gpulease.wire.views import Outcome as Outcome
+    from gpulease.wire.views import OveruseView as OveruseView
+    from gpulease.wire.views import PoolView as PoolView
+    from gpulease.wire.views import ProcessView as ProcessView
+    from gpulease.wire.views import RefusalView as RefusalView
+    from gpulease.wire.views import ReportView as ReportView
+    from gpulease.wire.views import StatusView as StatusView
+    from gpulease.wire.views import UnheldView as UnheldView
+    from gpulease.wire.views import UseView as UseView
+
+_MODULES = ("requests", "views", "frames")
+
+if not TYPE_CHECKING:  # for type checkers, every name would exist
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first used."""
+        for module in _MODULES if not name.startswith("_") else ():
+            found = getattr(import_module(f"gpulease.wire.{module}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,6 +51,13 @@ def _with_requirements(names: list[str]) -> Iterator[str]:
             pending += [_name(each) for each in required if "extra ==" not in each]
 
 
+def _documented_submission() -> str:
+    """Return the example in docs/python.md that submits a job."""
+    blocks = (_REPOSITORY / "docs/python.md").read_text().split("```")
+    (found,) = [block for block in blocks if "client.submit(" in block]
+    return found.removeprefix("python\n").replace("/usr/bin/python3", sys.executable)
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the python of an environment that has gpulease and its base dependencies."""
@@ -105,6 +112,8 @@ def test_the_command_works_with_a_daemon_of_another_environment(
         assert shown.returncode == 0, shown
         leased = _run(python, "-c", _LEASE, environment=environment)
         assert leased.stdout.split() == [str(2**30)], leased
+        submitted = _run(python, "-c", _documented_submission(), environment=environment)
+        assert "ended exited with 2\n2\nSTDERR" in submitted.stdout, submitted
 
 
 @pytest.mark.parametrize(

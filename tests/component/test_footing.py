@@ -216,7 +216,7 @@ def test_a_users_own_daemon_reads_their_settings_and_roots_and_no_one_elses(
     for owner, mode, why in (
         (0, 0o644, None),
         (uid, 0o664, None),
-        (uid, 0o666, f"everybody may write to {settings}"),
+        (uid, 0o666, f"all users may write to {settings}"),
         (uid + 1, 0o644, f"{settings} belongs to user {uid + 1}"),
     ):
         os.chown(settings, owner, 0)

@@ -15,7 +15,7 @@ import pytest
 
 from daemon_rig import Daemon, alive, wait_for
 from goldens import mentions
-from gpulease.cli.hold import Dialect, dialect_of, statements
+from gpulease.cli.hold import ShellSyntax, statements, syntax_of
 
 G = 1024**3
 GPULEASE = f'"{sys.executable}" -m gpulease.cli'
@@ -348,8 +348,8 @@ NASTY = {
 
 @pytest.mark.parametrize("shell", [*SHELLS, *filter(shutil.which, ("fish", "tcsh", "csh"))])
 def test_every_value_arrives_as_it_is(shell: str) -> None:
-    dialect: Dialect = dialect_of(shell, None)
-    script = statements(NASTY | {"not a name": "x"}, ["GONE", "%bad"], dialect)
+    syntax: ShellSyntax = syntax_of(shell, None)
+    script = statements(NASTY | {"not a name": "x"}, ["GONE", "%bad"], syntax)
     python = f'"{sys.executable}" -c "import os; print(dict(os.environ))"'
 
     ran = subprocess.run(
@@ -364,7 +364,7 @@ def test_every_value_arrives_as_it_is(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "login_shell", "dialect"),
+    ("program", "login_shell", "syntax"),
     [
         ("bash", "/usr/bin/fish", "sh"),
         ("-zsh", None, "sh"),
@@ -376,9 +376,9 @@ def test_every_value_arrives_as_it_is(shell: str) -> None:
     ],
 )
 def test_the_language_is_that_of_the_shell_that_asks(
-    program: str | None, login_shell: str | None, dialect: str
+    program: str | None, login_shell: str | None, syntax: str
 ) -> None:
-    assert dialect_of(program, login_shell) == dialect
+    assert syntax_of(program, login_shell) == syntax
 
 
 def test_nothing_is_left_of_a_hold_but_the_lease(daemon: Daemon) -> None:

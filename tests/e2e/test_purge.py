@@ -53,13 +53,13 @@ def test_who_purges_is_told_how_many_jobs_wait_hold_and_run(
     for _ in range(3):
         daemon.submit(*exclusive)
     notice = purge_notice(daemon.state)
-    assert mentions(notice, str(daemon.state), "3 waiting", "1 hold", "1 running", "2 ended")
+    assert mentions(notice, str(daemon.state), "3 queued", "1 hold", "1 running", "2 ended")
 
 
 def test_a_record_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "gpulease.db").write_bytes(b"no database" * 1000)
-    assert "waiting" not in purge_notice(tmp_path).replace("Waiting", "")
-    assert "0 waiting" in purge_notice(tmp_path / "nothing")
+    assert "queued" not in purge_notice(tmp_path).replace("Queued", "")
+    assert "0 queued" in purge_notice(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 
 import io
 import re
+import sys
 import time
 from dataclasses import replace
 from datetime import timedelta, timezone
@@ -221,7 +222,9 @@ def test_colour_changes_nothing_that_is_read(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_error_is_a_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    render.complain(CannotLease("cannot lease 30G: the largest GPU here offers 24G", "ask for 24G"))
+    render.print_error(
+        CannotLease("cannot lease 30G: the largest GPU here offers 24G", "ask for 24G")
+    )
     compare("error", capsys.readouterr().err)
 
 
@@ -262,3 +265,11 @@ def test_variables_decide_the_width_and_the_colour_of_a_pipe(
     variables: dict[str, str], width: int | None, colour: bool
 ) -> None:
     assert render.screen_of(io.StringIO(), variables) == render.Screen(width, colour=colour)
+
+
+def test_the_status_line_is_not_rewritten_in_a_pipe_of_known_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert not render.stderr_status().line.rewrites

@@ -14,7 +14,7 @@ from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status
 from gpulease.cli.follow import wait_for_start
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
-from gpulease.cli.render import Talk
+from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
@@ -79,7 +79,7 @@ def test_a_log_gets_a_line_for_news_and_at_most_every_thirty_seconds() -> None:
 
 def test_a_job_that_starts_at_once_is_not_talked_about() -> None:
     paper = Paper()
-    line = WaitingLine(paper.write, lambda: 80, patience=3600.0)
+    line = WaitingLine(paper.write, lambda: 80, delay=3600.0)
     line.show("first", NOW)
     line.clear()
     assert paper.text == ""
@@ -99,11 +99,11 @@ class Watched:
 
 def test_a_job_that_is_granted_is_not_said_to_wait() -> None:
     paper = Paper()
-    line = WaitingLine(paper.write, None, patience=3600.0)
+    line = WaitingLine(paper.write, None, delay=3600.0)
     due: list[threading.Timer | None] = []
     client = Watched(lambda: due.append(line._timer))
     with Signals() as signals:
-        wait_for_start(client, views.job(17), signals, Talk(paper.write, line, lambda: NOW))
+        wait_for_start(client, views.job(17), signals, StderrStatus(paper.write, line, lambda: NOW))
     assert due == [None]
     assert paper.text == ""
 

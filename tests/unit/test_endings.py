@@ -304,7 +304,7 @@ def test_what_no_gpu_has_in_one_piece_is_neither_advised_nor_tried() -> None:
     ended = world.end()
 
     assert ended.usage.out_of_memory
-    hint = "hint: it wanted 16G at once, and no GPU here has that much"
+    hint = "hint: it requested 16G at once, and no GPU here has that much"
     assert (ended.detail or "").endswith(hint)
     assert world.store.live() == ()
 

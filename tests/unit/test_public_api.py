@@ -17,6 +17,7 @@ USER = """
     import gpulease
     from gpulease import Client, Lease, lease
     from gpulease.errors import NoRoomNow
+    from gpulease.wire import ClaimRequest, JobView, SubmitRequest, to_wire
 
     with gpulease.lease("4G", gpus=2, wait="30m") as mine:
         assert_type(mine, Lease)
@@ -27,6 +28,8 @@ USER = """
     except (NoRoomNow, gpulease.errors.AlreadyClaimed) as error:
         assert_type(error.hint, str | None)
     assert_type(Client().status().gpus[0].memory.headroom, int | None)
+    request = SubmitRequest([to_wire("true")], "/", {}, claim=ClaimRequest(memory=2**30))
+    assert_type(Client().submit(request), JobView)
 """
 WRONG = {
     "gpulease.lease(memory=4.5)": "arg-type",

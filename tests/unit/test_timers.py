@@ -24,7 +24,7 @@ def test_a_timer_goes_on_after_the_clock_was_set_back() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await ran.wait()
         # As it is when the clock was an hour ahead at the last run, and has been set right.
-        (entry,) = timers._scheduler.get_jobs()
+        (entry,) = timers._apscheduler.get_jobs()
         entry.modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
         ran.clear()
         wall[0] -= 3600

@@ -10,7 +10,7 @@ from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Lease, State
 from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.service.observation import Observation
-from gpulease.service.usage import MOST_PROCESSES, PoolReport, Report, Usage
+from gpulease.service.usage import MOST_PROCESSES, FrameworkReport, PoolReport, Usage
 from gpulease.units import MIB
 
 GPU = GpuUuid("GPU-a")
@@ -38,7 +38,7 @@ class World:
     def hear(
         self, pool: int | None, job: int = 1, pid: int = 7, framework: str = "torch", peak: int = 1
     ) -> None:
-        report = Report(framework, "2.13", (PoolReport(GPU, pool, peak, 3 * G),))
+        report = FrameworkReport(framework, "2.13", (PoolReport(GPU, pool, peak, 3 * G),))
         self.usage.hear(self.job(job), pid, report, self.tick())
 
     def look(self, *, job: int = 1, pid: int = 7, memory: int | None = None) -> None:
@@ -50,7 +50,7 @@ class World:
         return self.usage.of(JobId(job))[0].overhead
 
     def end(self) -> None:
-        self.usage.written(self.usage.unwritten(), living=set())
+        self.usage.written(self.usage.unwritten(), live=set())
 
 
 def test_what_the_driver_shows_between_two_equal_reports_is_more_than_the_pool_by_so_much() -> None:
@@ -142,6 +142,6 @@ def test_what_could_not_be_written_is_kept() -> None:
     rows = world.usage.unwritten()
     world.hear(G, peak=2 * G)
 
-    world.usage.written(rows, living={JobId(1)})
+    world.usage.written(rows, live={JobId(1)})
 
     assert [row.peak for row in world.usage.unwritten()] == [2 * G]

@@ -314,7 +314,7 @@ def test_a_daemon_that_comes_back_goes_on_with_what_is_on_record() -> None:
         assert world.launcher.stopped == [], "what nobody saw does not count"
         await world.look()
         assert world.launcher.stopped == [job]
-        assert [text for text in world.told(job) if "unless" in text] == world.told(job)[:1]
+        assert [text for text in world.told(job) if "is stopped in" in text] == world.told(job)[:1]
 
     play(scenario)
 
