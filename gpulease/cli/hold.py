@@ -193,7 +193,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request = _request(options, reader, pid)
     client, started = connect_or_start(ctx, socket)
     if started:
-        say(started_message(client))
+        print_stderr(started_message(client))
     _refuse_inside_another(client)
     written_for = shell or syntax_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
@@ -247,9 +247,9 @@ def _hold(
             # Nobody knows of the lease yet, so nobody else would release it.
             _release(client, job)
             raise
-    say(_held(job, stderr.now()))
+    print_stderr(_held(job, stderr.now()))
     if sys.stdout.isatty():
-        say(_not_in_effect(job))
+        print_stderr(_not_in_effect(job))
     return 0
 
 
@@ -265,13 +265,13 @@ def _release(client: Client, job: JobView) -> None:
     try:
         with suppress(WrongState):  # it has ended
             client.within(CANCEL_WITHIN).cancel(job.id)
-            say(f"gpulease: job {job.id} was cancelled")
+            print_stderr(f"gpulease: job {job.id} was cancelled")
     except GpuleaseError as error:
         print_stderr(f"gpulease: job {job.id} may still be held: {clean(error.message)}")
 
 
 def _not_granted(job: JobView) -> int:
-    say(last_words(job) or f"gpulease: job {job.id} ended before its lease was granted")
+    print_stderr(last_words(job) or f"gpulease: job {job.id} ended before its lease was granted")
     return status_of_job(job) or EXIT_OWN_FAILURE
 
 
