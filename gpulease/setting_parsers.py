@@ -38,10 +38,9 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 def _one_of(meanings: Mapping[str, T], text: str) -> T:
     if text not in meanings:
-        quoted = [f'"{word}"' for word in meanings]
-        raise BadValue(
-            f"{text[:_SHOWN_LENGTH]!r} is not a valid value", f"use {' or '.join(quoted)}"
-        )
+        words = [word if word in ("true", "false") else f'"{word}"' for word in meanings]
+        valid = f"{', '.join(words[:-1])} or {words[-1]}"
+        raise BadValue(f"{text[:_SHOWN_LENGTH]!r} is not a valid value", f"use {valid}")
     return meanings[text]
 
 

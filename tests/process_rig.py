@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from gpulease.host.launcher import Launch, Launcher, Started
 from gpulease.host.shim_control import Exited, ShimEvent, follow, stop
+from gpulease.shim.process_tree import Entry
 from gpulease.shim.record import is_alive, read_record
 from gpulease.wire.frames import FrameKind, FrameReader, frame
 
@@ -242,3 +243,8 @@ def kill(pid: int) -> None:
     """Kill a process and wait until it has gone."""
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid), f"the end of process {pid}")
+
+
+def pids(found: Iterable[Entry]) -> set[int]:
+    """Return the pids of processes."""
+    return {each.pid for each in found}

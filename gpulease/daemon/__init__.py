@@ -1,1 +1,1 @@
-"""The daemon: builds the parts, wires them, tells systemd, hears signals; decides nothing."""
+"""The daemon: builds and connects its parts, handles signals, and notifies systemd."""

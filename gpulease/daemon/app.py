@@ -20,7 +20,7 @@ from gpulease.daemon.user_policy import UserPolicy
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job
 from gpulease.errors import BadConfiguration
-from gpulease.host.cgroups import has_first_pids
+from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
 from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
@@ -120,24 +120,19 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     overuse, idleness = OveruseWatch(user_policy.overuse), IdleWatch(user_policy.idleness)
     enforcement = build_enforcement(base, user_policy, observer, confined=confined)
     records = _usage_records(base)
-    launcher = Launcher(confined=confined, enclose=enforcement.sandbox)
+    launcher = Launcher(confined=confined, sandbox=enforcement.sandbox)
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
-    holds = HoldLauncher(base.clock, process_ends, launch_context.rungs)
+    holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     scheduler = _scheduler(base, observer, enforcement, runner, holds, overuse, records.usage)
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler)
+    sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     context = _request_context(
-        base,
-        scheduler,
-        processes,
-        _view_sources(base, enforcement, coverage, records, overuse, idleness),
-        records,
-        health,
-        environment=runner.environment,
-        watch_client=waiting_clients.watch,
-    )
+        base, scheduler, processes, sources, records, health,
+        environment=runner.environment, watch_client=waiting_clients.watch,
+    )  # fmt: skip
     return DaemonApp(
         base=base,
         launcher=launcher,
@@ -160,7 +155,7 @@ def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
         base.installation,
         lambda job: has_living_shim(base.state.job(job), base.store.job(job)),
         lambda job: has_scope(base.state.job(job)),
-        own_pids=base.is_simulated or has_first_pids(),
+        own_pids=base.is_simulated or in_initial_pid_namespace(),
     )
 
 
@@ -183,10 +178,10 @@ def _launch_context(
         grace=settings.grace,
         log_limit=settings.log_limit,
         keep_free=kept_free(settings),
-        rungs=lambda: enforcement.levels.everywhere,
-        lift=enforcement.lift,
+        levels=lambda: enforcement.levels.everywhere,
+        remove_limits=enforcement.lift,
         socket=str(settings.socket),
-        beside=usage.beside,
+        overhead=usage.beside,
     )
 
 
@@ -346,7 +341,7 @@ def _doctor(
         simulated=base.settings().simulate,
         state=base.state.path,
         hooks=HOOKS,
-        levels=sources.enforcement.rungs,
+        levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
         closed=lambda: scheduler.closed,

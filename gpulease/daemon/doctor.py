@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -234,10 +234,10 @@ def health_checks(scheduler: Scheduler, health: HealthWatch, clock: Clock) -> It
     for reading in scheduler.seen.readings if scheduler.seen is not None else ():
         availability = availabilities.get(reading.uuid, GpuAvailability())
         if availability.drain is not None:
-            yield _with_authority(reading.label, CheckView(
+            yield CheckView(
                 f"GPU {reading.label}", "warning", str(availability.drain),
-                f"gpulease resume {reading.label}",
-            ))  # fmt: skip
+                _resume_command(reading.label),
+            )  # fmt: skip
         if reading.fault is not None and availability.hardware_fault is None:
             # The check of the GPU itself reports this, and nothing else is known.
             continue
@@ -245,17 +245,12 @@ def health_checks(scheduler: Scheduler, health: HealthWatch, clock: Clock) -> It
             yield _modes_check(reading, health.modes[reading.uuid])
         if act is not HealthAction.OFF and reading.parent is None:
             of_it = [each for each in events if each.gpu == reading.uuid]
-            yield _with_authority(
-                reading.label, _health_check(reading, availability, health, of_it)
-            )
+            yield _health_check(reading, availability, health, of_it)
 
 
-def _with_authority(label: str, check: CheckView) -> CheckView:
-    """Name who may resume a GPU, where that is not the caller in any case."""
-    if check.mend is None or os.geteuid() != 0:
-        return check
-    resume = f"gpulease resume {label}"
-    return replace(check, mend=check.mend.replace(resume, f"{resume} (by an admin or root)"))
+def _resume_command(label: str) -> str:
+    """Return the command, and who may run it where not every caller may."""
+    return f"gpulease resume {label}" + (" (by an admin or root)" if os.geteuid() == 0 else "")
 
 
 def _modes_check(reading: GpuReading, modes: GpuModes) -> CheckView:
@@ -309,7 +304,7 @@ def _health_check(
         return CheckView(
             name, "failure", str(availability.hardware_fault),
             "the GPU resumes by itself after a time without faults; if it needs a reset, "
-            f"{_RESET.format(label)}; gpulease resume {label} resumes it at once",
+            f"{_RESET.format(label)}; {_resume_command(label)} resumes it at once",
         )  # fmt: skip
     if (still := lasting(figures)) is not None:
         return CheckView(

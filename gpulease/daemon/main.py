@@ -77,8 +77,13 @@ class WithoutCancelledStreams(logging.Filter):
         return not (was_cancelled or str(record.msg).startswith("Cancel %s running task"))
 
 
-def set_up(*, journal: bool) -> None:
+def set_up_log(*, journal: bool) -> None:
     """Send the log to stderr, from INFO on."""
+    # The watchdog of systemd kills with SIGABRT. The log then shows where each thread was.
+    faulthandler.enable()
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # It warns of each request that is not HTTP, and any user may send many of them.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     handler = logging.StreamHandler()
     handler.setFormatter(JournalFormatter(_JOURNAL) if journal else logging.Formatter(_PLAIN))
     logging.getLogger("uvicorn.error").addFilter(WithoutCancelledStreams())
@@ -104,12 +109,7 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the daemon; exit with 0 at its end, 78 with invalid settings, 75 to be restarted."""
     journal = goes_to_journal(environment())
-    set_up(journal=journal)
-    # The watchdog of systemd kills with SIGABRT. The log then shows where each thread was.
-    faulthandler.enable()
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # It warns of each request that is not HTTP, and any user may send many of them.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    set_up_log(journal=journal)
     # The database contains environments of jobs. Files are private unless a mode is set.
     os.umask(0o077)
     _allow_many_descriptors()
@@ -118,36 +118,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         settings = settings_of(given)
         if given.check:
             checked(settings)
-            warnings = [f"warning: {each}\n" for each in unknown_names(settings)]
-            sys.stdout.write("".join((*warnings, "the settings are valid\n")))
-            sys.exit(0)
-        if given.command == "recover":
-            sys.stdout.write("\n".join(recover(settings)) + "\n")
-            sys.exit(0)
-        checked(settings)
-        # Imported modules live as long as the process, so the garbage collector can skip them.
-        gc.collect()
-        gc.freeze()
-        notifier = Notifier.of(environment(), os.getpid())
-        # Let the event loop run soon while another thread computes.
-        sys.setswitchinterval(_SWITCH_AFTER_S)
-        _serve_with_retries(
-            notifier,
-            lambda: asyncio.run(
-                serve(
-                    settings,
-                    notifier,
-                    lambda: checked(settings_of(given)),
-                    confined=given.confined,
-                )
-            ),
-        )
+            warnings = [f"warning: {each}" for each in unknown_names(settings)]
+            sys.stdout.write("\n".join((*warnings, "the settings are valid", "")))
+        elif given.command == "recover":
+            sys.stdout.write("\n".join((*recover(settings), "")))
+        else:
+            _serve(given, checked(settings))
     except GpuleaseError as error:
         sys.stderr.write((levelled(error.text()) if journal else error.text()) + "\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def _serve(given: argparse.Namespace, settings: Settings) -> None:
+    # Imported modules live as long as the process, so the garbage collector can skip them.
+    gc.collect()
+    gc.freeze()
+    # Let the event loop run soon while another thread computes.
+    sys.setswitchinterval(_SWITCH_AFTER_S)
+    notifier = Notifier.of(environment(), os.getpid())
+
+    def read_again() -> Settings:
+        return checked(settings_of(given))
+
+    _serve_with_retries(
+        notifier,
+        lambda: asyncio.run(serve(settings, notifier, read_again, confined=given.confined)),
+    )
 
 
 def _serve_with_retries(notifier: Notifier, serve_: Callable[[], None]) -> None:

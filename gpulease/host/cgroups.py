@@ -1,11 +1,7 @@
-"""Cgroups as the kernel shows them: the scope of a job, or the container, that a process is in.
+"""Cgroups as the kernel shows them: which job's scope or which container a process is in.
 
-Only a scope below the system's own gpulease.slice counts. A slice of the same name that a user's
-systemd makes lies below user.slice, and no user can move a process into root's cgroups.
-
-What the scopes of jobs are called; known to who makes them and to who finds them.
-
-Whether this process counts pids as the machine does, or stands in a pid namespace of its own.
+Only scopes below the system's gpulease.slice count. A slice of this name that a user's systemd
+makes is below user.slice, and users cannot move a process into root's cgroups.
 """
 
 import os
@@ -18,25 +14,25 @@ SLICE = "gpulease.slice"
 
 
 def scope_name(job: int) -> str:
-    """Return the name of the unit, and of its cgroup."""
+    """Return the name of a job's scope, which is the name of its cgroup."""
     return f"gpulease-job-{job}.scope"
 
 
 _SCOPE = re.compile(rf"/{re.escape(SLICE)}/gpulease-job-([1-9][0-9]{{0,17}})\.scope(?:/|$)")
 _CONTAINER = re.compile(r"(?:^|[-:])([0-9a-f]{64})(?:\.scope)?$")
-"""As docker, podman, containerd and cri-o end the name of a cgroup, with systemd or without."""
+"""The end of a cgroup's name in docker, podman, containerd and cri-o, with or without systemd."""
 _NO_CONTAINER = "libpod-conmon-"
-"""The monitor of a container of podman's is outside of it, in a cgroup with its id in the name."""
+"""podman's monitor of a container runs outside of it, in a cgroup whose name has its id."""
 _SHORT = 12
-"""As many digits as `docker ps` and `podman ps` show."""
-_FOLLOWED = ("", "name=systemd")
-"""The hierarchies that systemd keeps: version 2, and its own of version 1."""
+"""The digits that `docker ps` and `podman ps` show."""
+_SYSTEMD = ("", "name=systemd")
+"""The hierarchies of systemd: version 2, and the named one of version 1."""
 
 
 def scope_of(pid: int) -> int | None:
-    """Return the number of the job in whose scope, or below it, a process is; None for others."""
+    """Return the job in whose scope a process is, or below it; None for other processes."""
     for controllers, path in _lines(pid):
-        if controllers in _FOLLOWED and (found := _SCOPE.match(path)):
+        if controllers in _SYSTEMD and (found := _SCOPE.match(path)):
             return int(found[1])
     return None
 
@@ -52,17 +48,17 @@ def container_of(pid: int) -> str | None:
 
 
 def members(job: int) -> set[int]:
-    """Return the pids of all who are in the scope of a job, or in a cgroup below it."""
+    """Return the pids of all processes in the scope of a job, or in a cgroup below it."""
     found: set[int] = set()
     for hierarchy in _hierarchies():
         for directory, _, _ in os.walk(hierarchy / SLICE / scope_name(job)):
             found |= _procs(Path(directory))
-    # Who is in a pid namespace that cannot be seen from here is shown as 0.
+    # A process in a pid namespace that is not visible from here is shown as 0.
     return found - {0}
 
 
 def directory_of(job: int) -> Path | None:
-    """Return the directory of a job's scope in cgroups of version 2, or None if there is none."""
+    """Return the directory of a job's scope in cgroups of version 2, or None."""
     for hierarchy in _hierarchies():
         path = hierarchy / SLICE / scope_name(job)
         if (path / "cgroup.events").exists():
@@ -71,7 +67,7 @@ def directory_of(job: int) -> Path | None:
 
 
 def device_directory_of(job: int) -> Path | None:
-    """Return the directory of a job's scope where device rules are kept, or None."""
+    """Return the directory of a job's scope in the hierarchy of device rules, or None."""
     for hierarchy in (*_mounts()[2], *_unified()):
         if (path := hierarchy / SLICE / scope_name(job)).is_dir():
             return path
@@ -87,7 +83,7 @@ def own_directory() -> Path | None:
 
 
 def scopes() -> Iterator[tuple[int, Path]]:
-    """Yield the number and the directory of every job's scope in cgroups of version 2."""
+    """Yield the job and the directory of every scope in cgroups of version 2."""
     for hierarchy in _hierarchies():
         for path in (hierarchy / SLICE).glob("gpulease-job-*.scope"):
             found = _SCOPE.match(f"/{SLICE}/{path.name}")
@@ -96,7 +92,7 @@ def scopes() -> Iterator[tuple[int, Path]]:
 
 
 def has_version_2() -> bool:
-    """Tell whether cgroups of version 2 are mounted here."""
+    """Return whether cgroups of version 2 are mounted."""
     return bool(_unified())
 
 
@@ -104,7 +100,7 @@ def _procs(directory: Path) -> set[int]:
     try:
         return {int(line) for line in (directory / "cgroup.procs").read_text().split()}
     except OSError:
-        return set()  # it has just gone, or holds threads alone
+        return set()  # it was just removed, or is a threaded cgroup
 
 
 def _lines(pid: int) -> Iterator[tuple[str, str]]:
@@ -127,7 +123,7 @@ def _unified() -> tuple[Path, ...]:
 
 @cache
 def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
-    """Return where the hierarchies are that systemd keeps, those of version 2, those of devices."""
+    """Return the mounts of systemd's hierarchies, of version 2, and of the devices controller."""
     followed, unified, devices = [], [], []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
@@ -143,11 +139,11 @@ def _mounts() -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
 
 
 _FIRST = 0xEFFFFFFC
-"""The inode of the first pid namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h), since 3.8."""
+"""The inode of the initial pid namespace since 3.8 (PROC_PID_INIT_INO, linux/proc_ns.h)."""
 
 
-def has_first_pids(link: Path = Path("/proc/self/ns/pid")) -> bool:
-    """Tell whether this is the first pid namespace, that of the machine; also if nobody says."""
+def in_initial_pid_namespace(link: Path = Path("/proc/self/ns/pid")) -> bool:
+    """Return whether this is the pid namespace of the machine, or this is not known."""
     try:
         return link.stat().st_ino == _FIRST
     except OSError:

@@ -1,11 +1,9 @@
-"""Which rungs of the ladder this machine has, and for each that it has not, why.
+"""The enforcement levels that this machine offers, and the driver's limits of running jobs.
 
-Takes the driver's limits away at the end of jobs, before their cgroups are removed.
-
-Looks after a restart whether the driver still keeps running jobs to their limits.
-
-What it has dropped is set again; where that cannot be, the lease is on record as one that the
-driver does not hold, and its owner is told.
+`EnforcementLevels` knows which levels are available, and why the others are not. `LimitRemoval`
+removes the driver's limits when jobs end, before their cgroups are removed. `LimitRestore` checks
+after a restart whether the driver still limits running jobs. It sets a missing limit again; if that
+fails, it notes that the driver does not limit the lease, and tells the owner.
 """
 
 import asyncio
@@ -27,28 +25,28 @@ from gpulease.service.ports import MemoryLimiter, NotLimited
 from gpulease.wire.views import EnforcementLevelView
 
 FOREIGN_PIDS = (
-    "this daemon has a pid namespace of its own, and the processes that the driver lists are not "
-    "known to be of it"
+    "this daemon runs in another pid namespace, and the driver may list processes by the pids of "
+    "the host"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides on the rungs and does not change while the daemon runs."""
+    """What the levels depend on and does not change while the daemon runs."""
 
     simulated: bool
     no_scopes: str | None
-    """Why jobs are not put into scopes of their own; None: they are."""
+    """Why jobs do not get scopes; None: they do."""
     hooks_closed_at: Path | None
-    """The directory that keeps users from the hooks."""
+    """The directory that users cannot enter, so that they cannot read the hooks."""
 
 
 class EnforcementLevels:
-    """Knows the rungs; asks the driver about its own when it is another driver than before."""
+    """Knows the levels, and asks the driver once for each of its versions."""
 
     def __init__(
         self,
-        around: Circumstances,
+        circumstances: Circumstances,
         limiter: MemoryLimiter | None,
         driver: Callable[[], str | None],
         *,
@@ -57,32 +55,32 @@ class EnforcementLevels:
         watch_varies: Callable[[], bool] = lambda: False,
         watch_is_blind: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`limiter` is that of the real driver; `driver_limits` whether it is to be used."""
+        """`limiter` belongs to the real driver; `driver_limits` says whether to use it."""
         self.driver_limits = driver_limits
         self.watch = watch
         self.watch_varies = watch_varies
         self.watch_is_blind = watch_is_blind
-        self._around = around
+        self._circumstances = circumstances
         self._limiter = limiter
         self._driver = driver
         self._asked: tuple[str | None, dict[str, str | None]] | None = None
-        """Of which driver, and by the label of each GPU its obstacle to limits."""
+        """The version of the driver, and why it has no limits on each GPU, by label."""
 
     @property
     def everywhere(self) -> tuple[str, ...]:
-        """The rungs on which all leases stand that are granted now."""
+        """The enforcement levels of all leases that are granted now."""
         has = {
             EnforcementLevel.FRAMEWORK: self._framework()[0],
             EnforcementLevel.WATCH: self.watch() and not self.watch_is_blind(),
         }
-        return in_level_order(rung for rung, there in has.items() if there)
+        return in_level_order(level for level, is_there in has.items() if is_there)
 
     def limiter(self) -> MemoryLimiter | None:
-        """Return what sets the driver's limits, or None if there is no use in trying."""
+        """Return the limiter, or None if the driver cannot set limits here."""
         return self._limiter if self._no_driver_limit() is None else None
 
     async def ask(self, seen: Observation) -> None:
-        """Find out what the driver can do, if that is not known of this one."""
+        """Ask the driver whether it can set limits, unless that is known for its version."""
         if self._limiter is None or not self._is_worth_asking(seen):
             return
         version, cgroup = self._driver(), cgroups.own_directory()
@@ -90,7 +88,7 @@ class EnforcementLevels:
             return
         answers: dict[str, str | None] = {}
         for reading in _leasable(seen):
-            with suppress(NotLimited):  # no answer now: there is another look
+            with suppress(NotLimited):  # the next observation asks again
                 answers[reading.label] = await asyncio.to_thread(
                     self._limiter.why_unavailable, reading.uuid, cgroup
                 )
@@ -102,42 +100,42 @@ class EnforcementLevels:
             return bool(there)
         return not there <= self._asked[1].keys()
 
-    def rungs(self) -> list[EnforcementLevelView]:
-        """Return each rung, and what there is to say of it."""
-        said = {
-            EnforcementLevel.DRIVER: self._driver_rung(),
+    def views(self) -> list[EnforcementLevelView]:
+        """Return each level, whether it is available, and why."""
+        found = {
+            EnforcementLevel.DRIVER: self._driver_level(),
             EnforcementLevel.FRAMEWORK: self._framework(),
-            EnforcementLevel.WATCH: self._watch_rung(),
+            EnforcementLevel.WATCH: self._watch_level(),
             EnforcementLevel.DEVICES: self._devices(),
         }
         varies = {EnforcementLevel.WATCH} if self.watch_varies() else set()
         return [
-            EnforcementLevelView(rung.value, *said[rung], varies=rung in varies)
-            for rung in EnforcementLevel
+            EnforcementLevelView(level.value, *found[level], varies=level in varies)
+            for level in EnforcementLevel
         ]
 
-    def _driver_rung(self) -> tuple[bool, str]:
+    def _driver_level(self) -> tuple[bool, str]:
         why = self._no_driver_limit()
         if why is not None:
             return False, why
         if not self._answers():
-            return False, "the driver has not said yet whether it has memory limits"
+            return False, "the driver has not answered yet whether it supports memory limits"
         refusing = {label: each for label, each in self._answers().items() if each is not None}
         but = "".join(f", but not on GPU {label}: {each}" for label, each in refusing.items())
-        return True, f"an allocation beyond the lease fails, in whatever program{but}"
+        return True, f"an allocation beyond the lease fails in every program{but}"
 
     def _no_driver_limit(self) -> str | None:
-        """Return why there are no limits by the driver; None also where some GPU has them."""
-        no_scopes = self._around.no_scopes
+        """Return why the driver sets no limits; None if it does on some GPU."""
+        no_scopes = self._circumstances.no_scopes
         obstacles = {
             "simulated GPUs have no driver": self._limiter is None,
             "turned off by driver_limits": not self.driver_limits,
             "only root can set them": os.geteuid() != 0,
-            f"no scope, so no driver limit: {no_scopes}": no_scopes is not None,
-            "there are no cgroups of version 2 here": not cgroups.has_version_2(),
+            f"limits need a scope for each job: {no_scopes}": no_scopes is not None,
+            "cgroups of version 2 are not mounted": not cgroups.has_version_2(),
         }
-        for why, stands in obstacles.items():
-            if stands:
+        for why, applies in obstacles.items():
+            if applies:
                 return why
         answers = [each for each in self._answers().values() if each is not None]
         all_refuse = len(answers) == len(self._answers())
@@ -147,46 +145,49 @@ class EnforcementLevels:
         return self._asked[1] if self._asked is not None else {}
 
     def _framework(self) -> tuple[bool, str]:
-        if self._around.simulated:
-            return False, "on simulated GPUs the hooks limit nothing"
-        if self._around.hooks_closed_at is not None:
-            return False, f"users cannot read the hooks: {self._around.hooks_closed_at} is closed"
-        return True, "hooks keep honest programs in; not every framework and process is reached"
+        if self._circumstances.simulated:
+            return False, "the hooks limit nothing on simulated GPUs"
+        if self._circumstances.hooks_closed_at is not None:
+            return (
+                False,
+                f"users cannot read the hooks: {self._circumstances.hooks_closed_at} is closed",
+            )
+        return True, "hooks limit the frameworks that they know, in programs that do not evade them"
 
-    def _watch_rung(self) -> tuple[bool, str]:
-        but = ", unless a table in the settings says otherwise" if self.watch_varies() else ""
+    def _watch_level(self) -> tuple[bool, str]:
+        but = ", with exceptions in the settings" if self.watch_varies() else ""
         if self.watch_is_blind():
-            return False, f"what a job uses is not known: {FOREIGN_PIDS}"
+            return False, f"the memory of jobs is not known: {FOREIGN_PIDS}"
         if self.watch():
-            return True, f"a job that stays over its lease is told so, and then stopped{but}"
-        why = "a job that is over its lease is told so, and not stopped (overuse = warn)"
+            return True, f"a job that stays over its lease is notified and then stopped{but}"
+        why = "a job over its lease is notified and not stopped (overuse = warn)"
         return False, f"{why}{but}"
 
     def _devices(self) -> tuple[bool, str]:
-        if self._around.simulated:
+        if self._circumstances.simulated:
             return False, "simulated GPUs have no devices"
-        if self._around.no_scopes is not None:
-            return False, f"a job can open every GPU: {self._around.no_scopes}"
+        if self._circumstances.no_scopes is not None:
+            return False, f"a job can open every GPU: {self._circumstances.no_scopes}"
         own = cgroups.own_directory()
-        if own is not None and scopes.kernel_has_them(own) is False:
-            return False, "a job can open every GPU: this kernel has no CONFIG_CGROUP_BPF"
-        return True, "a job can open its own GPUs alone"
+        if own is not None and scopes.kernel_has_device_rules(own) is False:
+            return False, "a job can open every GPU: the kernel was built without CONFIG_CGROUP_BPF"
+        return True, "a job can open only its own GPUs"
 
 
 def _leasable(seen: Observation) -> list[GpuReading]:
-    """Return the GPUs that can be read, and of one that MIG divides its MIG devices alone."""
+    """Return the readable GPUs; of a GPU in MIG mode, only its MIG devices."""
     return [each for each in seen.readings if each.fault is None and not each.mig_mode]
 
 
 def why_no_scopes(confined: bool) -> str | None:
-    """Return why jobs are not put into scopes of their own, or None if they are.
+    """Return why jobs do not get scopes, or None if they do.
 
-    `confined` says that this is the system's service.
+    `confined` means that the daemon runs as the system's service.
     """
-    if not scopes.is_to_be_had():
-        return "systemd does not run here"
+    if not scopes.is_available():
+        return "the machine does not run systemd"
     if os.geteuid() != 0:
-        return "a personal daemon makes no scopes"
+        return "only root's daemon creates scopes"
     return None if confined else "gpuleased was not started by its systemd unit"
 
 
@@ -194,31 +195,31 @@ _log = logging.getLogger(__name__)
 
 
 class LimitRemoval:
-    """Lifts limits; where a cgroup has gone already, so have its limits."""
+    """Removes limits. The driver drops those of a cgroup that was removed."""
 
     def __init__(self, limiter: MemoryLimiter | None, has_scope: Callable[[JobId], bool]) -> None:
-        """`limiter` also where no limit is to be set any more; `has_scope`: one of our making."""
+        """`limiter` is needed even if no more limits are set. `has_scope`: this daemon made it."""
         self._limiter = limiter
         self._has_scope = has_scope
         self._complaints = LogOnce(_log)
 
     async def of(self, job: JobId, gpus: Iterable[GpuUuid]) -> None:
-        """Lift the limits of a job of which no process is left."""
+        """Remove the limits of a job without processes."""
         if self._limiter is None or not self._has_scope(job):
             return
         directory = await asyncio.to_thread(cgroups.directory_of, job)
         if directory is not None:
-            await self._lift(job, directory, gpus)
+            await self._remove(job, directory, gpus)
 
     async def of_all_but(self, live: Collection[JobId], gpus: Collection[GpuUuid]) -> None:
-        """Lift what jobs have left that ended while no daemon was there."""
+        """Remove the limits of jobs that ended while no daemon ran."""
         if self._limiter is None:
             return
         for number, directory in await asyncio.to_thread(lambda: list(cgroups.scopes())):
             if number not in live and self._has_scope(JobId(number)):
-                await self._lift(JobId(number), directory, gpus)
+                await self._remove(JobId(number), directory, gpus)
 
-    async def _lift(self, job: JobId, directory: Path, gpus: Iterable[GpuUuid]) -> None:
+    async def _remove(self, job: JobId, directory: Path, gpus: Iterable[GpuUuid]) -> None:
         assert self._limiter is not None
         for gpu in gpus:
             try:
@@ -226,35 +227,35 @@ class LimitRemoval:
                 self._complaints.passed(gpu)
             except NotLimited as failure:
                 if directory.exists():
-                    text = f"job {job}: its limit on {gpu} is not lifted: {failure}"
+                    text = f"cannot remove the limit of job {job} on {gpu}: {failure}"
                     self._complaints.say(gpu, text, why=str(failure))
 
 
 _SHORT_UUID = len("GPU-12345678")
 
 Note = Callable[[JobId, Mapping[GpuUuid, int | None], str], Awaitable[object]]
-"""Stores the limits that a job has now, None for none, and what is to be said of it."""
+"""Stores the limits of a job, None for no limit, and why they changed."""
 Tell = Callable[[JobId, str], Awaitable[object]]
-"""Tells the owner of a job."""
+"""Notifies the owner of a job."""
 
 
 class LimitRestore:
-    """Reads the limits of running jobs back."""
+    """Restores the limits of running jobs."""
 
     def __init__(
         self, limiter: MemoryLimiter | None, has_scope: Callable[[JobId], bool], note: Note
     ) -> None:
-        """`has_scope` says that the scope of this name is one of our making."""
+        """`has_scope` says whether this daemon made the scope of a job."""
         self._limiter = limiter
         self._has_scope = has_scope
         self._note = note
         self._complaints = LogOnce(_log)
 
     async def of(self, jobs: Iterable[Job], tell: Tell) -> None:
-        """Look at the limits of those of `jobs` that are on record as limited by the driver.
+        """Check the limits of those `jobs` that the driver limits according to the database.
 
         Raises:
-            RecordUnwritable: what was found cannot be stored now.
+            RecordUnwritable: the result cannot be stored now.
         """
         if self._limiter is None:
             return
@@ -263,13 +264,15 @@ class LimitRestore:
             directory = await asyncio.to_thread(cgroups.directory_of, job.id) if limited else None
             if directory is None or not self._has_scope(job.id):
                 continue
-            # Of one that ended meanwhile what is left is lifted at its end.
+            # The limits of a job that has just ended are removed at its end.
             if await asyncio.to_thread(cgroups.members, job.id):
-                await self._renew(job, limited, directory, tell)
+                await self._restore(job, limited, directory, tell)
 
-    async def _renew(self, job: Job, leases: Iterable[Lease], directory: Path, tell: Tell) -> None:
+    async def _restore(
+        self, job: Job, leases: Iterable[Lease], directory: Path, tell: Tell
+    ) -> None:
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._again, job.id, lease, directory) for lease in leases)
+            *(asyncio.to_thread(self._restore_one, job.id, lease, directory) for lease in leases)
         )
         changed = {gpu: now for gpu, now, _ in (each for each in answers if each is not None)}
         said = "; ".join(why for _, _, why in (each for each in answers if each is not None))
@@ -280,17 +283,17 @@ class LimitRestore:
         if None in changed.values():
             await tell(job.id, said)
 
-    def _again(
+    def _restore_one(
         self, job: JobId, lease: Lease, directory: Path
     ) -> tuple[GpuUuid, int | None, str] | None:
-        """Set the limit of a lease again; return what it is now, and why. None: it still stands."""
+        """Set the limit of a lease again; return it with the reason, or None if it is in force."""
         assert self._limiter is not None
         gpu = lease.gpu
         try:
             kept = self._limiter.current_limit(gpu, directory)
         except NotLimited as failure:
-            # It may be in force or not: what is on record is of the launch.
-            text = f"job {job}: its limit on {gpu} cannot be read back: {failure}"
+            # It may be in force or not. The database has the limit of the launch.
+            text = f"cannot read the limit of job {job} on {gpu}: {failure}"
             self._complaints.say(gpu, text, why=str(failure))
             return None
         if kept is not None and kept <= lease.memory:
@@ -299,5 +302,5 @@ class LimitRestore:
         try:
             now = self._limiter.set_limit(gpu, directory, lease.memory)
         except NotLimited as failure:
-            return gpu, None, f"the driver limits it no more on {short}: {failure}"
-        return gpu, now, f"the driver had dropped its limit on {short}, which is set again"
+            return gpu, None, f"the driver no longer limits it on {short}: {failure}"
+        return gpu, now, f"the driver had dropped its limit on {short}; it was set again"

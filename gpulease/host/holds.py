@@ -1,12 +1,11 @@
-"""The launcher port for leases without a job: nothing to launch, and an end to wait for.
+"""The launcher port for held leases, which have no job to launch.
 
-A lease that is held ends with its holder's process, with its time, or when it is given back. What
-still uses the GPU then counts as unmanaged: what the driver shows is what counts, and nobody is
-kept waiting for processes that we did not start and may not end.
+A held lease ends with the process of its holder, at its time limit, or when it is released. Memory
+that is still used then counts as unmanaged: gpulease did not start these processes and may not end
+them, so it does not wait for them.
 
-Takes a lease out of the queue when the process that waits for it has gone.
-
-Once it is granted the lease is its holder's, and whoever asked for it may go.
+`WaitingClients` removes a lease from the queue when the process that waits for it has ended. After
+the grant that process may end, since the lease belongs to its holder.
 """
 
 import asyncio
@@ -28,36 +27,36 @@ _LOOK_AGAIN_S = 60.0
 
 
 class HoldLauncher:
-    """Follows the leases that are held, each from its grant to its end."""
+    """Follows held leases, each from its grant to its end."""
 
     def __init__(
-        self, clock: Clock, ends: ProcessWatch, rungs: Callable[[], tuple[str, ...]] = tuple
+        self, clock: Clock, ends: ProcessWatch, levels: Callable[[], tuple[str, ...]] = tuple
     ) -> None:
-        """`rungs` are those that hold what honours the environment of a lease."""
-        self._rungs = rungs
+        """`levels` are the enforcement levels of processes with the environment of a lease."""
+        self._levels = levels
         self._clock = clock
         self._ends = ends
         self._holds: dict[JobId, _Hold] = {}
 
     async def launch(self, job: Job, invocation: Invocation) -> None:
-        """Start nothing: whoever holds the lease is there already."""
+        """Start nothing: the holder runs already."""
 
     async def forbid(self, job: Job) -> bool:
-        """See that nobody gets the lease; False if somebody has it."""
+        """Make sure that nobody gets the lease; False if it has a holder."""
         return not self.was_launched(job)
 
     def was_launched(self, job: Job) -> bool:
-        """Tell whether the holder has the lease."""
+        """Return whether the holder has the lease."""
         return job.started_at is not None
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
-        """Yield what happens to the lease: that it is held, first of all, and why it ended."""
+        """Yield what happens to the lease: first that it is held, last why it ended."""
         process = job.holder.process if job.holder is not None else None
         started_at = job.started_at or self._clock.now()
         hold = self._holds[job.id] = _Hold(started_at, self._clock, job.claim.time_limit)
         try:
             pid = process.pid if process is not None else None
-            yield WorkerStarted(pid, None, started_at, self._rungs())
+            yield WorkerStarted(pid, None, started_at, self._levels())
             ended = await hold.end(process, self._ends)
             if ended.outcome is Outcome.TIME_LIMIT:
                 yield WorkerExpired()
@@ -67,13 +66,13 @@ class HoldLauncher:
                 del self._holds[job.id]
 
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
-        """Take the lease back; its holder is left alone."""
-        # One that is not followed at this moment is stopped when it is: it stands in the record.
+        """Revoke the lease. Its holder continues."""
+        # A lease that is not followed now is stopped as soon as it is: the database says so.
         if (hold := self._holds.get(job.id)) is not None:
             hold.release()
 
     def grace(self, job: Job) -> None:
-        """Return None: the holder may stay."""
+        """Return None: the holder is not stopped."""
 
     async def set_time_limit(self, job: Job, limit: timedelta) -> None:
         """Let the lease be held for `limit` from its start."""
@@ -81,14 +80,14 @@ class HoldLauncher:
             hold.set_time_limit(limit)
 
     async def notify(self, job: Job, text: str) -> None:
-        """Write nothing: what the holder's output is, nobody knows."""
+        """Write nothing: the holder's output is not known."""
 
 
 class _Hold:
     """The ways in which one lease can end."""
 
     def __init__(self, started_at: datetime, clock: Clock, limit: timedelta | None) -> None:
-        # Counted by a clock that nobody can set; how long it was held before comes from the record.
+        # On a clock that nobody can set. The time before a restart comes from the database.
         held_for = max(clock.now() - started_at, timedelta(0))
         self._began = clock.steady() - held_for
         self._clock = clock
@@ -105,7 +104,7 @@ class _Hold:
         self._changed.set()
 
     async def end(self, process: Process | None, ends: ProcessWatch) -> WorkerExited:
-        """Wait for the end of the lease, and return how it came."""
+        """Wait for the end of the lease, and return its reason."""
         async with AsyncExitStack() as stack:
             gone = None if process is None else await stack.enter_async_context(ends.of(process))
             while True:
@@ -116,9 +115,9 @@ class _Hold:
                     return self._ended(Outcome.RELEASED, why)
                 left_s = self._left_s()
                 if left_s is not None and left_s <= 0:
-                    return self._ended(Outcome.TIME_LIMIT, "its time limit is over")
+                    return self._ended(Outcome.TIME_LIMIT, "its time limit was reached")
                 self._changed.clear()
-                # A machine that was suspended has slept through its timers.
+                # Timers do not run while the machine is suspended.
                 within_s = None if left_s is None else min(left_s, _LOOK_AGAIN_S)
                 await _first_of(self._changed, gone, within_s)
 
@@ -134,7 +133,7 @@ class _Hold:
 async def _first_of(
     changed: asyncio.Event, gone: asyncio.Event | None, within_s: float | None
 ) -> None:
-    """Return when one of the two is set, or after so many seconds."""
+    """Return when one of the events is set, or after `within_s` seconds."""
     events = [changed] if gone is None else [changed, gone]
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -153,57 +152,59 @@ _GONE = "the process that asked for it has ended"
 class WaitingClients:
     """Watches the processes that wait for a lease."""
 
-    def __init__(self, keeper: Scheduler, ends: ProcessWatch) -> None:
-        self._keeper = keeper
+    def __init__(self, scheduler: Scheduler, ends: ProcessWatch) -> None:
+        self._scheduler = scheduler
         self._ends = ends
         self._complaints = LogOnce(_log)
         self._watches: dict[JobId, asyncio.Task[None]] = {}
 
     async def recover(self) -> None:
-        """Watch for every lease on record that is waited for; drop those of who left meanwhile."""
-        for job in self._keeper.store.live():
-            if (asker := _asker(job)) is None:
+        """Watch the clients of all queued leases, and withdraw leases of clients that ended."""
+        for job in self._scheduler.store.live():
+            if (client := _waiting_client(job)) is None:
                 continue
-            if has_ended(asker):
-                await self._keeper.withdraw(job.id, _GONE)
+            if has_ended(client):
+                await self._scheduler.withdraw(job.id, _GONE)
             else:
                 self.watch(job)
 
     def watch(self, job: Job) -> None:
-        """See to it that `job` leaves the queue with the process that asked for it."""
-        # Watched already: the same order once more, since the answer was lost.
-        if (asker := _asker(job)) is not None and job.id not in self._watches:
-            task = asyncio.create_task(self._watch(job.id, asker), name=f"asker of job {job.id}")
+        """Remove `job` from the queue when the process that asked for it ends."""
+        # A client repeats its request when the answer was lost: then the job is watched already.
+        if (client := _waiting_client(job)) is not None and job.id not in self._watches:
+            task = asyncio.create_task(
+                self._watch(job.id, client), name=f"waiting client of job {job.id}"
+            )
             self._watches[job.id] = task
             task.add_done_callback(lambda _: self._watches.pop(job.id, None))
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         watches = list(self._watches.values())
         for task in watches:
             task.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
 
-    async def _watch(self, job: JobId, asker: Process) -> None:
+    async def _watch(self, job: JobId, client: Process) -> None:
         while self._waits(job):
             try:
-                await self._until_gone_or_granted(job, asker)
-                self._complaints.passed("askers")
+                await self._until_gone_or_granted(job, client)
+                self._complaints.passed("clients")
                 if self._waits(job):
-                    await self._keeper.withdraw(job, _GONE)
+                    await self._scheduler.withdraw(job, _GONE)
             except (GpuleaseError, OSError) as error:
                 self._complaints.say(
-                    "askers", f"cannot see who waits for job {job}, trying again: {error}",
+                    "clients", f"cannot watch the client of job {job}, trying again: {error}",
                     why=str(error),
                 )  # fmt: skip
                 await asyncio.sleep(_TRY_AGAIN_AFTER_S)
 
-    async def _until_gone_or_granted(self, job: JobId, asker: Process) -> None:
-        async with self._ends.of(asker) as gone:
+    async def _until_gone_or_granted(self, job: JobId, client: Process) -> None:
+        async with self._ends.of(client) as gone:
             leaving = asyncio.ensure_future(gone.wait())
             try:
                 while self._waits(job) and not leaving.done():
-                    change = asyncio.ensure_future(self._keeper.next_change.wait())
+                    change = asyncio.ensure_future(self._scheduler.next_change.wait())
                     if self._waits(job):
                         await asyncio.wait((change, leaving), return_when=asyncio.FIRST_COMPLETED)
                     change.cancel()
@@ -211,10 +212,10 @@ class WaitingClients:
                 leaving.cancel()
 
     def _waits(self, job: JobId) -> bool:
-        found = self._keeper.store.job(job)
+        found = self._scheduler.store.job(job)
         return found is not None and found.state is State.QUEUED
 
 
-def _asker(job: Job) -> Process | None:
+def _waiting_client(job: Job) -> Process | None:
     waits = job.holder is not None and job.state is State.QUEUED
     return job.holder.waiting_client if waits and job.holder is not None else None

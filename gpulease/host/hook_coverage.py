@@ -1,6 +1,6 @@
-"""Notices processes of jobs that use a GPU and are not covered by the framework hook.
+"""Find processes of jobs that use a GPU without the framework hook, and notify the owners.
 
-How a process was started, as /proc tells: its command, a few variables, and if it is Python.
+/proc shows how a process was started: its command, a few variables, and whether it is Python.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ _LIBRARY = re.compile(rb"/libpython[0-9][^/\n]*\.so")
 
 
 class ExecInfo(NamedTuple):
-    """What was found out."""
+    """How a process was started."""
 
     command: tuple[str, ...]
     variables: dict[str, str] | None
-    """Of those asked for, those that it was given; None where they cannot be read."""
+    """Those of the requested variables that are set; None if unreadable."""
     is_python: bool
 
 
 def exec_mark(pid: int) -> bytes:
-    """Return what is another after each exec, and the same as long as a program runs.
+    """Return a value that changes with each exec and is constant while a program runs.
 
-    The auxiliary vector: addresses that the kernel draws anew; see gpu/simulated.py.
+    This is the auxiliary vector, with addresses that the kernel randomises; see gpu/simulated.py.
     """
     return read(pid, "auxv") or b""
 
@@ -54,7 +54,7 @@ def started(pid: int, names: Collection[str]) -> ExecInfo:
     environment = read(pid, "environ")
     return ExecInfo(
         command_of(pid) or ("",),
-        # One that is empty was read all the same: that is what env -i leaves.
+        # An empty environment is not unreadable: `env -i` leaves one.
         None if environment is None else _chosen(environment, names),
         _is_python(pid),
     )
@@ -66,7 +66,7 @@ def _chosen(environment: bytes, names: Collection[str]) -> dict[str, str]:
 
 
 def _is_python(pid: int) -> bool:
-    """Tell by the program, or by the library of one that has Python built in."""
+    """Return whether the program is Python, or has loaded Python's library."""
     try:
         program = Path(f"/proc/{pid}/exe").readlink().name
     except OSError:
@@ -75,54 +75,54 @@ def _is_python(pid: int) -> bool:
 
 
 Tell = Callable[[JobId, str], Awaitable[None]]
-"""Tells the owner of a job something."""
+"""Notifies the owner of a job."""
 
 _LONGEST_COMMAND = 200
 
 
 def on_record(store: Store, job: JobId) -> bool:
-    """Tell whether the owner of a job has been told, by this daemon or one before it."""
+    """Return whether the owner of a job was notified, by this daemon or an earlier one."""
     return any(
         event.kind == "notice" and UNCOVERED in (event.detail or "") for event in store.events(job)
     )
 
 
 class HookCoverage:
-    """Judges each process once for each program that it runs; one notice for each job."""
+    """Checks each process once for each program that it runs, with one notice for each job."""
 
     def __init__(
         self,
         live: Callable[[], Sequence[Job]],
-        rungs: Callable[[], Sequence[str]],
+        levels: Callable[[], Sequence[str]],
         hooks: Path,
         tell: Tell,
         was_told: Callable[[JobId], bool],
     ) -> None:
-        """`rungs` are those on which leases stand here; `was_told`, also before a restart."""
+        """`levels` are the enforcement levels of all leases."""
         self._live = live
-        self._rungs = rungs
+        self._levels = levels
         self._hooks = str(hooks)
         self._tell = tell
         self._was_told = was_told
         self._told: set[JobId] = set()
-        self._judged: dict[tuple[int, bytes], UncoveredProcess | None] = {}
+        self._checked: dict[tuple[int, bytes], UncoveredProcess | None] = {}
         self._of: dict[JobId, tuple[UncoveredProcess, ...]] = {}
 
     def of(self, job: JobId) -> tuple[UncoveredProcess, ...]:
-        """Return the processes of a job that the latest look showed, and that are not held."""
+        """Return the processes of a job without the hook, as last observed."""
         return self._of.get(job, ())
 
     async def look(self, seen: Observation) -> None:
-        """Judge who is on the GPUs, and tell the owners whose job is first seen to be unheld."""
-        # Whoever holds a lease without a job may have taken its environment, or not.
+        """Check the processes on the GPUs, and notify owners at the first one without the hook."""
+        # Held leases do not count: their holders may use the lease's environment or not.
         jobs = {job.id for job in self._live() if job.holds_memory and job.holder is None}
-        if EnforcementLevel.FRAMEWORK not in self._rungs():
+        if EnforcementLevel.FRAMEWORK not in self._levels():
             jobs = set()
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
-        found = await asyncio.to_thread(self._judge, pids) if pids else {}
+        found = await asyncio.to_thread(self._check, pids) if pids else {}
         of: dict[JobId, list[UncoveredProcess]] = defaultdict(list)
-        for pid, unheld in found.items():
-            of[seen.jobs_by_pid[pid]].append(unheld)
+        for pid, uncovered in found.items():
+            of[seen.jobs_by_pid[pid]].append(uncovered)
         self._of = {job: tuple(processes) for job, processes in of.items()}
         self._told &= jobs
         for job in self._of.keys() - self._told:
@@ -131,16 +131,18 @@ class HookCoverage:
                 await self._tell(job, text)
             self._told.add(job)
 
-    def _judge(self, pids: Iterable[int]) -> dict[int, UncoveredProcess]:
-        judged: dict[tuple[int, bytes], UncoveredProcess | None] = {}
+    def _check(self, pids: Iterable[int]) -> dict[int, UncoveredProcess]:
+        checked: dict[tuple[int, bytes], UncoveredProcess | None] = {}
         for pid in pids:
             mark = pid, exec_mark(pid)
             if mark[1]:
-                judged[mark] = self._judged[mark] if mark in self._judged else self._one(pid)
-        self._judged = judged
-        return {pid: unheld for (pid, _), unheld in judged.items() if unheld is not None}
+                checked[mark] = (
+                    self._checked[mark] if mark in self._checked else self._check_one(pid)
+                )
+        self._checked = checked
+        return {pid: uncovered for (pid, _), uncovered in checked.items() if uncovered is not None}
 
-    def _one(self, pid: int) -> UncoveredProcess | None:
+    def _check_one(self, pid: int) -> UncoveredProcess | None:
         start = started(pid, (HOOK, PATH))
         why = why_uncovered(
             ProcessStart(

@@ -1,4 +1,4 @@
-"""How a granted job is started: lease and invocation become an environment and a launch."""
+"""Turn a granted job into a launch: its lease and invocation become environment and settings."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ _NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a launch needs to know of the daemon and the machine."""
+    """What a launch needs from the daemon and the machine."""
 
     installation: str
-    """Tells our processes from those of another daemon on this machine."""
+    """Identifies the processes of this daemon; another daemon on this machine has another."""
     as_other_users: bool
-    """The daemon is root, and becomes whoever asked."""
+    """The daemon is root, and starts jobs as the users that submitted them."""
     simulated: bool
     driver: Callable[[], str | None]
     readings: Callable[[], Mapping[GpuUuid, GpuReading]]
@@ -41,21 +41,21 @@ class LaunchContext:
     log_limit: int
     keep_free: int = 0
     """Bytes of the disk that logs leave free."""
-    rungs: Callable[[], tuple[str, ...]] = tuple
-    """What holds every lease here, see enforcement.Rung."""
-    lift: Callable[[Job], Awaitable[None]] | None = None
-    """Takes away what the driver holds an ended job by."""
+    levels: Callable[[], tuple[str, ...]] = tuple
+    """The enforcement levels of every lease, see EnforcementLevel."""
+    remove_limits: Callable[[Job], Awaitable[None]] | None = None
+    """Removes the driver's limits of a job that has ended."""
     socket: str = ""
-    """Where the hooks in jobs may tell what they see."""
-    beside: Callable[[int, OverheadKey, int], int] = lambda uid, kind, start: start
-    """Tells what was learnt of frameworks, for the jobs of a user, from where it starts."""
+    """The socket on which hooks in jobs report to the daemon."""
+    overhead: Callable[[int, OverheadKey, int], int] = lambda uid, key, default: default
+    """Returns the measured overhead of a framework in the jobs of a user, or the default."""
 
 
-def launch_of(job: Job, invocation: Invocation, directory: Path, around: LaunchContext) -> Launch:
-    """Return how the worker of `job` is to be started.
+def launch_of(job: Job, invocation: Invocation, directory: Path, context: LaunchContext) -> Launch:
+    """Return how to start the worker of `job`.
 
     Raises:
-        ValueError: the lease cannot be told to the job.
+        ValueError: the lease cannot be expressed in the environment.
     """
     owner = job.owner
     identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
@@ -64,30 +64,30 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, around: LaunchC
         directory=directory,
         argv=invocation.argv,
         cwd=invocation.cwd,
-        environment=environment_of(job, invocation, around),
-        identity=identity if around.as_other_users else None,
+        environment=environment_of(job, invocation, context),
+        identity=identity if context.as_other_users else None,
         umask=invocation.umask,
         soft_limits=invocation.soft_limits,
         nice=invocation.nice,
         stdin=invocation.attached,
         awaits_attach=invocation.attached,
         time_limit=job.claim.time_limit,
-        grace=grace_of(job, around),
-        log_limit=around.log_limit,
-        keep_free=around.keep_free,
+        grace=grace_of(job, context),
+        log_limit=context.log_limit,
+        keep_free=context.keep_free,
         terminal=_terminal(invocation),
         early_signal=_early_signal(invocation),
-        # A user may ask for an hour; whoever shuts the machine down did not agree to that.
-        grace_at_shutdown=min(grace_of(job, around), around.grace),
-        gpus=_nodes(job, around),
+        # A user may ask for an hour, but a shutdown must not take that long.
+        grace_at_shutdown=min(grace_of(job, context), context.grace),
+        gpus=_nodes(job, context),
         memory={lease.gpu: lease.memory for lease in job.leases},
-        environment_within=partial(environment_of, job, invocation, around),
+        environment_within=partial(environment_of, job, invocation, context),
     )
 
 
-def _nodes(job: Job, around: LaunchContext) -> tuple[str, ...] | None:
-    """Return the device nodes of the job's GPUs; None if there are none, or not all known."""
-    readings = around.readings()
+def _nodes(job: Job, context: LaunchContext) -> tuple[str, ...] | None:
+    """Return the device nodes of the job's GPUs; None if there are none or not all are known."""
+    readings = context.readings()
     found = [readings.get(lease.gpu) for lease in job.leases]
     nodes = [_nodes_of(reading) for reading in found]
     known = [node for each in nodes for node in each or ()]
@@ -97,54 +97,55 @@ def _nodes(job: Job, around: LaunchContext) -> tuple[str, ...] | None:
 def environment_of(
     job: Job,
     invocation: Invocation,
-    around: LaunchContext,
+    context: LaunchContext,
     limits: Mapping[str, int] = _NO_LIMITS,
-    alone: bool = False,
+    exclusive: bool = False,
 ) -> dict[str, str]:
-    """Return the variables of `invocation` as they are under the leases of `job`.
+    """Return the environment of `invocation` under the leases of `job`.
 
-    `limits` are the bytes to which the driver keeps it, by GPU; `alone`: it can open no other.
+    `limits` are the driver's limits in bytes, by GPU. `exclusive` means that the job can open no
+    other GPU.
     """
-    readings = around.readings()
+    readings = context.readings()
     return worker_environment(
         invocation.environment,
         job=str(job.id),
-        marker=marker_of(job.id, around),
+        marker=marker_of(job.id, context),
         gpus=[_leased(lease, readings.get(lease.gpu), limits) for lease in job.leases],
-        simulated=around.simulated,
-        driver=around.driver(),
-        hooks=around.hooks,
+        simulated=context.simulated,
+        driver=context.driver(),
+        hooks=context.hooks,
         options=_options(invocation.options),
-        beside=_beside(job, around),
-        daemon=around.socket,
-        alone=alone,
+        beside=_overhead(job, context),
+        daemon=context.socket,
+        alone=exclusive,
     )
 
 
-def _beside(job: Job, around: LaunchContext) -> OverheadOf:
-    """Return what tells how much a framework takes beside its pool, for who owns `job`."""
-    gpus, driver = len(job.leases), around.driver()
+def _overhead(job: Job, context: LaunchContext) -> OverheadOf:
+    """Return a function for the memory of a framework outside its pool, for the owner of `job`."""
+    gpus, driver = len(job.leases), context.driver()
 
-    def beside(framework: str, gpu: LeasedGpu) -> int:
-        start = default_overhead(framework, gpus, gpu.name, driver)
-        kind = OverheadKey(framework, gpu.name, driver or "", gpus)
-        return around.beside(job.owner.uid, kind, start)
+    def overhead(framework: str, gpu: LeasedGpu) -> int:
+        default = default_overhead(framework, gpus, gpu.name, driver)
+        key = OverheadKey(framework, gpu.name, driver or "", gpus)
+        return context.overhead(job.owner.uid, key, default)
 
-    return beside
-
-
-def marker_of(job: JobId, around: LaunchContext) -> str:
-    """Return what the processes of a job are recognised by."""
-    return f"{around.installation}/{job}"
+    return overhead
 
 
-def grace_of(job: Job, around: LaunchContext) -> timedelta:
-    """Return how long the worker has between being asked to go and being made to."""
-    return around.grace if job.grace is None else job.grace
+def marker_of(job: JobId, context: LaunchContext) -> str:
+    """Return the environment variable's value that marks the processes of a job."""
+    return f"{context.installation}/{job}"
+
+
+def grace_of(job: Job, context: LaunchContext) -> timedelta:
+    """Return the time between SIGTERM and SIGKILL for the worker."""
+    return context.grace if job.grace is None else job.grace
 
 
 def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
-    """Return the device nodes that a program opens for one GPU; None where that is not known."""
+    """Return the device nodes that a program opens for one GPU; None if unknown."""
     if reading is None or reading.minor is None:
         return None
     beside = () if reading.parent is None else reading.device_nodes
@@ -152,9 +153,10 @@ def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
 
 
 def _leased(lease: Lease, reading: GpuReading | None, limits: Mapping[str, int]) -> LeasedGpu:
-    """Return the lease as the worker's side wants it; a GPU just lost is as large as its lease.
+    """Return the lease for the environment of the worker.
 
-    With a limit of the driver's, which may be a little below the lease, it is as large as that.
+    A GPU without a reading has the size of the lease. With a limit of the driver, which may be
+    slightly below the lease, the GPU has the size of the limit.
     """
     memory = min(lease.memory, limits.get(lease.gpu, lease.memory))
     index, name, total = 0, "unknown", None
@@ -177,6 +179,6 @@ def _early_signal(invocation: Invocation) -> EarlySignalSpec | None:
 
 
 def _options(given: Mapping[str, Any]) -> WorkerOptions:
-    """Return the options as the worker's side names them; they were checked when submitted."""
+    """Return the options with the worker's names. They were checked at submission."""
     renamed = {"inter_op_threads": "inter_op", "intra_op_threads": "intra_op"}
     return WorkerOptions(**{renamed.get(name, name): value for name, value in given.items()})

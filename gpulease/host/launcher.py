@@ -1,8 +1,6 @@
-"""The daemon's way to launch: through the spawner, which it starts and, if need be, starts anew.
+"""Launch workers through the spawner, a process that the daemon starts and restarts.
 
-What a shim tells of its launch, on a pipe to the daemon.
-
-The spawner's process, as the daemon has it: started, handed requests, and buried.
+The spawner forks a shim for each launch. The shim reports on a pipe how the launch goes.
 """
 
 import array
@@ -38,24 +36,24 @@ from gpulease.shim.launch_request import (
 )
 from gpulease.shim.record import Failure, Started, failure, read_record, started
 
-_LONGEST_ANSWER = 64 << 10
+_LONGEST_REPLY = 64 << 10
 
 
 class SpawnerReply:
-    """The daemon's end of the pipe on which a shim tells how its launch goes, line by line."""
+    """The daemon's end of the pipe on which a shim reports its launch, line by line."""
 
     def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
         self._reader = reader
         self._transport = transport
 
     async def line(self) -> bytes:
-        """Return the next line, or nothing if whoever was to write it has died."""
+        """Return the next line, or nothing if the writer has died."""
         with contextlib.suppress(OSError, ValueError):
             return _whole(await self._reader.readline())
         return b""
 
     async def rest(self) -> bytes:
-        """Return what comes until the end, or nothing if that is not a whole line."""
+        """Return all until the end, or nothing if that is not a complete line."""
         with contextlib.suppress(OSError):
             return _whole(await self._reader.read())
         return b""
@@ -69,19 +67,19 @@ def _whole(line: bytes) -> bytes:
 
 
 async def read_reply(fd: int) -> SpawnerReply:
-    """Read a pipe, and close it at the end."""
+    """Read the pipe that is open as `fd`, and close it at the end."""
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_LONGEST_ANSWER)
+    reader = asyncio.StreamReader(limit=_LONGEST_REPLY)
     pipe = os.fdopen(fd, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     return SpawnerReply(reader, transport)
 
 
-_CLOSING_PATIENCE_S = 5.0
+_CLOSES_WITHIN_S = 5.0
 
 
 class SpawnerProcess:
-    """One spawner, on a channel that ends it when it is closed."""
+    """One spawner. It ends when its channel is closed."""
 
     def __init__(self, confined: bool) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -102,7 +100,7 @@ class SpawnerProcess:
             )
 
     async def send(self, *descriptors: int) -> bool:
-        """Hand over a request; False if the spawner is no more."""
+        """Send a request; False if the spawner has ended."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         while True:
             try:
@@ -115,10 +113,10 @@ class SpawnerProcess:
                 return True
 
     async def close(self) -> None:
-        """Close the channel, which ends the spawner, and bury it."""
+        """Close the channel, which ends the spawner, and reap it."""
         self._channel.close()
         try:
-            await asyncio.to_thread(self._process.wait, _CLOSING_PATIENCE_S)
+            await asyncio.to_thread(self._process.wait, _CLOSES_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
@@ -141,90 +139,90 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 __all__ = ["AlreadyLaunched", "Launch", "Launcher", "Started", "UserIdentity"]
 
 _BEFORE_THE_RECORD = ("directory", "record")
-_PASSING = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
-"""What may be over in a moment; as long as there is no record, the launch can be tried again."""
+_TEMPORARY = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
+"""Errors that may pass. Without a record the launch can be tried again."""
 _BEGINS_WITHIN_S = 5.0
-"""From our word to the command, on a slow disk or on a busy machine."""
+"""Time from the go-ahead to the command on a slow disk or a busy machine."""
 _ERRORS: dict[int, type[GpuleaseError]] = {127: CommandNotFound, 126: CommandNotExecutable}
 
 
 class AlreadyLaunched(Exception):
-    """The job's directory has seen a launch before; its record says what came of it."""
+    """A job was launched in this directory before. The record says what happened to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """Whom a job runs as."""
+    """The user that a job runs as."""
 
     uid: int
     gid: int
     user: str
     groups: tuple[int, ...] | None
-    """None: the groups that the user database gives, and `gid`."""
+    """None: the groups in the user database, and `gid`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that is needed to launch a job's worker; strings may hold surrogate escapes."""
+    """All that is needed to launch a job's worker. Strings may contain surrogate escapes."""
 
     job: int
     directory: Path
-    """Exists, and belongs to whom the daemon runs as; nothing was launched in it before."""
+    """It exists and belongs to the daemon's user, and nothing was launched in it before."""
     argv: tuple[str, ...]
     cwd: str
     environment: Mapping[str, str]
-    """All of the worker's environment; nothing is added."""
+    """The complete environment of the worker."""
     identity: UserIdentity | None
-    """None: stay who the daemon is."""
+    """None: the user of the daemon."""
     umask: int
     soft_limits: Mapping[str, int]
-    """By name, as in "RLIMIT_NOFILE" or "nofile"; below 0 is without limit. Unknown: ignored."""
+    """By name, such as "RLIMIT_NOFILE" or "nofile". Below 0 is unlimited."""
     stdin: bool
-    """Whether the worker reads from who attaches; otherwise from /dev/null."""
+    """Whether the worker reads from the attached client, and not from /dev/null."""
     awaits_attach: bool
-    """Whether the output is kept, for a few seconds, for the first who attaches."""
+    """Whether output is held for a few seconds for the first client that attaches."""
     time_limit: timedelta | None
     grace: timedelta
-    """Between SIGTERM and SIGKILL at the time limit."""
+    """Time between SIGTERM and SIGKILL at the time limit."""
     log_limit: int
     """Bytes of each log."""
     keep_free: int = 0
     """Bytes of the disk that the logs leave free."""
     nice: int = 0
     grace_at_shutdown: timedelta | None = None
-    """Between SIGTERM and SIGKILL when the machine is shut down; None: `grace`."""
+    """Time between SIGTERM and SIGKILL at a shutdown of the machine; None: `grace`."""
     gpus: tuple[str, ...] | None = None
-    """The device nodes of the leased GPUs, no others of which may be opened; None: all may be."""
+    """The device nodes of the leased GPUs, the only GPUs that the job may open; None: all."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Leased bytes by the UUID of the GPU."""
     terminal: TerminalSpec | None = None
-    """The pseudo-terminal to run on; None: three streams of their own."""
+    """The pseudo-terminal to run on; None: pipes."""
     early_signal: EarlySignalSpec | None = None
-    """Has a meaning with a time limit alone."""
+    """It needs a time limit."""
     environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
-    """Returns the environment where the driver keeps the job to so many bytes, by the UUID of the
-    GPU, and where it can open no other GPU, or can; None: it is the same."""
+    """Returns the environment, given the driver's limits in bytes by GPU UUID, and whether the job
+    can open its own GPUs only. None: `environment` in any case."""
 
 
-Enclose = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
-"""Puts the process with this pid where the processes of the launch belong.
+PrepareSandbox = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
+"""Puts the shim with this pid into the sandbox of its job.
 
-Returns the worker's environment if that is another one there. May raise RecordUnwritable or
-LaunchDeferred: nothing was launched then, and it can be tried again.
+Returns the worker's environment if the sandbox changes it. May raise RecordUnwritable or
+LaunchDeferred: then nothing was launched, and the launch can be tried again.
 """
 
 
 class Launcher:
-    """Launch workers; each in the company of a shim that outlives this daemon."""
+    """Launches workers, each below a shim that outlives this daemon."""
 
-    def __init__(self, *, confined: bool = False, enclose: Enclose | None = None) -> None:
+    def __init__(self, *, confined: bool = False, sandbox: PrepareSandbox | None = None) -> None:
         """Launch through a spawner that is started when it is first needed.
 
-        `confined`: jobs are not to see the files as this daemon does, but as process 1 does.
-        `enclose` puts a shim, by its pid, where its job belongs, before anything else happens.
+        With `confined`, jobs see the file system of process 1 and not that of this daemon. The shim
+        is put into the `sandbox` before it does anything else.
         """
         self._confined = confined
-        self._enclose = enclose
+        self._sandbox = sandbox
         self._spawner: SpawnerProcess | None = None
         self._turn = asyncio.Lock()
 
@@ -235,64 +233,64 @@ class Launcher:
             AlreadyLaunched: this directory was launched in before.
             CommandNotFound: there is no such command.
             CommandNotExecutable: the command cannot be executed.
-            RecordUnwritable: the disk is full, or the like; it may be tried again.
-            LaunchDeferred: nothing may be started now; it may be tried again.
-            LaunchFailed: anything else was in the way.
+            RecordUnwritable: the disk is full, for example; it can be tried again.
+            LaunchDeferred: nothing can be started now; it can be tried again.
+            LaunchFailed: the launch failed for another reason.
         """
         request = _request(launch)
         for _ in range(2):
-            answer = await self._ask(request, launch)
-            if answer:
-                return _understood(answer)
-            # The spawner or the shim died. Trying again is safe: a record admits one launch only.
+            reply = await self._request(request, launch)
+            if reply:
+                return _started(reply)
+            # The spawner or the shim died. A second try is safe: a record allows one launch only.
             record = await asyncio.to_thread(read_record, launch.directory)
             if record is not None and record.started is not None:
                 return record.started
             if record is not None:
-                # Its shim has died. The job may have begun, and left something behind.
+                # Its shim has died. The job may have begun and left processes behind.
                 raise AlreadyLaunched
         raise LaunchFailed(
-            "cannot start the job: the process that was to start it was killed",
-            "the system's log may say why; memory may have run out",
+            "cannot start the job: the process that starts it was killed",
+            "check the system's log; the machine may have run out of memory",
         )
 
     async def close(self) -> None:
-        """Let the spawner go; shims and workers stay."""
+        """End the spawner; shims and workers stay."""
         async with self._turn:
             if self._spawner is not None:
                 await self._spawner.close()
                 self._spawner = None
 
-    async def _ask(self, request: bytes, launch: Launch) -> bytes:
-        """Return the answer to a request, or nothing if whoever was to answer died."""
+    async def _request(self, request: bytes, launch: Launch) -> bytes:
+        """Return the reply to a request, or nothing if spawner or shim died."""
         with contextlib.ExitStack() as ours:
             go: int | None = None
             with contextlib.ExitStack() as passed:
-                answer, theirs = os.pipe()
-                passed.callback(os.close, theirs)
-                reader = await read_reply(answer)
-                ours.callback(reader.close)
+                receiver, sender = os.pipe()
+                passed.callback(os.close, sender)
+                reply = await read_reply(receiver)
+                ours.callback(reply.close)
                 memory = os.memfd_create("gpulease-request", os.MFD_CLOEXEC)
                 ours.callback(os.close, memory)
                 _write_all(memory, request)
-                descriptors = [memory, theirs]
-                if self._enclose is not None:
+                descriptors = [memory, sender]
+                if self._sandbox is not None:
                     waits, go = os.pipe()
                     ours.callback(os.close, go)
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
                 await self._pass_on(*descriptors)
-            first = await reader.line()
-            if go is None or self._enclose is None or (pid := _waiting(first)) is None:
-                return first + await reader.rest()
-            environment = await self._enclose(pid, launch)
+            first = await reply.line()
+            if go is None or self._sandbox is None or (pid := _waiting(first)) is None:
+                return first + await reply.rest()
+            environment = await self._sandbox(pid, launch)
             if environment is not None:
-                # The shim has the same file, and reads nothing of it before our word.
+                # The shim has the same file, and does not read it before the go-ahead.
                 os.ftruncate(memory, 0)
                 _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await _to_its_end(reader.rest())
+            return await _until_started(reply.rest())
 
     async def _pass_on(self, *descriptors: int) -> None:
         async with self._turn:
@@ -304,13 +302,13 @@ class Launcher:
             await self._spawner.send(*descriptors)
 
 
-async def _to_its_end(answer: Coroutine[Any, Any, bytes]) -> bytes:
-    """Wait for the answer of a shim that has our word, also when the daemon leaves meanwhile.
+async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
+    """Wait for the reply of a shim that has the go-ahead, even if the daemon is stopping.
 
-    At a shutdown jobs are asked to go when the daemon has left. By then each either runs its
-    command or was never launched, and nothing in between is taken for a job that ran.
+    A shutdown ends the jobs after the daemon has stopped. By then each job either runs its command
+    or was never launched, so a job that never began does not look as if it had run.
     """
-    waiting = asyncio.ensure_future(answer)
+    waiting = asyncio.ensure_future(reply)
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
@@ -351,21 +349,25 @@ def _request(launch: Launch) -> bytes:
 
 
 def _check(launch: Launch) -> None:
-    """Refuse what no system call would take; values of variables may be secret, and are not shown.
+    """Refuse what no system call accepts. Values of variables may be secret and are not shown.
 
     Raises:
-        LaunchFailed: there is no command, or a string is not what it has to be.
+        LaunchFailed: the command is missing, or a string is invalid.
     """
     if not launch.argv:
-        raise LaunchFailed("cannot start the job: there is no command")
+        raise LaunchFailed("cannot start the job: no command was given")
     for string in (*launch.argv, launch.cwd):
         if not _is_sound(string):
-            raise LaunchFailed(f"cannot start the job: {string[:80]!r} cannot be passed on")
+            raise LaunchFailed(
+                f"cannot start the job: {string[:80]!r} has a NUL byte or cannot be encoded"
+            )
     for name, value in launch.environment.items():
         if not name or "=" in name or not _is_sound(name):
-            raise LaunchFailed(f"cannot start the job: no variable can be called {name[:80]!r}")
+            raise LaunchFailed(f"cannot start the job: {name[:80]!r} is not a valid variable name")
         if not _is_sound(value):
-            raise LaunchFailed(f"cannot start the job: the variable {name} cannot be passed on")
+            raise LaunchFailed(
+                f"cannot start the job: the variable {name} has a NUL byte or cannot be encoded"
+            )
 
 
 def _is_sound(string: str) -> bool:
@@ -375,8 +377,8 @@ def _is_sound(string: str) -> bool:
         return False
 
 
-def _understood(answer: bytes) -> Started:
-    content: dict[str, Any] = json.loads(answer)
+def _started(reply: bytes) -> Started:
+    content: dict[str, Any] = json.loads(reply)
     if "started" in content:
         return started(content["started"])
     if "already" in content:
@@ -385,7 +387,7 @@ def _understood(answer: bytes) -> Started:
 
 
 def _error(failed: Failure) -> GpuleaseError:
-    if failed.step in _BEFORE_THE_RECORD and failed.errno in _PASSING:
+    if failed.step in _BEFORE_THE_RECORD and failed.errno in _TEMPORARY:
         return RecordUnwritable(failed.message, failed.hint)
     return _ERRORS.get(failed.exit_code, LaunchFailed)(failed.message, failed.hint)
 
@@ -396,7 +398,7 @@ def _write_all(fd: int, data: bytes) -> None:
         written += os.pwrite(fd, data[written:], written)
 
 
-def _waiting(answer: bytes) -> int | None:
-    """Return the pid of a shim that waits for our word; None if this is its whole answer."""
-    pid = json.loads(answer).get("waiting") if answer else None
+def _waiting(reply: bytes) -> int | None:
+    """Return the pid of a shim that waits for the go-ahead; None if this is its whole reply."""
+    pid = json.loads(reply).get("waiting") if reply else None
     return None if pid is None else int(pid)

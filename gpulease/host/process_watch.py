@@ -1,7 +1,7 @@
-"""Processes of others: who has a pid now, and when exactly that process ends.
+"""Processes that gpulease did not start: which one has a pid now, and when it ends.
 
-By descriptor and start time: a pid may be given to somebody else at any moment, also while the
-daemon is away (pidfd_open(2)).
+A process is identified by descriptor and start time, since its pid may be reused at any moment,
+also while no daemon runs (pidfd_open(2)).
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from gpulease.service.ports import LivingProcess
 from gpulease.shim.process_tree import entry
 
 _NO_SUCH_PROCESS = (ESRCH, EINVAL, ENOENT)
-"""The latter two where the pid is that of a thread, by older and newer kernels."""
+"""The last two are for the pid of a thread, in older and newer kernels."""
 
 
 @cache
 def boot_id() -> str:
-    """Return what the kernel calls this boot."""
+    """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def run_of_system() -> str:
-    """Return what is another after each boot, and in a container after each start of it.
+    """Return an id that changes with each boot, and in a container with each of its starts.
 
-    The kernel's name for the boot, and the start of process 1.
+    It consists of the kernel's boot id and the start time of process 1.
     """
     first = entry(1)
     return boot_id() if first is None else f"{boot_id()}/{first.started}"
 
 
 def living(pid: int) -> LivingProcess | None:
-    """Return the process that has `pid` now; None if there is none, or it is a mere thread."""
+    """Return the process that has `pid` now; None if there is none, or it is a thread."""
     found = entry(pid) if pid > 0 else None
     if found is None:
         return None
@@ -49,7 +49,7 @@ def living(pid: int) -> LivingProcess | None:
         uid, name = seen.uids().real, name_of(pid) or ""
     except psutil.Error:
         return None
-    # What was read of it is its own only if it is still the same one.
+    # What was read belongs to this process only if the pid was not reused meanwhile.
     descriptor = _descriptor(process)
     if descriptor is None:
         return None
@@ -58,7 +58,7 @@ def living(pid: int) -> LivingProcess | None:
 
 
 def has_ended(process: Process) -> bool:
-    """Tell whether exactly this process is no more."""
+    """Return whether exactly this process has ended."""
     descriptor = _descriptor(process)
     if descriptor is not None:
         os.close(descriptor)
@@ -66,14 +66,14 @@ def has_ended(process: Process) -> bool:
 
 
 class ProcessWatch:
-    """The ends of processes, however many wait for one: a descriptor for each process."""
+    """Waits for the ends of processes, with one descriptor for each process."""
 
     def __init__(self) -> None:
         self._watched: dict[Process, _Watched] = {}
 
     @asynccontextmanager
     async def of(self, process: Process) -> AsyncIterator[asyncio.Event]:
-        """Return an event that is set when exactly this process has ended, maybe long ago."""
+        """Return an event that is set once exactly this process has ended."""
         watched = self._watched.get(process)
         if watched is None:
             watched = self._watched[process] = _Watched(process)
@@ -88,7 +88,7 @@ class ProcessWatch:
 
 
 class _Watched:
-    """One process whose end somebody waits for."""
+    """One watched process."""
 
     def __init__(self, process: Process) -> None:
         self.ended = asyncio.Event()
@@ -104,7 +104,7 @@ class _Watched:
         self.ended.set()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -115,7 +115,7 @@ def _descriptor(process: Process) -> int | None:
     """Return a descriptor of exactly this process, or None if it has ended.
 
     Raises:
-        OSError: there is no telling, as for want of descriptors.
+        OSError: this cannot be determined, for example because no descriptor is free.
     """
     if process.boot != boot_id():
         return None

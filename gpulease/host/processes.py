@@ -1,14 +1,12 @@
-"""Whose process is whose: from a pid, as the driver gives it, to a person and to a job.
+"""Find the user and the job of a process, given a pid from the driver.
 
-A process belongs to a job if it is in the job's scope, or else if it descends from the job's shim,
-or else if its environment carries the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its
-user is the job's: a marker is easily forged, a uid is not, and a scope is root's to give.
+A process belongs to a job if it is in the job's scope; otherwise if it descends from the job's
+shim; otherwise if its environment has the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its
+user is the job's. A marker is easily forged, but a uid is not, and only root assigns scopes.
 
-Which pids in the driver's lists have been given to somebody else since they came there.
-
-What a GPU holds for a process that has died may stay, with its pid, for as long as a child that it
-forked keeps its files open. The kernel gives that number away again, and whoever gets it holds
-nothing of that memory.
+`PidReuse` finds pids in the driver's lists that other processes have by now. When a process dies,
+its GPU memory stays allocated under its pid while a child keeps the files open. Meanwhile the
+kernel may give the pid to a process that has none of that memory.
 """
 
 import asyncio
@@ -31,39 +29,39 @@ from gpulease.shim.process_tree import Entry, deliver, entry, other_thread, proc
 MARKER = "GPULEASE_WORKER"
 _MARKER_START = MARKER.encode() + b"="
 _CUT_OFF_AT = 15
-"""Bytes; as long as the kernel keeps the name of a process, see proc_pid_comm(5)."""
+"""Bytes of a process's name that the kernel keeps, see proc_pid_comm(5)."""
 _LARGEST_ENVIRONMENT = 8 << 20
 _DEEPEST = 4096
 _LOOK_AGAIN_S = 0.1
 _MOST_REMEMBERED = 4096
-_PLEASE = (signal.SIGTERM, signal.SIGCONT)
+_ASK_TO_END = (signal.SIGTERM, signal.SIGCONT)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Who a process is."""
+    """The user, name and command of a process."""
 
     pid: int
     user: str
-    """The uid in digits where it has no name."""
+    """The uid in digits if it has no name."""
     uid: int
     name: str
     command: tuple[str, ...]
-    """Empty for a kernel thread, and for one that hides it."""
+    """Empty for a kernel thread and for a process that hides it."""
     started_at: datetime
     container: str | None
-    """The short id of the container that it is in."""
+    """The short id of its container."""
 
 
 class ProcessTable:
-    """Look processes up; what cannot change in a process's life is read once."""
+    """Looks up processes. What cannot change while a process lives is read once."""
 
     def __init__(self) -> None:
         self._markers: dict[tuple[int, int], str] = {}
-        """By pid and start time, so that a pid that is given anew is looked at anew."""
+        """By pid and start time, since pids are reused."""
 
     def identify(self, pid: int) -> ProcessIdentity | None:
-        """Return who this is, or None if there is no such process (any more)."""
+        """Return the identity of a process, or None if it does not exist."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -97,8 +95,8 @@ class ProcessTable:
     ) -> dict[int, JobId]:
         """Return the job of each of `pids` that belongs to one.
 
-        `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` the
-        uids of jobs: a marker counts for a job only in a process of its owner.
+        `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` are the
+        uids of jobs: a marker counts only in a process of the job's owner.
         """
         seen: dict[int, Entry | None] = {}
         jobs: dict[int, JobId] = {}
@@ -132,14 +130,32 @@ class ProcessTable:
         owner: int | None = None,
         session: int | None = None,
         scope: JobId | None = None,
-    ) -> list[int]:
-        """Return the processes that a shim has left behind.
+    ) -> set[Entry]:
+        """Return the processes that a dead shim has left behind.
 
-        They carry `marker` (`<instance>/<job>`), or are in the session that it led, whose number
-        nobody else gets as long as it has members; and they are of `owner`, if given. Who is in
-        the scope of the job `scope` is left behind whatever they carry, and whoever they are.
+        They have `marker` (`<instance>/<job>`) or are in `session`, which the shim led and whose id
+        is not reused while it has members; and they belong to `owner`, if given. Processes in the
+        scope of the job `scope` are included in any case.
         """
-        return [found.pid for found in self._survivors(marker, owner, session, scope)]
+        there = list(processes())
+        in_scope = set() if scope is None else cgroups.members(scope)
+        if any(found.pid == session and not found.zombie for found in there):
+            # The shim is dead, so this is another session with the same id.
+            session = None
+        return {
+            found
+            for found in there
+            if not found.zombie
+            and found.pid != os.getpid()
+            and (
+                found.pid in in_scope
+                # The user first: a process can block the read of its marker, see `proc_reader`.
+                or (
+                    owner in (None, real_uid(found.pid))
+                    and (found.session == session or self._marker(found) == marker)
+                )
+            )
+        }
 
     async def end_survivors(
         self,
@@ -149,13 +165,13 @@ class ProcessTable:
         session: int | None = None,
         scope: JobId | None = None,
     ) -> None:
-        """Ask the survivors of a shim to go, and kill them after `grace`, until none is left."""
-        await self.end(partial(self._survivors, marker, owner, session, scope), grace)
+        """Send SIGTERM to the survivors of a shim, and SIGKILL after `grace`; return at the end."""
+        await self.end(partial(self.survivors, marker, owner, session, scope), grace)
 
     async def end(self, look: Callable[[], set[Entry]], grace: timedelta) -> None:
         """Send SIGTERM to the processes that `look` finds, and SIGKILL after `grace`.
 
-        Returns when `look` finds none.
+        Return when `look` finds none.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace.total_seconds()
@@ -163,56 +179,33 @@ class ProcessTable:
         while left := await asyncio.to_thread(look):
             killing = loop.time() >= deadline
             for found in left if killing else left - asked:
-                deliver(found, *((signal.SIGKILL,) if killing else _PLEASE))
+                deliver(found, *((signal.SIGKILL,) if killing else _ASK_TO_END))
             asked |= left
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     def of_job(
         self, job: JobId, marker: str, owner: int, shim: Entry | None, session: int | None
     ) -> set[Entry]:
-        """Return the living processes of a job, without its shim, if its directory tells nothing.
+        """Return the living processes of a job without a directory, except its shim.
 
-        They are below `shim`, or they belong to `owner` and carry `marker` or are in `session`.
-        A scope with the number of the job may belong to another daemon. It belongs to this job if
-        one of these processes, or the shim, is in it.
+        They are below `shim`, or belong to `owner` and have `marker` or are in `session`. A scope
+        with the job's number may belong to another daemon. It counts if one of these processes or
+        the shim is in it.
         """
-        found = self._survivors(marker, owner, session, None)
+        found = self.survivors(marker, owner, session, None)
         if shim is not None:
             found.update(process_tree.descendants(shim.pid))
         known = {each.pid for each in found} | ({shim.pid} if shim is not None else set())
-        enclosed = cgroups.members(job)
-        if enclosed & known:
-            entries = (entry(pid) for pid in enclosed - known)
+        in_scope = cgroups.members(job)
+        if in_scope & known:
+            entries = (entry(pid) for pid in in_scope - known)
             found.update(each for each in entries if each is not None and not each.zombie)
         return {each for each in found if shim is None or each.pid != shim.pid}
 
-    def _survivors(
-        self, marker: str, owner: int | None, session: int | None, scope: JobId | None
-    ) -> set[Entry]:
-        there = list(processes())
-        enclosed = set() if scope is None else cgroups.members(scope)
-        if any(found.pid == session and not found.zombie for found in there):
-            # The shim is dead: this is somebody else's session, of the same number.
-            session = None
-        return {
-            found
-            for found in there
-            if not found.zombie
-            and found.pid != os.getpid()
-            and (
-                found.pid in enclosed
-                # The user first: to read a marker takes the process's own leave, see `patience`.
-                or (
-                    owner in (None, real_uid(found.pid))
-                    and (found.session == session or self._marker(found) == marker)
-                )
-            )
-        }
-
     def _marker(self, found: Entry) -> str | None:
-        """Return the marker in the environment that the process was started with.
+        """Return the marker in the environment of a process.
 
-        That there is none is not remembered: between fork and exec there is none yet.
+        A missing marker is not remembered: between fork and exec it is not there yet.
         """
         key = (found.pid, found.started)
         marker = self._markers.get(key) or _read_marker(found.pid)
@@ -226,7 +219,7 @@ class ProcessTable:
 def _by_ancestry(
     pid: int, roots: Mapping[int, JobId], seen: dict[int, Entry | None]
 ) -> JobId | None:
-    """Go from parent to parent until one of `roots`; whoever was met is kept in `seen`."""
+    """Go from parent to parent until one of `roots`, and add the processes to `seen`."""
     for _ in range(_DEEPEST):
         if pid in roots:
             return roots[pid]
@@ -247,11 +240,11 @@ def _read_marker(pid: int) -> str | None:
 
 
 def environment_of(pid: int) -> bytes:
-    """Return the environment that a process was started with; empty where it cannot be read now."""
+    """Return the environment that a process was started with; empty if unreadable."""
     found = read(pid, "environ", _LARGEST_ENVIRONMENT) or b""
     if found:
         return found
-    # Where the main thread has ended the others still show what they all have.
+    # If the main thread has ended, another thread still shows the environment.
     other = other_thread(pid)
     return b"" if other is None else read(pid, f"task/{other}/environ", _LARGEST_ENVIRONMENT) or b""
 
@@ -264,22 +257,22 @@ def _user_name(uid: int) -> str:
 
 
 def _full_name(name: str, command: Sequence[str]) -> str:
-    """Return the name of a process, whole where its command tells what the kernel cut off."""
+    """Return the name of a process, completed from its command if the kernel cut it off."""
     program = os.path.basename(command[0]) if command else ""  # noqa: PTH119  not always a path
     return program if len(os.fsencode(name)) >= _CUT_OFF_AT and program.startswith(name) else name
 
 
-class Listing:
-    """Remembers, from one look at the GPUs to the next, who had each pid at first."""
+class PidReuse:
+    """Remembers which process had each listed pid at first."""
 
     def __init__(self) -> None:
         self._first: dict[int, int | None] = {}
-        """When each process started, in clock ticks since boot; None if there was none then."""
+        """The start of each process, in clock ticks since boot; None if there was no process."""
 
-    def inherited(self, pids: Iterable[int]) -> frozenset[int]:
-        """Take in what is listed now; return the pids that are not who they were at first.
+    def reused(self, pids: Iterable[int]) -> frozenset[int]:
+        """Note the pids that are listed now; return those that another process has by now.
 
-        A pid that was not listed at the look before is a new one.
+        A pid that was not listed the last time counts as new.
         """
         here: dict[int, int | None] = {}
         for pid in set(pids):

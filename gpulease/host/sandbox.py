@@ -1,7 +1,7 @@
-"""What is put around a job before its first process: a scope, device rules, the driver's limits.
+"""The sandbox of a job, set up before its first process: scope, device rules, driver limits.
 
-The record names what is known to be in force, and what is missing. A job waits where its device
-rules could not be right.
+The database notes which of them are in force and which are missing. A job waits if its device rules
+would be wrong.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from gpulease.service.ports import MemoryLimiter, NotLimited
 
 _log = logging.getLogger(__name__)
 
-_LONGER_THAN_THE_GRACE = timedelta(seconds=10)
-"""For the shim to write its record, and to hand on the last of the output."""
+_AFTER_THE_GRACE = timedelta(seconds=10)
+"""Time for the shim to write its record and to pass on the last output."""
 _CONTROL = Path("/dev/nvidiactl")
 _UVM = Path("/dev/nvidia-uvm")
 _MAKE_UVM = ("/usr/bin/nvidia-modprobe", "-u", "-c=0")
@@ -33,22 +33,22 @@ _MAKE_AGAIN_AFTER_S = 60.0
 _SHORT_UUID = len("GPU-12345678")
 
 Note = Callable[[JobId, AppliedEnforcement], Awaitable[object]]
-"""Stores what is around a job; may raise RecordUnwritable."""
+"""Stores the enforcement of a job. May raise RecordUnwritable."""
 MakeScope = Callable[[int, scopes.Scope], Awaitable[None]]
-"""As scopes.enclose."""
+"""Like scopes.create."""
 
 
 class Sandbox:
-    """Encloses shims, one for each job, which wait meanwhile."""
+    """Puts shims, which wait meanwhile, into the sandboxes of their jobs."""
 
     def __init__(
         self,
         limiter: Callable[[], MemoryLimiter | None],
         note: Note,
-        make_scope: MakeScope = scopes.enclose,
+        make_scope: MakeScope = scopes.create,
         uvm: "UvmNode | None" = None,
     ) -> None:
-        """`limiter` returns None where no limit of the driver's is to be tried."""
+        """`limiter` returns None if the driver cannot set limits."""
         self._limiter = limiter
         self._uvm = uvm or UvmNode()
         self._note = note
@@ -56,38 +56,38 @@ class Sandbox:
         self._complaints = LogOnce(_log)
 
     async def __call__(self, pid: int, launch: Launch) -> Mapping[str, str] | None:
-        """Put the shim of `launch`, whose pid this is, into all that there is, and note it.
+        """Put the shim of `launch`, which has this pid, into its sandbox, and note the result.
 
-        Return the job's environment where the driver limits it, since CUDA shows it the limit as
-        all that a GPU has (NVIDIA, "MPS: memory partitioning"), and where device rules are in
-        force, since CUDA counts the GPUs that it can open; None where it stays as it is.
+        Return the job's environment if the sandbox changes it: CUDA reports the driver's limit as
+        the size of a GPU (NVIDIA, "MPS: memory partitioning"), and counts only the GPUs that device
+        rules let it open. Otherwise return None.
 
         Raises:
-            RecordUnwritable: it cannot be noted at this moment; nothing was launched.
-            LaunchDeferred: systemd is stopping units, or what CUDA needs is not there to be
-                allowed; nothing was launched.
+            RecordUnwritable: the result cannot be stored now; nothing was launched.
+            LaunchDeferred: systemd is stopping units, or a device node that CUDA needs is missing;
+                nothing was launched.
         """
-        enclosed = await self._enclose(pid, launch)
+        applied = await self._set_up(pid, launch)
         try:
-            await self._note(JobId(launch.job), enclosed)
+            await self._note(JobId(launch.job), applied)
         except RecordUnwritable:
-            # The shim is about to leave, and its cgroup with it.
-            await self._lift(launch.job, enclosed)
+            # The shim is about to end, and its cgroup will be removed.
+            await self._remove_limits(launch.job, applied)
             raise
-        if launch.environment_within is None or not (enclosed.limits or enclosed.devices):
+        if launch.environment_within is None or not (applied.limits or applied.devices):
             return None
-        limits = {str(gpu): kept for gpu, kept in enclosed.limits.items()}
-        return launch.environment_within(limits, enclosed.devices)
+        limits = {str(gpu): kept for gpu, kept in applied.limits.items()}
+        return launch.environment_within(limits, applied.devices)
 
-    async def _lift(self, job: int, enclosed: AppliedEnforcement) -> None:
+    async def _remove_limits(self, job: int, applied: AppliedEnforcement) -> None:
         limiter, directory = self._limiter(), cgroups.directory_of(job)
-        for gpu in enclosed.limits if limiter is not None and directory is not None else ():
+        for gpu in applied.limits if limiter is not None and directory is not None else ():
             assert limiter is not None and directory is not None
             with suppress(NotLimited):
                 await asyncio.to_thread(limiter.remove_limit, gpu, directory)
 
-    async def _enclose(self, pid: int, launch: Launch) -> AppliedEnforcement:
-        gpus = launch.gpus if self._uvm.has_neighbours else None
+    async def _set_up(self, pid: int, launch: Launch) -> AppliedEnforcement:
+        gpus = launch.gpus if self._uvm.is_applicable else None
         if gpus is not None and (why := await self._uvm.obstacle()) is not None:
             raise LaunchDeferred(why)
         try:
@@ -96,32 +96,32 @@ class Sandbox:
             raise LaunchDeferred(f"cannot start jobs now: {error}") from error
         except scopes.NoScope as error:
             self._complaints.say(
-                "scope", f"jobs run without a scope, as job {launch.job} does: {error}",
+                "scope", f"cannot create a scope for job {launch.job}: {error}",
                 why=str(error),
             )  # fmt: skip
-            why = "it runs without a scope, may open every GPU, and has no limit by the driver"
+            why = "it runs without a scope, can open every GPU, and has no limit of the driver"
             return AppliedEnforcement(missing=(why,))
         self._complaints.passed("scope")
-        _remember(launch)
+        _note_scope(launch)
         missing = []
-        devices = gpus is not None and await asyncio.to_thread(_rules_are_in_force, launch.job)
+        devices = gpus is not None and await asyncio.to_thread(_has_device_rules, launch.job)
         if gpus is not None and not devices:
-            missing.append("it may open every GPU: the kernel does not enforce its device rules")
+            missing.append("it can open every GPU: the kernel does not enforce its device rules")
         for each in missing:
             self._complaints.say("devices", f"job {launch.job}: {each}", why=each)
         if devices:
             self._complaints.passed("devices")
-        limits, refusals = await self._limit(launch)
+        limits, refusals = await self._set_limits(launch)
         return AppliedEnforcement(devices, limits, (*missing, *refusals))
 
-    async def _limit(self, launch: Launch) -> tuple[dict[GpuUuid, int], list[str]]:
-        """Have the driver limit the job; return what it keeps to, and why it does not."""
+    async def _set_limits(self, launch: Launch) -> tuple[dict[GpuUuid, int], list[str]]:
+        """Let the driver limit the job; return the limits, and why others were not set."""
         limiter = self._limiter()
         directory = cgroups.directory_of(launch.job) if limiter is not None else None
         if limiter is None or directory is None:
             return {}, []
         uuids = [GpuUuid(uuid) for uuid in launch.memory]
-        # Of several GPUs each has its own patience: together they take no longer than one.
+        # All GPUs at once: together they take no longer than one.
         answers = await asyncio.gather(
             *(
                 asyncio.to_thread(limiter.set_limit, uuid, directory, launch.memory[uuid])
@@ -135,7 +135,7 @@ class Sandbox:
                 limits[uuid] = answer
                 self._complaints.passed(uuid)
             elif isinstance(answer, Exception):
-                refusals.append(f"no limit by the driver on {uuid[:_SHORT_UUID]}: {answer}")
+                refusals.append(f"no limit of the driver on {uuid[:_SHORT_UUID]}: {answer}")
                 bug = None if isinstance(answer, NotLimited) else answer
                 text = f"job {launch.job}: {refusals[-1]}"
                 self._complaints.say(uuid, text, why=str(answer), bug=bug)
@@ -145,18 +145,18 @@ class Sandbox:
 
 
 class UvmNode:
-    """The node that CUDA opens for its address space, and otherwise makes when it is first used.
+    """The device node for CUDA's address space, which CUDA creates at its first use if missing.
 
-    By then the device rules of the job are in force. They cannot name it beforehand: the number of
-    the device is known when its module has been loaded.
+    By then the job's device rules are in force, and they cannot name a missing node: the number of
+    the device is not known before its module is loaded.
     """
 
     def __init__(
         self, node: Path = _UVM, make: Sequence[str] = _MAKE_UVM, control: Path = _CONTROL
     ) -> None:
-        """`make` is the command that loads the module and makes the node.
+        """`make` is the command that loads the module and creates the node.
 
-        Where `control` is missing as well, GPUs have other nodes here (Tegra, WSL), and no rules.
+        If `control` is missing too, this machine has other device nodes (Tegra, WSL) and no rules.
         """
         self._control = control
         self._node = node
@@ -166,13 +166,13 @@ class UvmNode:
         self._one_at_a_time = asyncio.Lock()
 
     @property
-    def has_neighbours(self) -> bool:
-        """Whether GPUs have the nodes here that device rules name."""
+    def is_applicable(self) -> bool:
+        """Whether this machine has the device nodes that device rules name."""
         return self._control.exists()
 
     async def obstacle(self) -> str | None:
-        """See to it that the node exists; return why jobs cannot be started, or None."""
-        if self._node.exists() or not self.has_neighbours:
+        """Create the node if it is missing; return why jobs cannot be started, or None."""
+        if self._node.exists() or not self.is_applicable:
             return None
         async with self._one_at_a_time:
             now = asyncio.get_running_loop().time()
@@ -187,10 +187,10 @@ class UvmNode:
         return f"cannot start jobs now: CUDA needs {self._node}, which is missing; {self._failed}"
 
     def _make_node(self) -> str:
-        """Make the node; return why it is not there, or nothing."""
+        """Create the node; return why that failed, or an empty string."""
         command = " ".join(self._make)
         if not Path(self._make[0]).exists():
-            return f"there is no {self._make[0]} to make it"
+            return f"{self._make[0]}, which creates it, is missing too"
         try:
             done = subprocess.run(
                 self._make, check=False, capture_output=True, text=True, timeout=_MAKES_WITHIN_S
@@ -198,27 +198,27 @@ class UvmNode:
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{command} failed: {error}"
         said = " ".join((done.stderr or done.stdout).split())[:200]
-        return "" if self._node.exists() else f"{command} did not make it{said and f': {said}'}"
+        return "" if self._node.exists() else f"{command} did not create it{said and f': {said}'}"
 
 
 def _scope(launch: Launch, gpus: tuple[str, ...] | None) -> scopes.Scope:
     user = launch.identity.user if launch.identity is not None else "root"
     grace = launch.grace_at_shutdown
-    grace = (launch.grace if grace is None else grace) + _LONGER_THAN_THE_GRACE
+    grace = (launch.grace if grace is None else grace) + _AFTER_THE_GRACE
     return scopes.Scope(launch.job, user, grace, gpus)
 
 
-def _remember(launch: Launch) -> None:
+def _note_scope(launch: Launch) -> None:
     try:
         note_scope(launch.directory)
     except OSError as error:
         raise RecordUnwritable(
-            f"cannot start job {launch.job}: its directory cannot be written: {error.strerror}",
-            "an admin should see that the state directory can be written",
+            f"cannot start job {launch.job}: cannot write to its directory: {error.strerror}",
+            "ask an admin to make the state directory writable",
         ) from error
 
 
-def _rules_are_in_force(job: int) -> bool:
+def _has_device_rules(job: int) -> bool:
     directory = cgroups.device_directory_of(job)
-    # That there is no telling is no ground to say that they are.
-    return directory is not None and scopes.are_in_force(directory) is True
+    # If this is not known, do not claim that they are in force.
+    return directory is not None and scopes.has_device_rules(directory) is True

@@ -1,12 +1,11 @@
-"""Scopes: each job's processes in a cgroup that systemd makes, which outlives the daemon.
+"""Scopes: systemd puts each job's processes into a cgroup that outlives the daemon.
 
-Device rules are properties of the unit, so that systemd keeps them when it reloads; set behind its
-back they are gone after `systemctl daemon-reload`. The only importer of jeepney.
+Device rules are properties of the unit, so that systemd keeps them. Rules set without systemd are
+lost at `systemctl daemon-reload`. systemd accepts the rules even if the kernel cannot enforce them,
+so the kernel is asked. With cgroups of version 2 the rules are programs (CONFIG_CGROUP_BPF, see
+BPF_PROG_QUERY in bpf(2)); with version 1 they are a file.
 
-Whether the kernel enforces device rules on a cgroup: systemd takes them where it cannot.
-
-With cgroups of version 2 they are programs (CONFIG_CGROUP_BPF), of which the kernel is asked here,
-see bpf(2), BPF_PROG_QUERY; with version 1 they are a file.
+This is the only module that imports jeepney.
 """
 
 import asyncio
@@ -59,32 +58,32 @@ _REMOVED = MatchRule(
     path="/org/freedesktop/systemd1",
 )
 _OF_GPUS = "nvidia"
-"""How every driver of NVIDIA's devices calls itself in /proc/devices: nvidia (nvidia-frontend in
-older ones), nvidia-uvm, nvidia-caps, nvidia-nvswitch, nvidia-modeset."""
+"""The start of the names of NVIDIA's drivers in /proc/devices: nvidia (nvidia-frontend in older
+ones), nvidia-uvm, nvidia-caps, nvidia-nvswitch, nvidia-modeset."""
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-"""What CUDA needs beside the GPU itself: nvidiactl for the resource manager, nvidia-uvm for the
-address space, nvidia-uvm-tools for profilers and debuggers. They show no GPU that cannot be opened.
-Left out: nvidia-modeset, which sets displays, and nvidia-caps, which configures MIG."""
+"""What CUDA needs besides the GPU itself: nvidiactl for the resource manager, nvidia-uvm for the
+address space, nvidia-uvm-tools for profilers and debuggers. They give access to no other GPU.
+Jobs need neither nvidia-modeset, which sets displays, nor nvidia-caps, which configures MIG."""
 
 
 class NoScope(Exception):
-    """systemd made no scope, or not in time; the process is where it was."""
+    """systemd created no scope; the process is still in its old cgroup."""
 
 
 class NotNow(Exception):
-    """systemd starts no scope at this moment: it is stopping units, or does not answer."""
+    """systemd creates no scope now, because it is stopping units or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the scope of a job is to be like."""
+    """The properties of a job's scope."""
 
     job: int
     user: str
     grace: timedelta
-    """Between SIGTERM and SIGKILL when it is stopped, as at a shutdown."""
+    """Time between SIGTERM and SIGKILL when it is stopped, as at a shutdown."""
     gpus: Collection[str] | None = None
-    """The device nodes of the leased GPUs; None: every device may be opened."""
+    """The device nodes of the leased GPUs; None: all devices may be opened."""
 
     @property
     def name(self) -> str:
@@ -92,17 +91,17 @@ class Scope:
         return scope_name(self.job)
 
 
-def is_to_be_had() -> bool:
-    """Tell whether this machine was booted with systemd; sd_booted(3)."""
+def is_available() -> bool:
+    """Return whether this machine was booted with systemd; see sd_booted(3)."""
     return _SYSTEMD.is_dir()
 
 
-async def enclose(pid: int, scope: Scope) -> None:
-    """Move the process `pid` into a new scope; all that it starts afterwards is in it too.
+async def create(pid: int, scope: Scope) -> None:
+    """Move the process `pid` into a new scope, which its later children share.
 
     Raises:
-        NoScope: it was not to be had.
-        NotNow: it can be had later; the machine is shutting down, say.
+        NoScope: the scope could not be created.
+        NotNow: the scope can be created later, for example because of a shutdown.
     """
     try:
         async with asyncio.timeout(_WITHIN_S), open_dbus_router(bus="SYSTEM") as router:
@@ -120,12 +119,12 @@ async def enclose(pid: int, scope: Scope) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Say what went wrong, for people: an answer over D-Bus is an object."""
+    """Return a message for people: an error from D-Bus is an object."""
     match error:
         case DBusErrorResponse():
             return f"systemd answered: {_text(error) or 'no reason'} ({error.name})"
         case OSError():
-            return f"D-Bus cannot be reached: {error.strerror or error}"
+            return f"cannot reach D-Bus: {error.strerror or error}"
         case _:
             return str(error)
 
@@ -135,10 +134,10 @@ def _text(error: DBusErrorResponse) -> str:
 
 
 async def _prepares_for_shutdown(router: DBusRouter) -> bool:
-    """Ask logind: it announces a shutdown some seconds before systemd begins to stop units."""
+    """Ask logind, which announces a shutdown seconds before systemd begins to stop units."""
     body = "org.freedesktop.login1.Manager", "PreparingForShutdown"
     question = new_method_call(_LOGIND, "Get", "ss", body)
-    # Where logind is not running, there is nothing to wait for and no reason to start it.
+    # If logind is not running, do not start it.
     question.header.flags |= MessageFlag.no_auto_start
     try:
         (answer,) = unwrap_msg(await router.send_and_get_reply(question))
@@ -148,34 +147,34 @@ async def _prepares_for_shutdown(router: DBusRouter) -> bool:
 
 
 async def _start(router: DBusRouter, pid: int, scope: Scope) -> None:
-    """Start the unit and wait until systemd says that it runs: then its rules are in force."""
-    nothing_besides: list[Any] = []
-    request = scope.name, "fail", list(_properties(pid, scope)), nothing_besides
-    # Heard from before the request on: the news may come before its answer has been read.
+    """Start the unit and wait until systemd reports that it runs: then its rules are in force."""
+    no_other_units: list[Any] = []
+    request = scope.name, "fail", list(_properties(pid, scope)), no_other_units
+    # Subscribed before the request: the signal may arrive before its answer has been read.
     with router.filter(_REMOVED, queue=asyncio.Queue()) as removed:
         try:
             answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
         except DBusErrorResponse as error:
             if error.name != _UNIT_EXISTS:
                 raise
-            # That of the launch before, whose shim has just gone: systemd is about to notice.
+            # The scope of an earlier launch, whose shim has just ended: systemd is about to notice.
             await asyncio.sleep(_ONCE_MORE_AFTER_S)
             answer = await _ask(router, "StartTransientUnit", _REQUEST, request)
         result = await _result(removed, answer)
     if result == "canceled":
-        # By a shutdown that began in between, or by a stop of the slice.
-        raise NotNow("systemd took back the start of a scope")
+        # By a shutdown that began meanwhile, or by a stop of the slice.
+        raise NotNow("systemd canceled the start of a scope")
     if result != "done":
-        raise ValueError(f"its start was {result}")
+        raise ValueError(f"the result of its start was {result}")
 
 
 async def _result(removed: "asyncio.Queue[Message]", answer: Message) -> str:
-    """Wait for the job that was answered with; only from who answered, as anyone can send news."""
+    """Wait for the end of the job in `answer`, from its sender only: anyone can send signals."""
     systemd = answer.header.fields[HeaderFields.sender]
     while True:
-        news = await removed.get()
-        _, job, _, result = news.body
-        if news.header.fields.get(HeaderFields.sender) == systemd and job == answer.body[0]:
+        signal = await removed.get()
+        _, job, _, result = signal.body
+        if signal.header.fields.get(HeaderFields.sender) == systemd and job == answer.body[0]:
             return str(result)
 
 
@@ -188,14 +187,14 @@ async def _ask(
 
 
 def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Yield what the unit is to be, by the names of org.freedesktop.systemd1(5)."""
+    """Yield the properties of the unit, named as in org.freedesktop.systemd1(5)."""
     yield "PIDs", ("au", [pid])
     yield "Description", ("s", f"gpulease job {scope.job} of {scope.user}")
     yield "Slice", ("s", SLICE)
-    # Units stop in the reverse order: at a shutdown the daemon stops first and grants nothing more,
-    # then the jobs are ended. A stop of the daemon alone stops no job.
+    # Units stop in reverse order. At a shutdown the daemon stops first and grants nothing more, and
+    # then the jobs are stopped. A stop of only the daemon stops no job.
     yield "Before", ("as", [_DAEMON])
-    # Also one that failed goes when it is empty; its record is ours.
+    # A failed unit is removed too when it is empty; the job's record is elsewhere.
     yield "CollectMode", ("s", "inactive-or-failed")
     stop_us = int(scope.grace.total_seconds() * 1e6)
     yield "TimeoutStopUSec", ("t", stop_us)
@@ -205,10 +204,10 @@ def _properties(pid: int, scope: Scope) -> Iterator[tuple[str, tuple[str, Any]]]
 
 
 def _allowed(gpus: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield every kind of device but NVIDIA's, and then the nodes that the job may open.
+    """Yield every kind of device except NVIDIA's, and then the nodes that the job may open.
 
-    The kernel's rules only allow, and what a job may open besides GPUs (InfiniBand, /dev/fuse) is
-    what its user may.
+    The kernel has rules that allow, and none that deny. Of other devices, such as InfiniBand and
+    /dev/fuse, a job may open those that its user may open.
     """
     yield "block-*", "rwm"
     for name in sorted(_kinds(_DEVICES.read_text(encoding="utf-8"))):
@@ -220,7 +219,7 @@ def _allowed(gpus: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _kinds(devices: str) -> set[str]:
-    """Read the names of kinds of character devices from the text of /proc/devices."""
+    """Return the names of character devices in the text of /proc/devices."""
     character = devices.partition("Block devices:")[0].splitlines()
     return {line.split(maxsplit=1)[1] for line in character if line[:3].strip().isdigit()}
 
@@ -246,14 +245,14 @@ class _Query(ctypes.Structure):
 
 
 @cache
-def kernel_has_them(cgroup: Path) -> bool | None:
-    """Tell whether this kernel can enforce rules on any cgroup of version 2; None: no telling."""
+def kernel_has_device_rules(cgroup: Path) -> bool | None:
+    """Return whether this kernel enforces device rules with cgroups of version 2; None: unknown."""
     count = _programs(cgroup)
     return None if count is None else count >= 0
 
 
-def are_in_force(cgroup: Path) -> bool | None:
-    """Tell whether rules are enforced on exactly this cgroup; None: no telling."""
+def has_device_rules(cgroup: Path) -> bool | None:
+    """Return whether device rules are in force for exactly this cgroup; None: unknown."""
     listed = cgroup / "devices.list"
     try:
         if listed.exists():
@@ -265,7 +264,7 @@ def are_in_force(cgroup: Path) -> bool | None:
 
 
 def _programs(cgroup: Path) -> int | None:
-    """Return how many programs decide on devices there, -1 if there can be none; None: unknown."""
+    """Return the number of device programs; -1 if the kernel has none, None if unknown."""
     number = _SYSCALL.get(platform.machine())
     if number is None:
         return None

@@ -1,11 +1,8 @@
-"""The daemon's word with a shim: how its worker fares, and when the worker has to go.
+"""The daemon's side of a shim: follow its worker, ask it to stop the worker, and find the shim.
 
-Right at any moment, since a daemon may come back at any: the record is read before and after the
-shim is talked to, and it is what counts.
-
-The shim of a job as its directory shows it: whether it lives, its session, its scope.
-
-If the directory is missing, the job on record tells which process is the shim.
+The daemon may restart at any moment, so the record is read before and after each talk to the shim,
+and the record counts. The job's directory shows whether the shim lives, its session and its scope.
+If the directory is missing, the database shows which process is the shim.
 """
 
 import asyncio
@@ -61,74 +58,73 @@ _LONGEST_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The worker was asked to go."""
+    """The worker was asked to stop."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The shim died and left no end: whatever remains of the worker is on its own."""
+    """The shim died and recorded no end. Processes of the worker may still run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """There is no record: nothing was launched here, or the directory was removed or moved."""
+    """The record is missing: nothing was launched, or the directory was removed or moved."""
 
 
 ShimEvent = Started | Stopping | MainExited | Exited | Lost | Missing
 
 
 async def follow(directory: Path) -> AsyncGenerator[ShimEvent, None]:
-    """Yield what happens to the worker launched in `directory`, each once, from the beginning.
+    """Yield what happens to the worker launched in `directory`, each event once.
 
     The last event is `Exited`, `Lost` or `Missing`.
     """
-    told: set[type[ShimEvent]] = set()
+    seen: set[type[ShimEvent]] = set()
     pause = _FIRST_PAUSE_S
     while True:
         async with contextlib.aclosing(_look(directory)) as events:
             async for event in events:
-                if type(event) not in told:
-                    told.add(type(event))
+                if type(event) not in seen:
+                    seen.add(type(event))
                     pause = _FIRST_PAUSE_S
                     yield event
                 if isinstance(event, Exited | Lost | Missing):
-                    return  # now, and not when the shim goes: it may linger for a slow reader
-        # It lives and does not answer: it is about to listen, or about to be gone.
+                    return  # the shim may stay for a slow reader
+        # The shim lives but does not answer: it is about to listen or to end.
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 async def stop(directory: Path, reason: str, grace: timedelta) -> bool:
-    """Have the worker's whole tree asked to go, and killed after `grace`.
+    """Send SIGTERM to all processes of the worker, and SIGKILL after `grace`.
 
-    Returns False if there is no shim that could: it has gone, or it never was. Asking again may
-    shorten the grace.
+    Another call may shorten the grace. Return False if there is no shim to do so.
     """
-    order = {"reason": reason, "grace_s": grace.total_seconds()}
-    return await _order(directory, FrameKind.STOP, order)
+    content = {"reason": reason, "grace_s": grace.total_seconds()}
+    return await _command(directory, FrameKind.STOP, content)
 
 
 async def set_time_limit(directory: Path, limit: timedelta | None) -> bool:
-    """Let the worker run for `limit` from its start, instead of what it was launched with.
+    """Let the worker run for `limit` from its start, instead of the limit of its launch.
 
-    Returns False if there is no shim to be told.
+    Return False if there is no shim to do so.
     """
-    order = {"time_limit_s": None if limit is None else limit.total_seconds()}
-    return await _order(directory, FrameKind.TIME_LIMIT, order)
+    content = {"time_limit_s": None if limit is None else limit.total_seconds()}
+    return await _command(directory, FrameKind.TIME_LIMIT, content)
 
 
 async def notify(directory: Path, text: str) -> bool:
-    """Have a line written into the job's output; twice, if the word that it was is lost.
+    """Write a line to the job's output, possibly twice if the confirmation is lost.
 
-    Returns False if there is no shim to write it.
+    Return False if there is no shim to do so.
     """
-    return await _order(directory, FrameKind.NOTICE, {"text": text})
+    return await _command(directory, FrameKind.NOTICE, {"text": text})
 
 
 def shim_pid(directory: Path) -> int | None:
-    """Return the pid of the shim that listens in `directory`, even one that does nothing else."""
+    """Return the pid of the shim that listens in `directory`, even if it does not respond."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -143,7 +139,7 @@ def shim_pid(directory: Path) -> int | None:
 
 
 async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
-    """Yield what the record says, then what the shim says while it talks to us."""
+    """Yield the events in the record, then those that the shim sends."""
     found = read_with_life(directory)
     if found is None:
         yield Missing()
@@ -163,7 +159,7 @@ async def _look(directory: Path) -> AsyncGenerator[ShimEvent, None]:
 
 def _recorded(record: Record) -> list[ShimEvent]:
     stopping = Stopping(record.stopping) if record.stopping is not None else None
-    # That the main process has ended is news as long as others are left, and no longer.
+    # The end of the main process is an event only while other processes are left.
     main_exited = record.main_exited if record.exited is None else None
     events = (record.started, stopping, main_exited, record.exited)
     return [event for event in events if event is not None]
@@ -173,12 +169,12 @@ def _recorded(record: Record) -> list[ShimEvent]:
 async def _connection(
     directory: Path,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to the shim, as who may control it.
+    """Connect to the shim with the role that may control it.
 
     Raises:
-        OSError: it does not listen, yet or any more.
+        OSError: the shim does not listen yet, or no longer.
     """
-    # Through a descriptor: the address of a socket is short, and the path may be long.
+    # Through a descriptor: the path may be too long for the address of a socket.
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/socket")
@@ -220,8 +216,8 @@ _READERS: dict[FrameKind, Callable[[dict[str, Any]], ShimEvent]] = {
 }
 
 
-async def _order(directory: Path, kind: FrameKind, content: dict[str, Any]) -> bool:
-    """Send an order, again until it arrives; False if there is no one left to obey."""
+async def _command(directory: Path, kind: FrameKind, content: dict[str, Any]) -> bool:
+    """Send a command until the shim confirms it; False if there is no shim left."""
     pause = _FIRST_PAUSE_S
     while is_alive(directory):
         record = read_record(directory)
@@ -234,11 +230,11 @@ async def _order(directory: Path, kind: FrameKind, content: dict[str, Any]) -> b
     return False
 
 
-async def _sent(directory: Path, order: bytes) -> bool:
-    """Send an order and return whether it was read: whoever has read all of it closes in peace."""
+async def _sent(directory: Path, command: bytes) -> bool:
+    """Send a command and return whether the shim has read it: then it closes without an error."""
     with contextlib.suppress(OSError, BadFrame):
         async with _connection(directory) as (reader, writer):
-            writer.write(order)
+            writer.write(command)
             writer.write_eof()
             kinds = [kind async for kind, _ in _frames(reader)]
             return FrameKind.REFUSED not in kinds
@@ -247,18 +243,18 @@ async def _sent(directory: Path, order: bytes) -> bool:
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CLOCK_SLACK_S = 2.0
-"""The kernel gives the time of boot in whole seconds."""
+"""The kernel reports the time of boot in whole seconds."""
 _SCOPE = "scope"
-"""An empty file: a name alone would not tell our scopes from those of another daemon."""
+"""An empty file. Without it, a scope of this name may belong to another daemon."""
 
 
 def note_scope(directory: Path) -> None:
-    """Remember that the shim of a launch was put into a scope. Raises OSError on a full disk."""
+    """Record that the shim was put into a scope. Raises OSError on a full disk."""
     (directory / _SCOPE).touch(mode=0o600)
 
 
 def has_scope(directory: Path) -> bool:
-    """Tell whether the shim of a launch was put into a scope of ours."""
+    """Return whether this daemon put the shim into a scope."""
     return (directory / _SCOPE).exists()
 
 
@@ -267,15 +263,15 @@ def living_shim(directory: Path) -> Entry | None:
     record = read_record(directory)
     if record is None or record.exited is not None or not is_alive(directory):
         return None
-    # One of before, whose record does not begin with who made it, is asked through its socket,
-    # which is the user's: they can see to it that there is no answer.
+    # The record of an older shim does not begin with its pid. Then its socket shows the pid, but
+    # the socket belongs to the user, who can prevent that.
     known = record.started.shim_pid if record.started else record.claimed_by
     pid = shim_pid(directory) if known is None else known
     return None if pid is None else entry(pid)
 
 
 def session_of(directory: Path) -> int | None:
-    """Return the session that the shim of a launch led, if that was since the machine's boot."""
+    """Return the session that the shim led, if it started after the machine's last boot."""
     record = read_record(directory)
     if record is None or record.started is None:
         return None
@@ -284,16 +280,16 @@ def session_of(directory: Path) -> int | None:
 
 
 def has_living_shim(directory: Path, job: Job | None) -> bool:
-    """Tell whether the shim of a job lives, also if the directory of the job is missing."""
+    """Return whether the shim of a job lives, even if the job's directory is missing."""
     if is_alive(directory):
         return True
     return job is not None and read_record(directory) is None and shim_on_record(job) is not None
 
 
 def shim_on_record(job: Job) -> Entry | None:
-    """Return the process that `job` names as its shim, or None if that is another process by now.
+    """Return the shim of `job` by its pid in the database, or None if it has ended.
 
-    The shim of a job starts before its command. A later process with the same pid does not.
+    The shim starts before the job's command. A later process with the same pid starts after it.
     """
     if job.shim_pid is None or job.started_at is None:
         return None
@@ -305,7 +301,7 @@ def shim_on_record(job: Job) -> Entry | None:
 
 
 def session_on_record(job: Job) -> int | None:
-    """Return the session that the shim of `job` led, if the job started since the last boot."""
+    """Return the session that the shim of `job` led, if the job started after the last boot."""
     if job.started_at is None or job.started_at.timestamp() <= psutil.boot_time():
         return None
     return job.shim_pid

@@ -44,7 +44,7 @@ class EnforcementLevels(Protocol):
     def everywhere(self) -> tuple[str, ...]:
         """The levels that hold every lease granted now."""
 
-    def rungs(self) -> list[EnforcementLevelView]:
+    def views(self) -> list[EnforcementLevelView]:
         """Return each level with what it does here."""
 
 
@@ -198,7 +198,7 @@ class JobViews:
         """Return since when a job is idle and when it ends for that, where the policy is on."""
         if not job.holds_memory:
             return None, None
-        seen, idle = self._scheduler.seen, self._sources.idleness.rest(job.id)
+        seen, idle = self._scheduler.seen, self._sources.idleness.state(job.id)
         policy = self._sources.idleness.policy(job)
         if seen is None or idle.idle_for is None or policy.release is Release.OFF:
             return None, None

@@ -46,7 +46,7 @@ class MachineViews:
             at=instant(now) or "",
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
-            enforcement=self._sources.enforcement.rungs(),
+            enforcement=self._sources.enforcement.views(),
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:

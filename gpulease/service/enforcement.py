@@ -250,10 +250,10 @@ class EnforcementLoop:
         peak = max(peak, found.used)
         scheduler = self._scheduler
         most = most_of(scheduler.seen, scheduler.policy, len(job.leases), self._clock.now())
-        if found.step is OveruseAction.WARN:
+        if found.action is OveruseAction.WARN:
             await scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
             return
-        if found.step is OveruseAction.CLEAR:
+        if found.action is OveruseAction.CLEAR:
             await scheduler.notify_owner(job.id, overuse_clear(found))
             return
         detail, notice = overuse_stop(found, peak, most)
@@ -261,7 +261,7 @@ class EnforcementLoop:
         _log.info("%s (of %s)", notice, job.owner.user)
 
     async def _act_on_idle(self, found: IdleFinding) -> None:
-        if found.step is IdleAction.WARN:
+        if found.action is IdleAction.WARN:
             await self._scheduler.notify_owner(found.job.id, idle_warning(found))
             return
         detail, notice = idle_release(found)

@@ -31,9 +31,9 @@ class IdleFinding:
 
     job: Job
     policy: IdlePolicy
-    step: IdleAction
+    action: IdleAction
     idle_for: timedelta
-    rest: IdleState
+    state: IdleState
     """The state after the action."""
 
 
@@ -42,11 +42,11 @@ class IdleWatch:
 
     def __init__(self, policy_of: Callable[[Owner], IdlePolicy]) -> None:
         self._policy_of = policy_of
-        self._rests: dict[JobId, IdleState] = {}
+        self._states: dict[JobId, IdleState] = {}
 
-    def rest(self, job: JobId) -> IdleState:
+    def state(self, job: JobId) -> IdleState:
         """Return the state of a job since the last observation."""
-        return self._rests.get(job, IdleState())
+        return self._states.get(job, IdleState())
 
     def policy(self, job: Job) -> IdlePolicy:
         """Return the policy for a job.
@@ -55,7 +55,7 @@ class IdleWatch:
         continue, and hold that memory without a lease.
         """
         policy = self._policy_of(job.owner)
-        holds = any(each.used != 0 for each in self.rest(job.id).last)
+        holds = any(each.used != 0 for each in self.state(job.id).last)
         if job.holder is not None and holds and policy.release is Release.RELEASE:
             return replace(policy, release=Release.WARN)
         return policy
@@ -68,14 +68,14 @@ class IdleWatch:
         `now` is the time of the observation by the steady clock.
         """
         running = [job for job in jobs if job.state is State.ACTIVE]
-        for gone in self._rests.keys() - {job.id for job in running}:
-            del self._rests[gone]
+        for gone in self._states.keys() - {job.id for job in running}:
+            del self._states[gone]
         sums = seen.used_by_job()
         found = []
         for job in running:
             policy = self.policy(job)
-            before = self.rest(job.id)
-            after, step = judge_idleness(
+            before = self.state(job.id)
+            after, action = judge_idleness(
                 tuple(
                     Activity(seen.utilization(job.id, each.gpu), seen.used(job.id, each.gpu, sums))
                     for each in job.leases
@@ -86,20 +86,20 @@ class IdleWatch:
                 kept=job.kept_until_at is not None and seen.at < job.kept_until_at,
                 now=now,
             )
-            if step is IdleAction.NOTHING:
-                self._rests[job.id] = after
+            if action is IdleAction.NOTHING:
+                self._states[job.id] = after
                 continue
-            self._rests[job.id] = replace(
+            self._states[job.id] = replace(
                 after,
                 warned_for=after.warned_for if before.warned_for is not None else None,
                 released=before.released,
             )
-            found.append(IdleFinding(job, policy, step, after.idle_for or timedelta(0), after))
+            found.append(IdleFinding(job, policy, action, after.idle_for or timedelta(0), after))
         return found
 
     def settled(self, found: IdleFinding) -> None:
         """Note that the action for a job has been taken."""
-        self._rests[found.job.id] = found.rest
+        self._states[found.job.id] = found.state
 
 
 KEPT_FOR = timedelta(hours=1)

@@ -99,7 +99,7 @@ def note_started(store: Store, job_id: JobId, news: WorkerStarted) -> Job:
         if changed is None:
             return job
         if any(lease.enforced_by is None for lease in job.leases):
-            changed = with_enforcement(changed, news.rungs)
+            changed = with_enforcement(changed, news.levels)
         held_by = None if news.pid is None else f"pid {news.pid}"
         tx.save(changed, Event(news.at, Trigger.WORKER_STARTED, held_by))
     return changed

@@ -50,7 +50,7 @@ class Finding:
     """0 if unknown."""
     policy: OverusePolicy
     wanted: bool
-    step: OveruseAction
+    action: OveruseAction
     state: OveruseState
     """The state after the action."""
 
@@ -171,10 +171,10 @@ class OveruseWatch:
     ) -> Finding | None:
         key = job.id, lease.gpu
         before = self._states.get(key) or _recorded(lease, policy)
-        after, step = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
-        if step is OveruseAction.NOTHING and notify:
-            step = OveruseAction.WARN
-        if step is OveruseAction.NOTHING:
+        after, action = judge(lease.memory, used, before, policy, wanted=wanted, now=now)
+        if action is OveruseAction.NOTHING and notify:
+            action = OveruseAction.WARN
+        if action is OveruseAction.NOTHING:
             self._states[key] = after
             return None
         # The time passes, but the action has not happened yet.
@@ -186,7 +186,7 @@ class OveruseWatch:
             threatened=before.threatened,
             within_since=before.within_since,
         )
-        return Finding(job, lease, "", used or 0, policy, wanted, step, after)
+        return Finding(job, lease, "", used or 0, policy, wanted, action, after)
 
     def settled(self, finding: Finding) -> None:
         """Note that the action for a finding has been taken."""

@@ -166,7 +166,7 @@ class Transaction(Protocol):
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
 
-    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
+    def set_availability(self, gpu: GpuUuid, availability: GpuAvailability) -> None:
         """Store the availability of a known GPU."""
 
     def note_gpu(self, event: GpuEvent) -> None:
@@ -286,7 +286,7 @@ class WorkerStarted:
     pid: int | None
     shim_pid: int | None
     at: datetime
-    rungs: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     """Its enforcement levels, unless they were stored at its launch."""
 
 

@@ -178,11 +178,11 @@ class Scheduler:
 
     # Verbs. Each is one transaction, and wakes the scheduler where a pass may decide otherwise.
 
-    async def submit(self, order: Submission) -> Job:
+    async def submit(self, new_job: Submission) -> Job:
         """Queue a job. Raises what `submission.submit` raises."""
         seen = await self.observer.recent()
         job = await self._in_writer(
-            lambda: submission.submit(self.store, order, seen, self.policy, self._clock)
+            lambda: submission.submit(self.store, new_job, seen, self.policy, self._clock)
         )
         # While earlier jobs block every GPU, a pass would change nothing.
         if self.plan is None or not self.plan.is_closed:

@@ -19,7 +19,7 @@ from gpulease.host.cgroups import SLICE, scope_name
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import living
 from gpulease.host.processes import MARKER, ProcessTable
-from process_rig import is_running, run, wait_until
+from process_rig import is_running, pids, run, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
 
@@ -131,8 +131,8 @@ def test_what_a_dead_shim_leaves_in_the_scope_is_ended_whatever_it_has_dropped(
     bare = sleeper(sleepers, path)
     marker, nobody = f"{secrets.token_hex(4)}/1", os.getuid() + 1
     table = ProcessTable()
-    assert table.survivors(marker, nobody) == []
-    assert table.survivors(marker, nobody, None, JobId(number)) == [bare]
+    assert table.survivors(marker, nobody) == set()
+    assert pids(table.survivors(marker, nobody, None, JobId(number))) == {bare}
 
     run(table.end_survivors(marker, timedelta(minutes=10), nobody, None, JobId(number)))
 

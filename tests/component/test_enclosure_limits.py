@@ -105,7 +105,7 @@ class Rig:
         made = launch_of(job, invocation, directory, around)
 
         async def scenario() -> None:
-            launcher = Launcher(enclose=Sandbox(lambda: self.limiter, self.note, self.make))
+            launcher = Launcher(sandbox=Sandbox(lambda: self.limiter, self.note, self.make))
             await launcher.launch(made)
             await launcher.close()
 
@@ -120,7 +120,7 @@ class Rig:
 
         async def scenario() -> None:
             enclosure = Sandbox(lambda: self.limiter, self.note, self.make)
-            launcher = Launcher(enclose=enclosure)
+            launcher = Launcher(sandbox=enclosure)
             await launcher.launch(launch)
             await launcher.close()
 
@@ -289,7 +289,7 @@ def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, director
         raise RecordUnwritable("the disk is full", "make room")
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=Sandbox(lambda: rig.limiter, refuse, rig.make))
+        launcher = Launcher(sandbox=Sandbox(lambda: rig.limiter, refuse, rig.make))
         with pytest.raises(RecordUnwritable):
             await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
         await launcher.close()
@@ -301,7 +301,7 @@ def test_a_launch_that_cannot_be_noted_leaves_no_limit_behind(rig: Rig, director
 
 def test_without_limits_to_be_had_none_are_tried(rig: Rig, directory: Path) -> None:
     async def scenario() -> None:
-        launcher = Launcher(enclose=Sandbox(lambda: None, rig.note, rig.make))
+        launcher = Launcher(sandbox=Sandbox(lambda: None, rig.note, rig.make))
         await launcher.launch(shell(directory, "true", job=rig.job, memory={FIRST: G}))
         await launcher.close()
 
@@ -370,6 +370,6 @@ def test_a_job_that_the_driver_limits_no_more_says_so_and_one_that_nobody_can_te
 
 
 def test_device_rules_that_nobody_attached_are_not_in_force(rig: Rig) -> None:
-    assert scopes.are_in_force(rig.scope) is not True
-    assert scopes.are_in_force(rig.scope / "none") is None
-    assert scopes.kernel_has_them(rig.scope) is not False
+    assert scopes.has_device_rules(rig.scope) is not True
+    assert scopes.has_device_rules(rig.scope / "none") is None
+    assert scopes.kernel_has_device_rules(rig.scope) is not False

@@ -14,7 +14,7 @@ import pytest
 from fakes import NOON, hold_order, order
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Holder, Job, Owner, Process
-from gpulease.host.cgroups import has_first_pids
+from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import has_ended, living
 from gpulease.host.processes import MARKER, ProcessTable
@@ -243,8 +243,8 @@ def test_in_a_namespace_of_its_own_pids_are_known_when_a_jobs_is_listed() -> Non
 
 def test_the_first_pid_namespace_is_known_by_its_inode(tmp_path: Path) -> None:
     link = tmp_path / "pid"
-    assert has_first_pids(link), "nobody says"
+    assert in_initial_pid_namespace(link), "nobody says"
     link.touch()
-    assert not has_first_pids(link)
+    assert not in_initial_pid_namespace(link)
     told = str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]"
-    assert has_first_pids() is told
+    assert in_initial_pid_namespace() is told

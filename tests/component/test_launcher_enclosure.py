@@ -31,7 +31,7 @@ def test_the_shim_is_enclosed_before_its_record_exists(directory: Path) -> None:
         seen.append((pid, read_record(launch.directory) is None))
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=enclose)
+        launcher = Launcher(sandbox=enclose)
         started = await launcher.launch(shell(directory, "sleep 1000"))
         await launcher.close()
         assert seen == [(started.shim_pid, True)]
@@ -49,7 +49,7 @@ def test_a_daemon_that_dies_in_between_leaves_no_record_and_the_launch_can_be_re
         raise asyncio.CancelledError
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=dies)
+        launcher = Launcher(sandbox=dies)
         with contextlib.suppress(asyncio.CancelledError):
             await launcher.launch(shell(directory, "true"))
         await launcher.close()
@@ -69,7 +69,7 @@ def test_a_daemon_that_leaves_lets_the_launches_that_it_began_come_to_their_end(
         enclosed.set()
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=enclose)
+        launcher = Launcher(sandbox=enclose)
         launching = asyncio.create_task(launcher.launch(shell(directory, "exit 3")))
         await enclosed.wait()
         # What encloses it never waits, so the shim has the daemon's word by now.
@@ -95,7 +95,7 @@ def test_a_shim_that_is_killed_while_it_waits_costs_no_more_than_an_attempt(
             os.kill(pid, signal.SIGKILL)
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=kills_the_first)
+        launcher = Launcher(sandbox=kills_the_first)
         started = await launcher.launch(shell(directory, "sleep 1000"))
         await launcher.close()
         assert attempts == [attempts[0], started.shim_pid]
@@ -108,7 +108,7 @@ def test_a_shim_that_is_killed_again_and_again_is_given_up(directory: Path) -> N
         os.kill(pid, signal.SIGKILL)
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=kills)
+        launcher = Launcher(sandbox=kills)
         with pytest.raises(LaunchFailed):
             await launcher.launch(shell(directory, "true"))
         await launcher.close()
@@ -129,7 +129,7 @@ def test_gpus_are_counted_anew_only_where_no_others_can_be_opened(
     wanted = replace(shell(directory, script), environment=environment)
 
     async def scenario() -> None:
-        launcher = Launcher(enclose=enclose)
+        launcher = Launcher(sandbox=enclose)
         await launcher.launch(wanted)
         await launcher.close()
 

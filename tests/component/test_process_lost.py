@@ -24,6 +24,7 @@ from process_rig import (
     job_directory,
     kill,
     output,
+    pids,
     python,
     run,
     shell,
@@ -52,7 +53,7 @@ def directory() -> Iterator[Path]:
 def marker() -> Iterator[str]:
     made = f"{secrets.token_hex(4)}/17"
     yield made
-    for pid in ProcessTable().survivors(made):
+    for pid in pids(ProcessTable().survivors(made)):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -110,10 +111,10 @@ def test_survivors_are_found_by_their_marker(directory: Path, marker: str) -> No
     fled = survivor_of_a_lost_shim(directory, marker)
     table = ProcessTable()
 
-    assert table.survivors(marker) == [fled]
-    assert table.survivors(marker, os.getuid()) == [fled]
-    assert table.survivors(marker, os.getuid() + 1) == []
-    assert table.survivors(f"{marker}0") == []
+    assert pids(table.survivors(marker)) == {fled}
+    assert pids(table.survivors(marker, os.getuid())) == {fled}
+    assert table.survivors(marker, os.getuid() + 1) == set()
+    assert table.survivors(f"{marker}0") == set()
 
 
 def test_survivors_are_asked_to_go(directory: Path, marker: str) -> None:
@@ -131,11 +132,11 @@ def test_survivors_that_dropped_their_environment_are_found_by_their_session(
     started = start(shell(directory, script, environment={**PATH, MARKER: marker}))
     fled = int(wait_until(lambda: output(directory)))
     table, session = ProcessTable(), started.shim_pid
-    assert table.survivors(marker, os.getuid() + 1, session) == []
-    assert fled not in table.survivors(f"{marker}0", session=session), "its leader lives"
+    assert table.survivors(marker, os.getuid() + 1, session) == set()
+    assert fled not in pids(table.survivors(f"{marker}0", session=session)), "its leader lives"
     kill(started.shim_pid)
     wait_until(lambda: not is_running(started.pid), "the end of the main process")
-    assert fled not in table.survivors(marker)
+    assert fled not in pids(table.survivors(marker))
 
     run(table.end_survivors(marker, timedelta(minutes=10), os.getuid(), session))
 
@@ -209,7 +210,7 @@ def test_who_has_lost_but_the_main_thread_is_found_behind_a_lost_shim(
     kill(started.shim_pid)
     wait_until(lambda: not is_running(started.pid), "the end of the main process")
     table = ProcessTable()
-    assert table.survivors(marker) == [pid]
+    assert pids(table.survivors(marker)) == {pid}
 
     run(table.end_survivors(marker, timedelta(0)))
 

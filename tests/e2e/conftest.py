@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, daemons
-from gpulease.host.cgroups import has_first_pids
+from gpulease.host.cgroups import in_initial_pid_namespace
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 @pytest.fixture
 def machines_pids() -> None:
     """Skip in a pid namespace of its own, where pids that a driver lists are not taken for ours."""
-    if not has_first_pids():
+    if not in_initial_pid_namespace():
         pytest.skip("needs the machine's own pid namespace, and this is another")
 
 

@@ -105,7 +105,7 @@ def test_a_damaged_database_stops_the_start_and_recover_saves_what_runs_and_wait
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert "damaged" not in recover(daemon)
+    assert "damaged file" not in recover(daemon)
     assert not (daemon.state / "gpulease.db.damaged-2").exists()
     assert not (daemon.state / "recovering").exists()
 

@@ -13,12 +13,12 @@ _NVIDIA = 195
 _ENCLOSED = """
 import asyncio, os, subprocess, sys
 from datetime import timedelta
-from gpulease.host.scopes import Scope, enclose
+from gpulease.host.scopes import Scope, create
 
 job, *gpus = sys.argv[1:]
 command = ["sh", "-c", "read go; exec sleep 600 > /dev/null 2>&1"]
 waiting = subprocess.Popen(command, stdin=subprocess.PIPE)
-asyncio.run(enclose(waiting.pid, Scope(int(job), "alice", timedelta(seconds=1), gpus)))
+asyncio.run(create(waiting.pid, Scope(int(job), "alice", timedelta(seconds=1), gpus)))
 waiting.stdin.close()
 print(waiting.pid)
 """

@@ -57,7 +57,7 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     ("text", "says", "hint"),
     [
         ('overuse = "kill"', "overuse: 'kill' is not a valid value", '"warn" or "stop"'),
-        ("elastic = 3", "elastic: '3' is not a valid value", '"true" or "false"'),
+        ("elastic = 3", "elastic: '3' is not a valid value", "true or false"),
         ('overuse_tolerance = "300"', "'300': it has no unit", "did you mean 300M, or 300G?"),
         ("smallest_lease = 300", "'300': it has no unit", "did you mean 300M, or 300G?"),
         ('overuse_tolerence = "1G"', "an unknown key", "did you mean overuse_tolerance?"),

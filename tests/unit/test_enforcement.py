@@ -56,7 +56,7 @@ def store() -> MemoryStore:
 
 def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: MemoryStore) -> None:
     note_enclosed(store, JobId(1), ("framework",), AppliedEnforcement(limits={A: G}), FakeClock())
-    started = WorkerStarted(1, 2, NOON, rungs=("watch",))
+    started = WorkerStarted(1, 2, NOON, levels=("watch",))
     job = jobs.note_started(store, JobId(1), started)
     assert [lease.enforced_by for lease in job.leases] == [("driver", "framework"), ("framework",)]
     assert store.events(JobId(1))[1].kind == "enclosed"
@@ -65,7 +65,7 @@ def test_what_was_put_around_a_job_is_noted_before_it_starts_and_stays(store: Me
 def test_where_nothing_can_be_put_around_it_the_start_says_what_holds_it(
     store: MemoryStore,
 ) -> None:
-    job = jobs.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, rungs=("framework",)))
+    job = jobs.note_started(store, JobId(1), WorkerStarted(1, 2, NOON, levels=("framework",)))
     assert [lease.enforced_by for lease in job.leases] == [("framework",), ("framework",)]
 
 

@@ -15,7 +15,7 @@ from gpulease.wire.views import CheckView
 def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:
     around = Circumstances(simulated is not None, "systemd does not run here", None)
     ladder = EnforcementLevels(around, None, lambda: None)
-    examination = Doctor(lambda: None, lambda: None, simulated, folder, Path("/usr"), ladder.rungs)
+    examination = Doctor(lambda: None, lambda: None, simulated, folder, Path("/usr"), ladder.views)
     found = examination.results().checks
     return {each.message.partition(":")[0] if each.mend else each.name: each for each in found}
 

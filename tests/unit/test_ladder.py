@@ -59,7 +59,7 @@ def look(*readings: GpuReading) -> Observation:
 
 
 def said(ladder: EnforcementLevels) -> dict[str, tuple[bool, str]]:
-    return {each.rung: (each.available, each.why) for each in ladder.rungs()}
+    return {each.rung: (each.available, each.why) for each in ladder.views()}
 
 
 def ask(ladder: EnforcementLevels, *uuids: str) -> None:
@@ -162,9 +162,9 @@ def test_watching_is_a_rung_as_long_as_something_is_done() -> None:
     ladder.watch = lambda: True
     assert ladder.everywhere == ("framework", "watch")
     assert said(ladder)["watch"][0]
-    assert not any(each.varies for each in ladder.rungs())
+    assert not any(each.varies for each in ladder.views())
     ladder.watch_varies = lambda: True
-    assert [each.rung for each in ladder.rungs() if each.varies] == ["watch"]
+    assert [each.rung for each in ladder.views() if each.varies] == ["watch"]
 
 
 def test_only_the_systems_service_has_scopes() -> None:
