@@ -1,10 +1,6 @@
-"""What keys mean while attached: for the job, for its end, or for this command alone.
+"""What keys mean while attached: input for the job, a signal, or a command such as detach.
 
-Pure: the time is an argument, and what is to be done comes back as a value.
-
-The keys that leave a job to itself: how they are written, and how they are told from others.
-
-Pure: bytes go in as they were typed, and come out as they are to be passed on.
+Pure: the typed bytes and the time are arguments, and the result says what to do.
 """
 
 import signal
@@ -15,28 +11,28 @@ from gpulease.errors import BadValue
 
 DEFAULT = r"ctrl-\ d"
 NONE = "none"
-_HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none turns them off"
+_HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none disables them"
 _PASTE_BEGINS, _PASTE_ENDS = b"\x1b[200~", b"\x1b[201~"
-"""What a terminal sends around a paste, where the program that reads has asked for it."""
+"""What a terminal sends around pasted text, if the program has switched that on."""
 _CONTROL = 0x40
-"""A control character is so far below the character that it is named after."""
+"""The difference between a character and its control character."""
 
 
 def parse_keys(text: str) -> bytes:
     r"""Read what `--detach-keys` accepts: `ctrl-\,d` or `ctrl-p ctrl-q`; nothing for "none".
 
     Raises:
-        BadValue: a key is not understood, or the first is one that people type.
+        BadValue: a key cannot be read, or the first is one that people type.
     """
     if text.strip().lower() == NONE:
         return b""
     keys = bytes(_key(word, text) for word in text.replace(",", " ").split())
     if not keys:
-        raise BadValue("cannot use the detach keys: none is named", _HINT)
+        raise BadValue("cannot use the detach keys: there is none", _HINT)
     if keys[0] >= ord(" "):
         raise BadValue(
-            f"cannot use the detach keys {text!r}: the first must be one with ctrl, "
-            "or typing it would have to wait for the next",
+            f"cannot use the detach keys {text!r}: the first must be a control key, "
+            "as it is held back until the next key",
             _HINT,
         )
     return keys
@@ -50,11 +46,11 @@ def _key(word: str, text: str) -> int:
             return ord(letter) - _CONTROL
     if len(word) == 1 and "!" <= word <= "~":
         return ord(word)
-    raise BadValue(f"cannot use the detach keys {text!r}: {word!r} is no key", _HINT)
+    raise BadValue(f"cannot use the detach keys {text!r}: {word!r} is not a key", _HINT)
 
 
 def name_of(keys: bytes) -> str:
-    r"""Return what people call a sequence of keys, such as `Ctrl-\ d`."""
+    r"""Return the name of a sequence of keys, such as `Ctrl-\ d`."""
     return " ".join(
         chr(key) if key >= ord(" ") else f"Ctrl-{chr(key + _CONTROL).lower()}" for key in keys
     )
@@ -62,17 +58,17 @@ def name_of(keys: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What came of a piece of typing."""
+    """The result of a piece of typing."""
 
     passed: bytes
     detach: bool
-    """The keys were typed; what came after them is dropped."""
+    """The detach keys were typed; what followed them is dropped."""
 
 
 class DetachKeys:
-    """Find a sequence of keys in what is typed, and pass on all else.
+    """Find the detach keys in typed bytes, and pass on all others.
 
-    The first key twice is passed on once. Inside of a paste nothing is looked for.
+    The first key twice is passed on once. Pasted text is passed on unchanged.
     """
 
     def __init__(self, keys: bytes) -> None:
@@ -83,11 +79,11 @@ class DetachKeys:
 
     @property
     def waits(self) -> bool:
-        """Whether a key is held back until the next one tells what it meant."""
+        """Whether a key is held back until the next one decides what it means."""
         return bool(self._held)
 
     def feed(self, piece: bytes) -> Typed:
-        """Take in what was typed."""
+        """Process typed bytes."""
         passed = bytearray()
         for key in piece:
             passed += self._passed_by(bytes([key]))
@@ -97,7 +93,7 @@ class DetachKeys:
         return Typed(bytes(passed), detach=False)
 
     def _passed_by(self, key: bytes) -> bytes:
-        self._mind_pastes(key)
+        self._note_pastes(key)
         if self._pasting:
             passed, self._held = self._held + key, b""
             return passed
@@ -110,7 +106,7 @@ class DetachKeys:
             passed, self._held = passed + self._held[:1], self._held[1:]
         return passed
 
-    def _mind_pastes(self, key: bytes) -> None:
+    def _note_pastes(self, key: bytes) -> None:
         self._recent = (self._recent + key)[-len(_PASTE_BEGINS) :]
         if self._recent == _PASTE_BEGINS:
             self._pasting = True
@@ -119,24 +115,24 @@ class DetachKeys:
 
 
 AGAIN_WITHIN = 1.0
-"""Seconds: a second Ctrl-C as soon as this means it."""
+"""Seconds between two Ctrl-C that together end the job."""
 _HEARD = 16
 
 
 class Use(Enum):
-    """What a keyboard is there for."""
+    """What a keyboard is used for."""
 
     WRITE = "write"
-    """Keys are the job's, all but those that detach."""
+    """Keys go to the job, except those that detach."""
     COMMAND = "command"
-    """The job reads no keys: those that a terminal makes signals of are signals for it."""
+    """The job reads no keys; those that a terminal turns into signals become signals for it."""
     WATCH = "watch"
-    """Nothing that is typed reaches the job."""
+    """No key reaches the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The characters of a terminal that are signals, each one byte, or none where it is off."""
+    """The characters of a terminal that send signals: one byte each, none if disabled."""
 
     interrupt: bytes = b"\x03"
     quit: bytes = b"\x1c"
@@ -145,25 +141,25 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """What a piece of typing asks for."""
+    """What to do after a piece of typing."""
 
     passed: bytes = b""
-    """For the job's standard input."""
+    """Bytes for the standard input of the job."""
     signals: tuple[signal.Signals, ...] = ()
     interrupt: bool = False
-    """Ctrl-C is among what is passed."""
+    """The bytes that are passed contain Ctrl-C."""
     cancel: bool = False
     suspend: bool = False
-    """Stop this command, and nothing else."""
+    """Stop this command, but not the job."""
     detach: bool = False
 
 
 class Interrupts:
-    """Tell a Ctrl-C that insists from one that the job takes care of.
+    """Find a second Ctrl-C that should end the job, as the job ignored the first.
 
-    It insists where the one before came just now, and all that the job's terminal has shown since
-    is its echo: a program that reads keys itself echoes none, and one that handles the signal
-    mostly has something to say.
+    That is so if the first was just typed and the job's terminal has shown only its echo since: a
+    program that reads keys itself echoes none, and one that handles the signal mostly prints
+    something.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -173,7 +169,7 @@ class Interrupts:
         self._heard = b""
 
     def typed(self, piece: bytes, now: float) -> bool:
-        """Return whether this piece insists on the end of the job; `now` is in seconds."""
+        """Tell whether this piece should end the job; `now` is in seconds."""
         alone = bool(self._key) and piece == self._key
         recent = self._at is not None and now - self._at < AGAIN_WITHIN
         insists = alone and recent and self._heard == self._echo
@@ -182,7 +178,7 @@ class Interrupts:
         return insists
 
     def heard(self, piece: bytes) -> None:
-        """Note what the job's terminal has shown."""
+        """Note what the terminal of the job has shown."""
         self._heard = (self._heard + piece[:_HEARD])[:_HEARD]
 
 
@@ -197,11 +193,11 @@ class Keyboard:
 
     @property
     def waits(self) -> bool:
-        """Whether the first of the detach keys has come, and the next not yet."""
+        """Whether the first of the detach keys was typed, and the next not yet."""
         return self._detach.waits
 
     def press(self, piece: bytes, now: float) -> Pressed:
-        """Return what `piece`, typed just now, asks for."""
+        """Return what to do about `piece`, which was just typed."""
         typed = self._detach.feed(piece)
         if self.use is Use.WRITE:
             insists = self._interrupts.typed(typed.passed, now) if typed.passed else False
@@ -211,7 +207,7 @@ class Keyboard:
         return self._commands(typed.passed, typed.detach)
 
     def heard(self, piece: bytes) -> None:
-        """Note what the job's terminal has shown."""
+        """Note what the terminal of the job has shown."""
         self._interrupts.heard(piece)
 
     def _commands(self, keys: bytes, detach: bool) -> Pressed:
