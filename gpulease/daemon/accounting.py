@@ -12,7 +12,7 @@ from gpulease.errors import RecordUnwritable
 from gpulease.service.observation import Observation
 from gpulease.service.ports import InThread, Store
 from gpulease.service.usage import Usage
-from gpulease.store.usage import Pools
+from gpulease.store.usage import PoolUsage
 
 _WRITE_EVERY = timedelta(seconds=15)
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class PoolWatch:
     """Combines reports of pools with observations, and stores the results at intervals."""
 
-    def __init__(self, usage: Usage, pools: Pools, store: Store, in_writer: InThread) -> None:
+    def __init__(self, usage: Usage, pools: PoolUsage, store: Store, in_writer: InThread) -> None:
         self._usage = usage
         self._pools = pools
         self._store = store

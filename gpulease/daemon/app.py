@@ -42,12 +42,11 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Launcher as LauncherPort
-from gpulease.service.ports import Policy, Quotas
+from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.store.memory_history import MemoryHistory
-from gpulease.store.usage import Accounts, Pools
+from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
@@ -99,9 +98,9 @@ class DaemonApp:
 class _UsageRecords:
     """What frameworks and jobs used, now and in the past."""
 
-    pools: Pools
+    pools: PoolUsage
     usage: Usage
-    accounts: Accounts
+    accounts: UsageTotals
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
@@ -160,8 +159,8 @@ def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
 
 
 def _usage_records(base: Foundation) -> _UsageRecords:
-    pools = Pools(base.store)
-    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), Accounts(base.store))
+    pools = PoolUsage(base.store)
+    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), UsageTotals(base.store))
 
 
 def _launch_context(
@@ -197,7 +196,7 @@ def _scheduler(
     def policy() -> Policy:
         return leasing_policy(base.settings())
 
-    def launcher_of(job: Job) -> LauncherPort:
+    def launcher_of(job: Job) -> JobLauncher:
         return runner if job.holder is None else holds
 
     accounting = JobAccounting(

@@ -103,7 +103,7 @@ class DiskSpace:
 
     def _keep_free(self) -> list[JobId]:
         cut = free_space(self._settings(), self._store.reserve.missing)
-        self._store.reserve.lay(kept_free(self._settings()))
+        self._store.reserve.refill(kept_free(self._settings()))
         return cut
 
     async def _notify_owners(self, cut: Iterable[JobId], why: str) -> None:

@@ -28,7 +28,7 @@ from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Clock
 from gpulease.store.database_file import last_job
 from gpulease.store.engine import damaged
-from gpulease.store.recovery import LEAP
+from gpulease.store.recovery import SKIPPED_IDS
 from gpulease.store.store import SqlStore
 
 _MOST_SHOWN = 8
@@ -138,7 +138,7 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
         try:
             _refuse_to_forget(running, store)
             # With a new or restored database, a job must not get the directory of another job.
-            store.use_no_id_up_to(taken)
+            store.skip_ids_up_to(taken)
             installation = store.installation()
         except RecordUnwritable as error:
             raise StateUnwritable(error.message, error.hint) from error
@@ -149,7 +149,7 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
 def _taken(state: StateDirectory, path: Path) -> int:
     """Return an id above all that may have been used before the database was removed."""
     last = max(state.last_job(), last_job(path))
-    return last + LEAP if last else 0
+    return last + SKIPPED_IDS if last else 0
 
 
 def _refuse_to_forget(running: Sequence[int], store: SqlStore) -> None:

@@ -94,13 +94,13 @@ class StateCleaner:
         await asyncio.to_thread(self._remove_output_before, now - settings.keep_output_for)
         border = now - settings.keep_jobs_for
         while True:
-            over = await asyncio.to_thread(self._retention.over, border, settings.most_ended)
+            over = await asyncio.to_thread(self._retention.expired, border, settings.most_ended)
             if not over:
                 return
             # The output first: only the record leads to it.
             await asyncio.to_thread(self._remove_all, over)
             try:
-                await self._in_writer(partial(self._retention.forget, over))
+                await self._in_writer(partial(self._retention.delete, over))
             except RecordUnwritable as error:
                 _log.debug("%s; old jobs stay on record", error.message)
                 return

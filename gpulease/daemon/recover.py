@@ -23,7 +23,7 @@ import psutil
 
 from gpulease.config import DATABASE_NAME, Settings
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome, Owner, asked_to_go
+from gpulease.domain.job import Job, Outcome, Owner, asked_to_end
 from gpulease.domain.lease import Claim, Lease, State, Trigger
 from gpulease.errors import NoSuchJob, StateUnusable, state_fault
 from gpulease.host import shim_control
@@ -302,7 +302,7 @@ def _add_running(
     seen = list(surviving_jobs(state.jobs))
     store = SqlStore(path)
     try:
-        store.use_no_id_up_to(state.last_job())
+        store.skip_ids_up_to(state.last_job())
         store.installation(next((it.installation for it in seen if it.installation), None))
         for job in seen:
             _add(store, job, state.job(job.job), report)
@@ -369,7 +369,7 @@ def _end_if_lost(store: SqlStore, job: Job, launched: bool, report: RecoveryRepo
     else:
         return
     at = datetime.now(UTC)
-    ended = asked_to_go(
+    ended = asked_to_end(
         replace(job, state=State.QUEUED, leases=()), Trigger.CANCEL, Outcome.LOST, why, at
     )
     assert ended is not None, "a queued job can always be ended"

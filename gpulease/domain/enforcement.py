@@ -1,9 +1,8 @@
-"""What holds a job to its leases: the rungs of a ladder, from a wall down to an agreement.
+"""The enforcement levels of a lease, and whether the framework hook covers a process.
 
-Which rungs a machine has is found out by others; here is what they are called, in their order, and
-how a job's leases come to stand on them.
-
-Whether the framework hook has reached a process, by how the process was started.
+Levels range from limits of the driver to hooks that a program could evade. Other modules find out
+which levels a machine has; this one orders them and notes them on leases. Hook coverage is decided
+by how a process was started.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,87 +15,87 @@ from gpulease.domain.job import Job
 
 
 class EnforcementLevel(StrEnum):
-    """One of the things that hold a job to its lease; in this order wherever they are shown."""
+    """A mechanism that keeps a job within its lease; listed in this order everywhere."""
 
     DRIVER = "driver"
-    """The driver's limit on the job's cgroup: an allocation beyond it fails."""
+    """The driver's memory limit on the job's cgroup: an allocation beyond it fails."""
     FRAMEWORK = "framework"
-    """The hooks in the job's own processes: honest programs stay inside."""
+    """The framework hooks in the job's processes: programs that do not evade them stay inside."""
     WATCH = "watch"
-    """What is used is compared with the lease, and something is done about it."""
+    """gpulease compares the memory in use with the lease, and warns or stops the job."""
     DEVICES = "devices"
-    """The scope's device rules: a GPU that was not leased cannot be opened."""
+    """The device rules of the job's scope: it cannot open a GPU that it did not lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedEnforcement:
-    """What was put around a job before the first of its processes."""
+    """The enforcement set up for a job before its first process started."""
 
     devices: bool = False
-    """Its scope's device rules are in force."""
+    """The device rules of its scope are in force."""
     limits: Mapping[GpuUuid, int] = field(default_factory=dict)
-    """The bytes to which the driver keeps it, by GPU, as read back."""
+    """The driver's limit in bytes by GPU, as read back."""
     missing: tuple[str, ...] = ()
-    """What this machine has and the job has not, a sentence each."""
+    """The levels that this machine has and the job did not get: a sentence each."""
 
 
 _NOTHING = AppliedEnforcement()
 
 
-def in_level_order(rungs: Iterable[str]) -> tuple[str, ...]:
-    """Return each rung once, in the order of the ladder; what has another name comes last."""
-    given = dict.fromkeys(rungs)
-    known = [rung.value for rung in EnforcementLevel if rung.value in given]
+def in_level_order(levels: Iterable[str]) -> tuple[str, ...]:
+    """Return each level once, in the order of `EnforcementLevel`; unknown names come last."""
+    given = dict.fromkeys(levels)
+    known = [level.value for level in EnforcementLevel if level.value in given]
     return (*known, *(name for name in given if name not in known))
 
 
-def with_watch_level(rungs: Iterable[str], *, stops: bool) -> tuple[str, ...]:
-    """Return `rungs` with the watch among them if it `stops` jobs, and without it if not.
+def with_watch_level(levels: Iterable[str], *, stops: bool) -> tuple[str, ...]:
+    """Return `levels` with WATCH if the watch `stops` jobs, else without it.
 
-    What was noted at the launch holds for all users, and the settings may have changed since.
+    The levels were noted at the launch for all users, and settings may have changed since.
     """
-    others = (rung for rung in rungs if rung != EnforcementLevel.WATCH)
+    others = (level for level in levels if level != EnforcementLevel.WATCH)
     return in_level_order((*others, EnforcementLevel.WATCH.value) if stops else others)
 
 
 def with_enforcement(
-    job: Job, everywhere: Collection[str], enclosed: AppliedEnforcement = _NOTHING
+    job: Job, everywhere: Collection[str], applied: AppliedEnforcement = _NOTHING
 ) -> Job:
-    """Return `job` with what holds each of its leases noted.
+    """Return `job` with the levels of each lease noted.
 
-    `everywhere` are the rungs that all leases of this machine stand on.
+    `everywhere` are the levels of all leases on this machine.
     """
     leases = []
     for lease in job.leases:
-        limit = enclosed.limits.get(lease.gpu)
-        rungs = set(everywhere)
+        limit = applied.limits.get(lease.gpu)
+        levels = set(everywhere)
         if limit is not None:
-            rungs.add(EnforcementLevel.DRIVER)
-        if enclosed.devices:
-            rungs.add(EnforcementLevel.DEVICES)
-        leases.append(replace(lease, enforced_by=in_level_order(rungs), driver_limit=limit))
+            levels.add(EnforcementLevel.DRIVER)
+        if applied.devices:
+            levels.add(EnforcementLevel.DEVICES)
+        leases.append(replace(lease, enforced_by=in_level_order(levels), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 
 
 def with_driver_limits(job: Job, limits: Mapping[GpuUuid, int | None]) -> Job:
-    """Return `job` with the limits by the driver that some of its leases have now; None: none."""
+    """Return `job` with the driver's limits of some leases, in bytes by GPU; None for no limit."""
     leases = []
     for lease in job.leases:
         if lease.gpu not in limits:
             leases.append(lease)
             continue
-        rungs = set(lease.enforced_by or ()) - {EnforcementLevel.DRIVER}
+        levels = set(lease.enforced_by or ()) - {EnforcementLevel.DRIVER}
         limit = limits[lease.gpu]
-        held = rungs | {EnforcementLevel.DRIVER} if limit is not None else rungs
-        leases.append(replace(lease, enforced_by=in_level_order(held), driver_limit=limit))
+        found = levels | {EnforcementLevel.DRIVER} if limit is not None else levels
+        leases.append(replace(lease, enforced_by=in_level_order(found), driver_limit=limit))
     return replace(job, leases=tuple(leases))
 
 
 HOOK: Final = "GPULEASE_HOOK"
 PATH: Final = "PYTHONPATH"
-SAID: Final = "is not held by the framework hook"
-"""What each sentence about a process that is not held has in it."""
-_SHUT_OUT: Final = {
+UNCOVERED: Final = "is not limited by the framework hook"
+"""A part of every sentence about an uncovered process."""
+_WITHOUT_HOOK: Final = {
     "I": "it runs with -I, which ignores PYTHONPATH",
     "E": "it runs with -E, which ignores PYTHONPATH",
     "S": "it runs with -S, without the site module that loads the hook",
@@ -112,43 +111,45 @@ class ProcessStart:
 
     command: Sequence[str]
     environment: Mapping[str, str] | None
-    """What it was given of HOOK and PATH; None where that cannot be read."""
+    """HOOK and PATH, as far as they are set; None if the environment cannot be read."""
     is_python: bool
     container: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UncoveredProcess:
-    """A process of a job that uses a GPU, and that the hook does not hold."""
+    """A process of a job that uses a GPU and is not covered by the hook."""
 
     pid: int
     command: str
     why: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.command}) {SAID}: {self.why}"
+        return f"process {self.pid} ({self.command}) {UNCOVERED}: {self.why}"
 
 
 def why_uncovered(start: ProcessStart, hooks: str) -> str | None:
-    """Return why the hook in the folder `hooks` has not reached a process; None: it has.
+    """Return why the hook in the folder `hooks` does not cover a process.
 
-    None as well where there is no telling.
+    None if it does, or if that is not known.
     """
     if start.environment is None:
         return None
     if start.container is not None:
-        return f"it is in container {start.container}, where the hook is not known to be"
+        return f"it is in container {start.container}, which may not have the hook"
     if HOOK not in start.environment:
         return "it was started without the job's environment (env -i, sudo and the like)"
     if not start.is_python:
         return "it is not Python"
     if hooks not in start.environment.get(PATH, "").split(":"):
-        return "its PYTHONPATH does not lead to the hook"
-    return next((_SHUT_OUT[flag] for flag in _flags(start.command) if flag in _SHUT_OUT), None)
+        return "its PYTHONPATH does not contain the hook"
+    return next(
+        (_WITHOUT_HOOK[flag] for flag in _flags(start.command) if flag in _WITHOUT_HOOK), None
+    )
 
 
 def _flags(command: Sequence[str]) -> str:
-    """Return the letters of Python's own options: those before the program; see python(1)."""
+    """Return the letters of Python's options before the program; see python(1)."""
     flags, words = "", iter(command[1:])
     for word in words:
         if word.startswith("--"):
@@ -160,12 +161,12 @@ def _flags(command: Sequence[str]) -> str:
         if rest is None or rest.startswith(_BEGINS_THE_PROGRAM):
             break
         if rest in _TAKES_A_VALUE:
-            next(words, None)  # the value is a word of its own
+            next(words, None)  # the value is the next word
     return flags
 
 
 def _letters(word: str) -> tuple[str, str | None]:
-    """Return the plain options in a word, and what ends them; None there: it is no option."""
+    """Return the flags in a word and the rest after them; None as the rest for no option."""
     if not word.startswith("-") or word == "-":
         return "", None
     for place, letter in enumerate(word[1:], 1):

@@ -1,12 +1,11 @@
-"""How healthy a GPU is: what its driver tells, whose fault each thing is, and when it is over.
+"""The health of a GPU: findings, their cause, and whether the GPU takes new leases.
 
-Pure rules over what was heard. A figure that the driver does not tell speaks neither for a GPU nor
-against it.
+Pure rules over reports of the driver. A figure that the driver does not report counts neither for
+nor against a GPU.
 
-Whether a GPU takes new leases: drained by hand, or held back for its health.
-
-The two are kept apart. What a person has drained only a person resumes; what gpulease held back for
-a fault comes back by itself when the fault is over, or when a person says so.
+A GPU is drained by a person or by gpulease for a hardware fault; the two are separate. Only a
+person resumes a GPU that a person drained. A GPU that gpulease drained is resumed when the fault is
+over, or by a person.
 """
 
 from collections import Counter
@@ -21,10 +20,10 @@ from gpulease.domain.xid import NOT_LISTED, XIDS, Blame
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Somebody has said that nothing more is to be granted on a GPU."""
+    """A person's order to grant no new leases on a GPU."""
 
     by: str | None
-    """Their name; None in a record that did not keep it."""
+    """The user name; None in old records."""
     why: str = ""
     at: datetime | None = None
 
@@ -35,10 +34,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class HardwareFault:
-    """A fault of a GPU's hardware for which gpulease grants nothing more on it."""
+    """A hardware fault for which gpulease grants no new leases on a GPU."""
 
     kind: str
-    """What is wrong, as one word: the same fault seen again is of the same kind."""
+    """The fault as one word; the same fault seen again has the same kind."""
     why: str
     at: datetime
     """When it was last seen."""
@@ -49,44 +48,44 @@ class HardwareFault:
 
 @dataclass(frozen=True, slots=True)
 class GpuAvailability:
-    """All that keeps new leases off one GPU, but what its readings say."""
+    """Why one GPU takes no new leases, apart from its readings."""
 
     drain: Drain | None = None
     hardware_fault: HardwareFault | None = None
     accepted_fault: str | None = None
-    """The kind of a lasting fault with which a person wants the GPU used all the same."""
+    """The kind of a lasting fault that a person accepted by resuming the GPU."""
 
     @property
     def reason(self) -> str | None:
-        """Why nothing more may be granted, as a sentence; None if nothing stands against it."""
+        """Why it takes no new leases, as a sentence; None if it takes them."""
         if self.drain is not None:
             return str(self.drain)
         return None if self.hardware_fault is None else str(self.hardware_fault)
 
     def drained(self, drain: Drain) -> "GpuAvailability":
-        """Return this after a person drained the GPU; who drained it first has drained it."""
+        """Return this after a person drained the GPU; the first drain stays."""
         return self if self.drain is not None else replace(self, drain=drain)
 
     def resumed(self) -> "GpuAvailability":
-        """Return this after a person said that the GPU is to be used again."""
-        excused = self.accepted_fault if self.hardware_fault is None else self.hardware_fault.kind
-        return GpuAvailability(accepted_fault=excused)
+        """Return this after a person resumed the GPU."""
+        accepted = self.accepted_fault if self.hardware_fault is None else self.hardware_fault.kind
+        return GpuAvailability(accepted_fault=accepted)
 
-    def moved(self, by: timedelta) -> "GpuAvailability":
-        """Return this as it stands after the clock was set by so much: all ages are as they were.
+    def shifted(self, by: timedelta) -> "GpuAvailability":
+        """Return this with all instants shifted after the clock was set; ages stay the same.
 
-        How long a GPU has been quiet is counted from its ailment.
+        The time without a fault counts from the instant of the hardware fault.
         """
-        drain, ailment = self.drain, self.hardware_fault
+        drain, fault = self.drain, self.hardware_fault
         if drain is not None and drain.at is not None:
             drain = replace(drain, at=drain.at + by)
-        if ailment is not None:
-            ailment = replace(ailment, at=ailment.at + by)
-        return replace(self, drain=drain, hardware_fault=ailment)
+        if fault is not None:
+            fault = replace(fault, at=fault.at + by)
+        return replace(self, drain=drain, hardware_fault=fault)
 
 
 class HealthAction(StrEnum):
-    """What is done about a fault: the setting `health`."""
+    """What to do about a fault: the setting `health`."""
 
     DRAIN = "drain"
     TELL = "tell"
@@ -97,50 +96,50 @@ _RECOVERY = MappingProxyType(
     {
         1: "a reset of the GPU",
         2: "a reboot of the machine",
-        4: "a reset of the GPU, and of those that it talks to",
+        4: "a reset of the GPU and its peers",
         6: "a reset of its bus",
         7: "a reboot of the machine",
     }
 )
-"""What nvmlDeviceGpuRecoveryAction_t asks for before the GPU is used again. 3, to quiet what GPUs
-say to each other, and 5, about the machines beside this one, leave it usable."""
+"""What nvmlDeviceGpuRecoveryAction_t asks for before the GPU is used again. The GPU stays usable
+with 3, which drains peer-to-peer traffic, and 5, which concerns other machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFigures:
-    """What a driver tells of a GPU's memory cells; None for what it does not tell."""
+    """Memory errors and recovery action of a GPU; None for what the driver does not report."""
 
     uncorrectable: int | None = None
-    """Memory errors that could not be corrected, since the driver was loaded."""
+    """The number of uncorrectable memory errors since the driver was loaded."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
     recovery: int | None = None
-    """What the driver asks for to have it well again, as NVML counts: 0 is nothing."""
+    """nvmlDeviceGpuRecoveryAction_t; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModes:
-    """How an admin has set a GPU up; None for what its driver does not tell."""
+    """The driver modes of a GPU; None for what the driver does not report."""
 
     ecc: bool | None = None
     persistence: bool | None = None
     compute: int | None = None
-    """As NVML counts: 0 is for everyone, 2 for nobody, 3 for one process at a time."""
+    """nvmlComputeMode_t: 0 default, 2 prohibited, 3 exclusive process."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What was heard of one GPU since the last time."""
+    """What the driver reported about one GPU since the last report."""
 
     gpu: GpuUuid
     xids: tuple[int, ...] = ()
     figures: HealthFigures | None = None
-    """None where they were not read this time."""
+    """None if not read this time."""
     listens: bool | None = None
-    """Whether its XIDs can be heard at all; None while that is not known."""
+    """Whether the driver reports its XIDs; None while that is not known."""
     modes: GpuModes | None = None
-    """Read whenever the figures are."""
+    """Read together with the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,138 +155,146 @@ class GpuEvent:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found about a GPU, and whose fault it is."""
+    """One finding about a GPU, and its cause."""
 
     kind: str
     what: str
     blame: Blame
     count: int = 1
     lasts: bool = False
-    """It is a state, which ends when the driver says so, rather than something that happened."""
+    """A state that lasts until the driver reports its end, not an event."""
 
 
 def xid(number: int, count: int = 1) -> Finding:
-    """Return what an XID is; one that is not in the table is for an admin to look up."""
+    """Return the finding for an XID; an unknown one is for an admin to look up."""
     known = XIDS.get(number, NOT_LISTED)
     return Finding(f"xid {number}", f"XID {number}, {known.what}", known.blame, count)
 
 
 def needs_an_admin(kind: str) -> bool:
-    """Tell whether an entry in a GPU's history is an XID that an admin has to look into."""
+    """Tell whether an entry in a GPU's history is an XID for an admin to investigate."""
     word, _, number = kind.partition(" ")
     return word == "xid" and number.isdecimal() and xid(int(number)).blame is Blame.ADMIN
 
 
 def lasting(figures: HealthFigures) -> Finding | None:
-    """Return the worst thing that is wrong with a GPU for as long as these figures hold.
+    """Return the worst lasting fault that the figures show; None for none.
 
-    A row that waits to be replaced keeps nobody from the GPU (nvml.h, nvmlDeviceGetRemappedRows).
+    A pending row remapping leaves the GPU usable (nvml.h, nvmlDeviceGetRemappedRows).
     """
     recovery = _RECOVERY.get(figures.recovery or 0)
     for is_so, kind, what in (
-        (figures.remap_failed, "remap_failed", "a bad row of its memory could not be replaced"),
-        (recovery, "recovery", f"its driver asks for {recovery}"),
-        (figures.pages_pending, "pages_pending", "a bad page of its memory is retired at a reset"),
+        (figures.remap_failed, "remap_failed", "a bad memory row could not be remapped"),
+        (recovery, "recovery", f"the driver asks for {recovery}"),
+        (figures.pages_pending, "pages_pending", "a bad memory page will be retired at a reset"),
     ):
         if is_so:
             return Finding(kind, what, Blame.HARDWARE, lasts=True)
     if figures.remap_pending:
-        what = "a bad row of its memory is replaced at a reset"
+        what = "a bad memory row will be remapped at a reset"
         return Finding("remap_pending", what, Blame.AVOIDED, lasts=True)
     return None
 
 
-_TOLD = MappingProxyType(
+_NOTICES = MappingProxyType(
     {
-        Blame.APPLICATION: "GPU {gpu}: {what}: the fault of a program there, which may be this job",
-        Blame.CONTAINED: "GPU {gpu}: {what}: programs there were ended, which may be this job's",
+        Blame.APPLICATION: "GPU {gpu}: {what}: caused by a program on it, possibly this job",
+        Blame.CONTAINED: "GPU {gpu}: {what}: the driver ended programs on it, possibly of this job",
         Blame.HARDWARE: (
-            "GPU {gpu}: {what}: a fault of the hardware; this job may fail, or compute nonsense"
+            "GPU {gpu}: {what}: a hardware fault; this job may fail or compute wrong results"
         ),
-        Blame.AVOIDED: "GPU {gpu}: {what}; its driver keeps programs off it until it is reset",
-        Blame.GONE: "GPU {gpu} is lost ({what}): what this job does there will fail",
+        Blame.AVOIDED: "GPU {gpu}: {what}; the driver avoids that memory until a reset",
+        Blame.GONE: "GPU {gpu} is lost ({what}): this job will fail on it",
     }
 )
 
 
 def notice(gpu: str, found: Finding) -> str | None:
-    """Return what the owner of a job on the GPU called `gpu` is told; None: nothing to tell."""
-    text = _TOLD.get(found.blame)
+    """Return the notice to the owner of a job on the GPU labelled `gpu`; None for none."""
+    text = _NOTICES.get(found.blame)
     return None if text is None else text.format(gpu=gpu, what=found.what)
 
 
-def findings(heard: HealthReport, before: HealthFigures | None) -> tuple[Finding, ...]:
-    """Return what is new about a GPU, whose figures were `before`."""
-    found = [xid(number, count) for number, count in Counter(heard.xids).items()]
-    if heard.figures is not None:
-        found += _new_errors(heard, before, found)
-        now, then = lasting(heard.figures), lasting(before) if before is not None else None
+def findings(report: HealthReport, before: HealthFigures | None) -> tuple[Finding, ...]:
+    """Return what is new in a report about a GPU with the figures `before`."""
+    found = [xid(number, count) for number, count in Counter(report.xids).items()]
+    if report.figures is not None:
+        found += _new_errors(report, before, found)
+        now, then = lasting(report.figures), lasting(before) if before is not None else None
         if now is not None and now != then:
             found.append(now)
     return tuple(found)
 
 
 def _new_errors(
-    heard: HealthReport, before: HealthFigures | None, found: list[Finding]
+    report: HealthReport, before: HealthFigures | None, found: list[Finding]
 ) -> list[Finding]:
-    """Return the memory errors that no XID speaks of already."""
+    """Return new memory errors that no XID has reported."""
     then = None if before is None else before.uncorrectable
-    now = None if heard.figures is None else heard.figures.uncorrectable
+    now = None if report.figures is None else report.figures.uncorrectable
     if then is None or now is None or now <= then:
-        # Of the first look nobody knows when they were; a reset begins the count anew.
+        # The first figures do not show when errors happened; a reset restarts the count.
         return []
     if any(each.blame in (Blame.HARDWARE, Blame.CONTAINED) for each in found):
         return []
-    what = "memory errors that could not be corrected"
+    what = "uncorrectable memory errors"
     return [Finding("ecc", what, Blame.HARDWARE, now - then)]
 
 
-def after(standing: GpuAvailability, found: tuple[Finding, ...], at: datetime) -> GpuAvailability:
-    """Return the standing of a GPU after these findings: the hardware's faults hold it back."""
+def after_findings(
+    availability: GpuAvailability, found: tuple[Finding, ...], at: datetime
+) -> GpuAvailability:
+    """Return the availability of a GPU after these findings: hardware faults drain it."""
     bad = [
         each
         for each in found
         if each.blame is Blame.HARDWARE
-        and not (each.lasts and each.kind == standing.accepted_fault)
+        and not (each.lasts and each.kind == availability.accepted_fault)
     ]
     if not bad:
-        return standing
-    # What lasts comes last: that is what a person who resumes the GPU has to excuse.
+        return availability
+    # Lasting faults come last: a person who resumes the GPU accepts that one.
     why = "; ".join(each.what for each in bad)
-    return replace(standing, hardware_fault=HardwareFault(bad[-1].kind, why, at))
+    return replace(availability, hardware_fault=HardwareFault(bad[-1].kind, why, at))
 
 
-def without_stale_acceptance(standing: GpuAvailability, figures: HealthFigures) -> GpuAvailability:
-    """Return a standing without the excuse for a fault that is over."""
+def without_stale_acceptance(
+    availability: GpuAvailability, figures: HealthFigures
+) -> GpuAvailability:
+    """Return `availability` without the acceptance of a fault that is over."""
     now = lasting(figures)
-    if standing.accepted_fault is None or (now is not None and now.kind == standing.accepted_fault):
-        return standing
-    return replace(standing, accepted_fault=None)
+    if availability.accepted_fault is None or (
+        now is not None and now.kind == availability.accepted_fault
+    ):
+        return availability
+    return replace(availability, accepted_fault=None)
 
 
 def is_over(
-    standing: GpuAvailability,
+    availability: GpuAvailability,
     figures: HealthFigures | None,
     well_for: timedelta,
     quiet_for: timedelta,
 ) -> bool:
-    """Tell whether the fault that a GPU is held back for is over.
+    """Tell whether the hardware fault of a drained GPU is over.
 
     Args:
-        standing: with the fault.
-        figures: the latest; None where none were read yet.
-        well_for: how long the GPU has been readable, without a new fault.
+        availability: with the fault.
+        figures: the latest; None if none were read yet.
+        well_for: how long the GPU has been readable without a new fault.
         quiet_for: how long that has to be.
     """
     if figures is None or well_for < quiet_for:
         return False
     still = lasting(figures)
-    return still is None or still.blame is Blame.AVOIDED or still.kind == standing.accepted_fault
+    return (
+        still is None or still.blame is Blame.AVOIDED or still.kind == availability.accepted_fault
+    )
 
 
 LONGEST_QUIET = timedelta(days=1)
 
 
 def quiet_after(first: timedelta, relapses: int) -> timedelta:
-    """Return how long a GPU must be without a fault: twice as long for each relapse of late."""
+    """Return how long a GPU must be without a fault, doubled for each recent relapse."""
     return min(first * (1 << min(relapses, 20)), max(first, LONGEST_QUIET))

@@ -1,8 +1,7 @@
-"""What to do about a lease under which nothing happens while others wait for the memory.
+"""Decides about idle leases while other jobs wait for the memory: nothing, warn, release.
 
-A pure rule, like the one of `overuse.py`. Nothing happens when the job computes on none of its
-GPUs and what it holds on each stays the same. Where one of these cannot be told, the job counts as
-busy: idleness has to be seen.
+A pure rule. A job is idle when it computes on none of its GPUs and its memory in use does not
+change. If either is unknown, the job counts as busy.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ _NOTHING = timedelta(0)
 
 
 class Release(StrEnum):
-    """What becomes of a lease that is not used while others wait."""
+    """What happens to an idle lease while other jobs wait."""
 
     OFF = "off"
     WARN = "warn"
@@ -30,41 +29,41 @@ class IdleAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """What an admin lets leases do."""
+    """The settings for idle leases."""
 
     release: Release = Release.OFF
     after: timedelta = timedelta(minutes=30)
-    """How long nothing may happen before the owner is told."""
+    """Idle time before the owner is warned."""
     grace: timedelta = timedelta(minutes=10)
-    """Between that and the release."""
+    """Time between the warning and the release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What one look shows of one GPU of a job; unknown is None."""
+    """The use of one of a job's GPUs at one moment; None for unknown."""
 
     utilization: int | None
-    """Percent, of the job; of the whole GPU where the job cannot be told apart."""
+    """Percent, of the job; of the whole GPU if it is not reported by process."""
     used: int | None
-    """Bytes, of the job."""
+    """Bytes that the job uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """How a job rests."""
+    """The idle state of a job between two observations."""
 
     last: tuple[Activity, ...] = ()
-    """What the last look showed, GPU by GPU."""
+    """The last observation, one for each GPU."""
     seen_at: timedelta | None = None
-    """When that was, if it showed nothing happening."""
+    """Time of the last observation, if it showed the job idle."""
     idle_for: timedelta | None = None
-    """For how long nothing was seen to happen; None: it was busy."""
+    """How long the job has been idle; None: it was busy."""
     warned_for: timedelta | None = None
-    """For how long of that its owner knows that the lease goes if this goes on."""
+    """Time since the owner was warned; None: not warned."""
     released: bool = False
 
     def left(self, policy: IdlePolicy) -> timedelta | None:
-        """Return how long until the lease goes, if nothing changes; None: it does not."""
+        """Return the time until the release if nothing changes; None for no release."""
         if self.warned_for is None or policy.release is not Release.RELEASE:
             return None
         return max(policy.grace - self.warned_for, _NOTHING)
@@ -79,36 +78,36 @@ def judge_idleness(
     kept: bool,
     now: timedelta,
 ) -> tuple[IdleState, IdleAction]:
-    """Return how a job rests after one more look, and what to do about it.
+    """Return the idle state after one more observation, and what to do.
 
     Args:
-        seen: what the look shows of each of its GPUs, always in the same order.
-        before: how it rested after the look before.
-        policy: what is let be.
-        wanted: somebody waits for memory of one of its GPUs.
-        kept: its owner said that it is to be kept for now.
-        now: when this look was, by a clock that nobody can set.
+        seen: the activity on each of its GPUs, always in the same order.
+        before: the state after the observation before.
+        policy: the settings.
+        wanted: another job waits for memory of one of its GPUs.
+        kept: the owner asked to keep the lease for now.
+        now: the time of this observation, by a monotonic clock.
     """
     if kept or _is_busy(seen, before.last):
         return IdleState(seen), IdleAction.NOTHING
-    went = _NOTHING if before.seen_at is None else max(now - before.seen_at, _NOTHING)
-    idle_for = (before.idle_for or _NOTHING) + went
-    rest = replace(before, last=seen, seen_at=now, idle_for=idle_for)
+    elapsed = _NOTHING if before.seen_at is None else max(now - before.seen_at, _NOTHING)
+    idle_for = (before.idle_for or _NOTHING) + elapsed
+    state = replace(before, last=seen, seen_at=now, idle_for=idle_for)
     if policy.release is Release.OFF or not wanted or idle_for < policy.after:
-        return replace(rest, warned_for=None), IdleAction.NOTHING
+        return replace(state, warned_for=None), IdleAction.NOTHING
     if before.warned_for is None:
-        return replace(rest, warned_for=_NOTHING), IdleAction.WARN
-    rest = replace(rest, warned_for=before.warned_for + went)
-    late = before.warned_for + went >= policy.grace
-    if late and policy.release is Release.RELEASE and not rest.released:
-        return replace(rest, released=True), IdleAction.RELEASE
-    return rest, IdleAction.NOTHING
+        return replace(state, warned_for=_NOTHING), IdleAction.WARN
+    state = replace(state, warned_for=before.warned_for + elapsed)
+    late = before.warned_for + elapsed >= policy.grace
+    if late and policy.release is Release.RELEASE and not state.released:
+        return replace(state, released=True), IdleAction.RELEASE
+    return state, IdleAction.NOTHING
 
 
 def _is_busy(seen: tuple[Activity, ...], last: tuple[Activity, ...]) -> bool:
-    """Tell whether something happens, or may happen; the first look cannot tell that nothing does.
+    """Tell whether a job is busy or may be; the first observation always counts as busy.
 
-    Memory is compared with the look before, so that what grows by a little at a time is busy.
+    Memory is compared with the observation before, so slow growth counts as busy.
     """
     if len(seen) != len(last):
         return True

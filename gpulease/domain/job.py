@@ -1,14 +1,7 @@
-"""A job: who asked, what for, where it stands, and how it ended.
+"""A job: its owner, its claim, its state and its outcome.
 
-The functions at the end are the only ones that move a job from state to state; each does so by
-the table of `lease.py`. They return the job as it is afterwards, or None where the news changes
-nothing.
-
-What a job is remembered by: its likes, what it took, and that it was tried again.
-
-Who holds a lease without a job, and who asked for it.
-
-A notice: one line that gpulease has to say to the owner of a job.
+Only the functions at the end change the state of a job, by the table in `lease`. They return the
+changed job, or None where the event changes nothing.
 """
 
 from collections.abc import Mapping
@@ -24,74 +17,74 @@ from gpulease.domain.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class CommandFingerprint:
-    """By what the runs of one script are recognised; each is a digest, and tells nobody what ran.
+    """Identifies runs of the same command by digests, which do not reveal it.
 
-    Made by `shape.shape_of`.
+    Made by `memory_estimate.fingerprint_of`.
     """
 
     similar_key: str
-    """Of all runs of this script with options of the same names."""
+    """The same for all runs of a script with the same option names."""
     exact_key: str
-    """Of those with the same words all along."""
+    """The same for all runs with the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What is kept of a job beside its leases, to size the next one like it."""
+    """What is known about a job's size: its fingerprint, its retries, its end."""
 
     fingerprint: CommandFingerprint | None = None
     size_reason: str | None = None
-    """Why its lease is as large as it is, if nobody said how large it was to be."""
+    """Why gpulease chose this size, if the user gave none."""
     retry_factor: Fraction | None = None
-    """How much more memory it gets if it runs out; None: it is not tried again."""
+    """The factor for the memory of a retry after an out-of-memory end; None for no retry."""
     attempt: int = 0
-    """How often it was tried before."""
+    """The number of earlier attempts."""
     retry_of: JobId | None = None
-    """The job that ran out of memory, and that this one tries again."""
+    """The job that ran out of memory and that this one retries."""
     retried_as: JobId | None = None
     out_of_memory: bool = False
-    """It ended because the GPU memory of its lease did not do."""
+    """It ended because its lease was too small."""
 
 
 NO_USAGE = JobUsage()
-"""Of a job that nothing is kept of, such as a lease without a job."""
+"""For a lease without a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserUsage:
-    """What the ended jobs of one user asked for and used, where the use is known."""
+    """Memory that the ended jobs of a user leased and used, for jobs with known use."""
 
     user: str
     jobs: int
     out_of_memory: int
-    """How many of them ended for want of GPU memory."""
+    """The jobs that ran out of GPU memory."""
     seconds: float
-    """How long they held their leases, added up over GPUs."""
+    """Seconds for which leases were held, summed over GPUs."""
     asked: float
-    """Bytes leased, times the seconds for which they were."""
+    """Leased byte-seconds."""
     used: float
-    """The same of what they needed at most."""
+    """Byte-seconds of the memory needed at peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, and never a later one that was given its pid."""
+    """Identifies one process, and no later one with the same pid."""
 
     pid: int
     started: int
-    """Clock ticks from the machine's boot to its start, field 22 of proc_pid_stat(5)."""
+    """Clock ticks from boot to its start, field 22 of proc_pid_stat(5)."""
     boot: str
-    """Which boot of the machine, as the kernel names it."""
+    """The kernel's boot id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whom a lease without a job is for."""
+    """The processes behind a lease without a command."""
 
     process: Process | None
-    """The lease is released when it ends; None: it is held until its time is over."""
+    """The lease is released when it ends; None: held until the time limit."""
     waiting_client: Process | None
-    """Who waits for the grant; the lease is not wanted any more if it ends before."""
+    """The process that waits for the grant; if it ends first, the lease is cancelled."""
 
 
 class Outcome(StrEnum):
@@ -100,13 +93,13 @@ class Outcome(StrEnum):
     EXITED = "exited"
     SIGNALED = "signaled"
     RELEASED = "released"
-    """Of a lease without a job: given back by its owner, or at the end of its holder."""
+    """For a lease without a command: released by its owner, or at the end of its process."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
     OVER_LEASE = "over_lease"
-    """It held more memory than it was granted, for longer than is let be."""
+    """It used more memory than its lease for longer than allowed."""
     IDLE = "idle"
-    """It did nothing with its lease while others waited for the memory."""
+    """It was idle while other jobs waited for the memory."""
     GAVE_UP = "gave_up"
     LAUNCH_FAILED = "launch_failed"
     LOST = "lost"
@@ -114,35 +107,34 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The user whose job it is, as the kernel says."""
+    """The user who owns the job, as reported by the kernel."""
 
     uid: int
     gid: int
     user: str
-    """The name; the uid in digits where the machine knows none."""
+    """The user name, or the uid in digits if there is none."""
 
     @property
     def has_name(self) -> bool:
-        """Whether the machine knows this user: not so of uids that somebody has to give away."""
+        """Whether the uid has a user name on this machine; container uids often have none."""
         return self.user != str(self.uid)
 
 
 @dataclass(frozen=True, slots=True)
 class TerminalSettings:
-    """The pseudo-terminal that a job wants to run on."""
+    """The pseudo-terminal of a job."""
 
     rows: int
     columns: int
     attributes: tuple[int, ...] | None = None
-    """As termios(3) has them: iflag, oflag, cflag, lflag, ispeed, ospeed, then the control
-    characters."""
+    """As in termios(3): iflag, oflag, cflag, lflag, ispeed, ospeed, then control characters."""
     stderr: bool = True
-    """Whether standard error is the terminal as well."""
+    """Whether standard error is the terminal too."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlySignal:
-    """A signal that a job wants so long before its time is over."""
+    """A signal to send to a job before its time limit."""
 
     signal: int
     before: timedelta
@@ -150,9 +142,9 @@ class EarlySignal:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """All that is needed to start the command as its owner would have; read at launch alone.
+    """Everything needed to start the command as its owner would; read at launch only.
 
-    Arguments, paths and environment are the operating system's strings (PEP 383).
+    Arguments, paths and environment are strings of the operating system (PEP 383).
     """
 
     argv: tuple[str, ...]
@@ -163,18 +155,18 @@ class Invocation:
     nice: int = 0
     attached: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
-    """How the GPUs are presented to the frameworks; the worker's side knows what they mean."""
+    """Options for the frameworks; see worker.environment.WorkerOptions."""
     groups: tuple[int, ...] | None = None
-    """Supplementary groups of whoever asked; None: those that the user database gives."""
+    """Supplementary groups of the caller; None: those of the user database."""
     terminal: TerminalSettings | None = None
     early_signal: EarlySignal | None = None
     grace: timedelta | None = None
-    """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
+    """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How the worker's main process ended: a code, or the signal that ended it; else unknown."""
+    """How the worker's main process ended: exit code or signal; both None if unknown."""
 
     code: int | None = None
     signal: int | None = None
@@ -187,20 +179,20 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user asked to run, and where it stands."""
+    """A job and its state."""
 
     id: JobId
     owner: Owner
     name: str
     command: str
-    """As a person would type it; shown, never executed."""
+    """The command as typed; displayed only, never executed."""
     claim: Claim
     submitted_at: datetime
     gives_up_at: datetime | None = None
-    """Until when it is willing to wait for a grant."""
+    """When it leaves the queue if it has not started."""
     state: State = State.QUEUED
     leases: tuple[Lease, ...] = ()
-    """Of a job that holds memory, the leases it holds; of an ended one, those that it held."""
+    """The leases that it holds, or for an ended job, held."""
     granted_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -208,19 +200,19 @@ class Job:
     shim_pid: int | None = None
     outcome: Outcome | None = None
     detail: str | None = None
-    """More about how it ended, for people."""
+    """Details of how it ended, for people."""
     exit: Exit | None = None
-    """Known from the end of the main process on."""
+    """Known once the main process has ended."""
     main_exited_at: datetime | None = None
-    """When the main process ended and left others of the job behind."""
+    """When the main process ended while others of the job still ran."""
     terminal: bool = False
     """It runs on a pseudo-terminal."""
     grace: timedelta | None = None
-    """Between SIGTERM and SIGKILL; None: as the daemon is configured."""
+    """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
     holder: Holder | None = None
-    """Whom the lease is for, if there is nothing to run under it."""
+    """For a lease without a command: the processes behind it."""
     kept_until_at: datetime | None = None
-    """Until when nobody minds that nothing happens under its lease."""
+    """Until when idleness has no consequences."""
     usage: JobUsage = NO_USAGE
 
     @property
@@ -229,19 +221,19 @@ class Job:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When its time limit ends it; None while it does not run or has no limit."""
+        """When its time limit ends it; None if it has not started or has no limit."""
         if self.started_at is None or self.claim.time_limit is None:
             return None
         return self.started_at + self.claim.time_limit
 
     def ledger_entry(self, lease: Lease) -> LedgerEntry:
-        """Return what `lease` counts for in the ledger of its GPU."""
+        """Return the entry of `lease` for the ledger of its GPU."""
         running = self.state in (State.ACTIVE, State.RELEASING)
         return LedgerEntry(self.id, lease.memory, self.claim.exclusive, running)
 
 
 def grant(job: Job, placement: Placement, at: datetime) -> Job:
-    """Give `job` the GPUs of `placement`; from here their memory is taken."""
+    """Grant `placement` to `job`; the memory counts as leased from now on."""
     state = next_state(job.state, Trigger.GRANT)
     assert state is not None, "a grant is never ignored"
     leases = tuple(Lease(gpu, memory, at) for gpu, memory in placement.allocations)
@@ -249,14 +241,14 @@ def grant(job: Job, placement: Placement, at: datetime) -> Job:
 
 
 def back_in_queue(job: Job) -> Job:
-    """Take back what was granted to `job`, of which no worker was started, nor will be for it."""
+    """Return `job` to the queue: no worker was started for this grant, and none will be."""
     state = next_state(job.state, Trigger.LAUNCH_DEFERRED)
     assert state is not None, "going back is never ignored"
     return replace(job, state=state, leases=(), granted_at=None)
 
 
 def worker_started(job: Job, pid: int | None, shim_pid: int | None, at: datetime) -> Job | None:
-    """Note that the worker of `job` runs, or that the holder of a lease has it."""
+    """Note that the worker of `job` runs, or that the lease without a command is held."""
     state = next_state(job.state, Trigger.WORKER_STARTED)
     if state is None and job.started_at is not None:
         return None
@@ -264,27 +256,27 @@ def worker_started(job: Job, pid: int | None, shim_pid: int | None, at: datetime
 
 
 def main_exited(job: Job, exit_: Exit, at: datetime) -> Job | None:
-    """Note that the main process of `job` has ended, and that others of it have not."""
+    """Note that the main process of `job` has ended while others still run."""
     if not job.holds_memory or job.main_exited_at is not None:
         return None
     return replace(job, exit=exit_, main_exited_at=at)
 
 
 def with_time_limit(job: Job, limit: timedelta) -> Job:
-    """Return `job` with another limit to its time, which counts from its start as before."""
+    """Return `job` with another time limit, counted from its start."""
     return replace(job, claim=replace(job.claim, time_limit=limit))
 
 
 def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
-    """Return `job` with for how long its lease of `gpu` has been over."""
+    """Return `job` with the time for which it has used more than its lease of `gpu`."""
     leases = (
         replace(lease, over_for=over_for) if lease.gpu == gpu else lease for lease in job.leases
     )
     return replace(job, leases=tuple(leases))
 
 
-def moved(job: Job, by: timedelta) -> Job:
-    """Return `job` as it stands after the clock was set by so much: all spans are as they were."""
+def shifted(job: Job, by: timedelta) -> Job:
+    """Return `job` with all instants shifted after the clock was set; spans stay the same."""
 
     def at(instant: datetime | None) -> datetime | None:
         return None if instant is None else instant + by
@@ -301,10 +293,10 @@ def moved(job: Job, by: timedelta) -> Job:
     )
 
 
-def asked_to_go(
+def asked_to_end(
     job: Job, trigger: Trigger, outcome: Outcome, detail: str, at: datetime
 ) -> Job | None:
-    """Cancel or expire `job`: a waiting one ends, a running one is on its way out.
+    """Cancel, expire or revoke `job`: a queued job ends, a running one is asked to end.
 
     Raises:
         IllegalTransition: the job has ended.
@@ -325,7 +317,7 @@ def worker_gone(
     exit_: Exit | None,
     at: datetime,
 ) -> Job | None:
-    """Note that no process of `job` is left, or that none ever came; its memory is free."""
+    """Note that no process of `job` is left or was ever started; its memory is free."""
     if next_state(job.state, trigger) is None:
         return None
     return _ended(job, outcome, detail, exit_, at)
@@ -345,21 +337,21 @@ def _ended(job: Job, outcome: Outcome, detail: str | None, exit_: Exit | None, a
 
 
 def wait_has_expired(job: Job, at: datetime) -> bool:
-    """Tell whether `job` is still queued at the moment at which it would rather give up."""
+    """Tell whether `job` is still queued when its longest wait is over."""
     return job.state is State.QUEUED and job.gives_up_at is not None and job.gives_up_at <= at
 
 
 def until(at: datetime, span: timedelta | None) -> datetime | None:
-    """Return the moment `span` after `at`, or None for no span."""
+    """Return the instant `span` after `at`; None for no span."""
     return None if span is None else at + span
 
 
 LONGEST = 500
-"""Characters."""
+"""Characters of a notice."""
 
 
 def one_line(text: str) -> str:
-    """Return `text` as a line that is harmless on any terminal: no control characters, not long."""
+    """Return `text` as one line without control characters, of at most `LONGEST` characters."""
     spaced = " ".join(text.split())
     clean = "".join(char if char.isprintable() else "?" for char in spaced)
     return clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."

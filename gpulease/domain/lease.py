@@ -1,9 +1,7 @@
-"""The life of a lease: its states, its triggers, and the one table that moves it.
+"""The states of a lease, the triggers, and the table of transitions; the claim of a job.
 
-A state says who holds memory; why a lease ended is the job's reason. All leases of one job move
-together, so the state is the job's.
-
-What a job asks for.
+A state says whether memory is held; why a lease ended is a field of the job. All leases of a job
+change together, so the state is the job's.
 """
 
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from gpulease.units import Share, format_size
 
 
 class State(StrEnum):
-    """Where a lease stands."""
+    """The state of a lease."""
 
     QUEUED = "queued"
     GRANTED = "granted"
@@ -45,19 +43,19 @@ TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
     {
         (_S.QUEUED, _T.GRANT): _S.GRANTED,
         (_S.QUEUED, _T.CANCEL): _S.ENDED,
-        # Its time to wait is over.
+        # Its longest wait is over.
         (_S.QUEUED, _T.EXPIRE): _S.ENDED,
         (_S.GRANTED, _T.WORKER_STARTED): _S.ACTIVE,
         (_S.GRANTED, _T.LAUNCH_FAILED): _S.ENDED,
-        # The machine was restarted before its worker was: what was granted then need not fit now.
+        # The machine restarted before the worker started: the grant may not fit any more.
         (_S.GRANTED, _T.LAUNCH_DEFERRED): _S.QUEUED,
-        # A worker may be starting at this moment: its memory is free only when it is seen gone.
+        # A worker may be starting now: the memory is free only when the worker is known to be gone.
         (_S.GRANTED, _T.CANCEL): _S.RELEASING,
-        # News of the start and of the end may arrive together after a restart.
+        # After a restart of the daemon, the start and the end may arrive together.
         (_S.GRANTED, _T.WORKER_EXITED): _S.ENDED,
         (_S.ACTIVE, _T.CANCEL): _S.RELEASING,
         (_S.ACTIVE, _T.EXPIRE): _S.RELEASING,
-        # It held more than it was granted, or did nothing with it while others waited.
+        # The job used more than its lease, or was idle while others waited.
         (_S.ACTIVE, _T.REVOKE): _S.RELEASING,
         (_S.ACTIVE, _T.WORKER_EXITED): _S.ENDED,
         (_S.RELEASING, _T.LAUNCH_FAILED): _S.ENDED,
@@ -67,14 +65,14 @@ TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
 
 IGNORED: frozenset[tuple[State, Trigger]] = frozenset(
     {
-        # The same news twice: once from the shim, once from its record after a restart.
+        # The same event twice: from the shim, and from its record after a restart.
         (_S.ACTIVE, _T.WORKER_STARTED),
         (_S.ENDED, _T.WORKER_EXITED),
         (_S.ENDED, _T.LAUNCH_FAILED),
         (_S.ENDED, _T.WORKER_STARTED),
         (_S.ENDED, _T.EXPIRE),
         (_S.ENDED, _T.REVOKE),
-        # Asked to go already; a worker that was just starting reports that it runs.
+        # It was asked to end already; a worker that was just starting reports that it runs.
         (_S.RELEASING, _T.CANCEL),
         (_S.RELEASING, _T.EXPIRE),
         (_S.RELEASING, _T.REVOKE),
@@ -86,7 +84,7 @@ HOLDS_MEMORY: frozenset[State] = frozenset({_S.GRANTED, _S.ACTIVE, _S.RELEASING}
 
 
 class IllegalTransition(Exception):
-    """A trigger met a state where it makes no sense: a bug, or a request that must be refused."""
+    """A trigger that is not defined in a state: a bug, or a request to refuse."""
 
     def __init__(self, state: State, trigger: Trigger) -> None:
         super().__init__(f"{trigger} in state {state}")
@@ -110,42 +108,42 @@ def next_state(state: State, trigger: Trigger) -> State | None:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A job's right to `memory` bytes of one GPU, from `granted_at` until `released_at`."""
+    """A job's right to `memory` bytes of one GPU, from `granted_at` to `released_at`."""
 
     gpu: GpuUuid
     memory: int
     granted_at: datetime
     released_at: datetime | None = None
     peak: int | None = None
-    """The most bytes that were seen in use under it, as far as has been recorded."""
+    """The highest use observed, in bytes, as last recorded."""
     over_for: timedelta | None = None
-    """For how long more than was granted has been in use, as far as has been recorded."""
+    """How long the job has used more than this, as last recorded."""
     enforced_by: tuple[str, ...] | None = None
-    """The rungs of enforcement.Rung that it stands on; None: nobody has noted them yet."""
+    """Its levels of enforcement.EnforcementLevel; None: not noted yet."""
     driver_limit: int | None = None
-    """The bytes to which the driver itself keeps it, as the driver says."""
+    """The driver's own limit in bytes, as read back."""
     used: int | None = None
-    """Of an ended one, the most that it needed: its peak, less what a framework took in advance
-    and never filled."""
+    """For an ended lease: the bytes that were needed, which is the peak less what a framework
+    allocated in advance and did not fill."""
 
 
 LONGEST_TIME = timedelta(days=3650)
-"""The longest time limit, also after it was extended."""
+"""The longest time limit, even after extensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job's wish: so much memory on each of so many GPUs, for so long."""
+    """What a job asks for: memory on each of a number of GPUs, for a time."""
 
     memory: int | Share
-    """Bytes on each GPU, or a share of what a GPU has to lease."""
+    """Bytes on each GPU, or a share of a GPU's allocatable memory."""
     gpus: int = 1
     exclusive: bool = False
-    """Nobody else's lease on these GPUs, and no unmanaged process."""
+    """No other lease on these GPUs, and no unmanaged process."""
     time_limit: timedelta | None = None
 
     def memory_on(self, allocatable: int) -> int:
-        """Return the bytes asked for on a GPU that has `allocatable` bytes to lease."""
+        """Return the claimed bytes on a GPU with `allocatable` bytes."""
         return self.memory.of(allocatable) if isinstance(self.memory, Share) else self.memory
 
     def __str__(self) -> str:

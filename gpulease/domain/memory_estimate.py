@@ -1,19 +1,18 @@
-"""How much memory a job should ask for, by what its likes used before. Pure, in bytes.
+"""Estimates the memory of a job from past runs of its command, and the overhead of frameworks.
 
-By what two runs of a script are known to be alike: a key made of the command, of no values.
+Pure functions; sizes in bytes.
 
-Memory depends on the script most, on which of its options are used next, and on the values of a
-few options (a batch size) that nobody can tell from the others (a learning rate). So there are two
-keys: of runs that are the same in every word, and of runs whose options have the same names. Pure;
-keys are digests, since a command may hold secrets and is forgotten before they are.
+Runs are compared by a fingerprint of the command. Memory depends mostly on the script, then on
+which options are used, then on the values of a few options (a batch size), which cannot be told
+from others (a learning rate). So there are two keys: one for runs with the same arguments, one for
+runs with the same option names. Keys are digests: a command may contain secrets, and the keys
+outlive it.
 
-What a framework takes beside its pool, learnt from what jobs showed. Pure, in bytes.
-
-What was observed is half the user's word: the driver says what a process holds, and the hook in it
-what its pool holds. So one user's reports decide for that user alone. For others a figure counts
-when three users have shown one, and it is the middle one of theirs, which no single user can carry
-beyond what the others showed. And whatever was reported, the figure stays within a factor of what
-gpulease would start from.
+The overhead of a framework is the memory of a process beside its pool. It is observed as the
+driver's figure for the process less the hook's figure for the pool, and the hook runs as the user.
+So the reports of one user count for that user alone. For other users, the median of at least three
+users' figures counts, which no single user can move beyond the others'. Any figure stays within a
+factor of the default.
 """
 
 import math
@@ -29,53 +28,52 @@ from gpulease.domain.job import CommandFingerprint
 from gpulease.units import MIB, round_up_size
 
 MARGIN = Fraction(115, 100)
-"""What is asked for beyond the highest use seen: data differs, and a look a second misses peaks."""
+"""The factor over the highest observed use: data differs, and one sample a second misses peaks."""
 MOST_RUNS = 10
-"""The latest runs of a script that count."""
+"""The number of latest runs that count."""
 ENOUGH_RUNS = 3
-"""Of fewer, the one with the largest need decides: nobody can tell which one is odd."""
+"""With fewer runs the largest need decides: an outlier cannot be recognised."""
 _ENOUGH_MORE = Fraction(125, 100)
-"""Of a lease that did not do, where the job does not say how much it lacked."""
+"""The factor for a lease that was too small, if the missing size is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """What one ended job asked for and used, on the GPU where it used most."""
+    """Lease and use of one ended job, in bytes, on the GPU where it used most."""
 
     leased: int
     used: int
     out_of_memory: bool = False
     over_lease: bool = False
-    """It was stopped for holding more than its lease."""
+    """It was stopped for using more than its lease."""
 
     @property
     def fell_short(self) -> bool:
-        """Whether its lease was not enough for it.
+        """Whether its lease was too small.
 
-        A run may also have been stopped for its use of a GPU that it did not lease.
+        A run that was stopped over its lease may have been over on a GPU that it did not lease.
         """
         return self.out_of_memory or (self.over_lease and self.used > self.leased)
 
 
 def size_for(runs: Sequence[PastRun]) -> int | None:
-    """Return what the next job like `runs`, latest first, should ask for; None without any.
+    """Return the memory for the next job like `runs`, latest first; None without runs.
 
-    It is what the deciding run needed: its use with a margin, but never more than a lease that was
-    enough for it, or else a framework that takes all it may from its start would grow from run to
-    run. After a run that ran out of memory or was stopped over its lease it is no less than the
-    smallest lease that was enough for another run, or else more than that one had, and no less than
-    its owner was told to ask for.
+    It is what the deciding run needed: its use with a margin, but not more than a lease that was
+    sufficient. Otherwise a framework that allocates all its memory at start would grow from run to
+    run. If the deciding run fell short, it is the smallest larger lease that was sufficient for
+    another run, or else a larger one than that run had, and never less than the size advised to its
+    owner.
     """
     found = deciding_run(runs)
     return None if found is None else round_up_size(_need(found, runs[:MOST_RUNS]))
 
 
 def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
-    """Return the one of `runs`, latest first, by which the next job is sized; None without any.
+    """Return the one of `runs`, latest first, that decides the next size; None without runs.
 
-    Of three runs or more it is the one with the second largest need: one odd run decides nothing,
-    and a need that really grew is followed when two runs have shown it. The latest run decides at
-    once where its lease was not enough for it.
+    Of three runs or more it is the one with the second largest need: a single outlier does not
+    count, and two runs confirm a larger need. The latest run decides at once if it fell short.
     """
     latest = runs[:MOST_RUNS]
     if not latest:
@@ -87,11 +85,11 @@ def deciding_run(runs: Sequence[PastRun]) -> PastRun | None:
 
 
 def _need(run: PastRun, runs: Sequence[PastRun]) -> int:
-    """Return the lease that would have been enough for `run`, as far as `runs` show it."""
+    """Return the lease that would have been sufficient for `run`, judging by `runs`."""
     if not run.fell_short:
         return _size_after(run)
-    enough = [each.leased for each in runs if not each.fell_short and each.leased > run.leased]
-    need = min(enough, default=int(run.leased * _ENOUGH_MORE))
+    sufficient = [each.leased for each in runs if not each.fell_short and each.leased > run.leased]
+    need = min(sufficient, default=int(run.leased * _ENOUGH_MORE))
     return need if run.used <= run.leased else max(need, _size_after(run))
 
 
@@ -101,7 +99,7 @@ def _size_after(run: PastRun) -> int:
 
 
 def retry_size(leased: int, factor: Fraction) -> int:
-    """Return the lease of a new try with `factor` times as much, in whole MiB; always more."""
+    """Return the lease of a retry with `factor` times the memory, in whole MiB; always larger."""
     return max(math.ceil(leased * factor / MIB), leased // MIB + 1) * MIB
 
 
@@ -124,9 +122,9 @@ def advised_size_after_oom(leased: int, peak: int | None, lacking: int | None) -
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _TAKES_A_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of python after which its next word is no script."""
+"""Options of python that take the next word as their value."""
 _STARTERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh", "env", "nice", "time"})
-"""Programs that run the script that one of their words names."""
+"""Programs that run a script given among their arguments."""
 _SCRIPT = (".py", ".sh")
 _LONGEST_NAME = 128
 _WORD = re.compile(r"[A-Za-z][A-Za-z_-]*")
@@ -134,10 +132,10 @@ _SNAPSHOT = re.compile(r"\A/.*/snapshots/[0-9a-f]{16}(?=/)")
 
 
 def fingerprint_of(argv: Sequence[str], cwd: str) -> CommandFingerprint | None:
-    """Return the keys of a command; None for one that is of no kind, such as `python -c`.
+    """Return the keys of a command; None for one without a script or module, as `python -c`.
 
-    A script counts by its whole path, a module by its name. Of what follows, the names of options
-    count, in any order, and words that look like the name of a command (`train`, `eval`).
+    A script counts with its full path, a module with its name and directory. In the similar key,
+    the names of options count in any order, and words that look like subcommands (`train`, `eval`).
     """
     found = _script(argv, cwd)
     if found is None:
@@ -149,7 +147,7 @@ def fingerprint_of(argv: Sequence[str], cwd: str) -> CommandFingerprint | None:
 
 
 def script_name(argv: Sequence[str], cwd: str) -> str | None:
-    """Return what the script or the module of a command is called, to be shown."""
+    """Return the name of a command's script or module for display; None if it has none."""
     found = _script(argv, cwd)
     if found is None:
         return None
@@ -159,7 +157,7 @@ def script_name(argv: Sequence[str], cwd: str) -> str | None:
 
 
 def _script(argv: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | None:
-    """Return what is run, and the words after it."""
+    """Return the script, module or program, and the words after it."""
     if not argv:
         return None
     program = basename(argv[0])
@@ -177,7 +175,7 @@ def _of_python(words: Sequence[str], cwd: str) -> tuple[str, Sequence[str]] | No
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] != "-":
         if words[place] == "-m" and place + 1 < len(words):
-            # The same name is another module in another folder.
+            # In another directory, the same name is another module.
             return f"-m {words[place + 1]} in {cwd}", words[place + 2 :]
         if words[place].startswith("-c"):
             return None
@@ -209,53 +207,53 @@ def _is_number(word: str) -> bool:
 
 
 def _digest(words: Sequence[str]) -> str:
-    # Each with its length, so that no two lists of words run into one another.
+    # Each word with its length, so that different lists never give the same text.
     text = "".join(f"{len(word)}:{word}" for word in words)
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadKey:
-    """Where a figure holds: for a framework, on GPUs of a model, under a driver, on so many."""
+    """Where an overhead applies: framework, GPU model, driver version, number of GPUs."""
 
     framework: str
     model: str
     driver: str
-    """Its version; "" where it is unknown."""
+    """Its version; "" if unknown."""
     gpus: int
 
 
 LATEST = 20
-"""The latest jobs of one user that count."""
+"""The number of latest jobs of one user that count."""
 ENOUGH_JOBS = 3
-"""Fewer observations than this are chance."""
+"""Fewer observations do not count."""
 ENOUGH_USERS = 3
 SPARE = 48 * MIB
-"""Added to what was seen: the next job may load a kernel more."""
+"""Added to the observed figure: the next job may load another kernel."""
 STEP = 16 * MIB
 LEAST, MOST = (1, 3), (3, 1)
-"""Of the start, as fractions: less would take the context for pool, more would make leases
+"""Bounds as fractions of the default: less would count the context as pool, more would make leases
 useless."""
 
 
-def learned_overhead(start: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
-    """Return how many bytes to keep free beside the pool of a framework, for jobs of `uid`.
+def learned_overhead(default: int, uid: int, seen: Mapping[int, Sequence[int]]) -> int:
+    """Return the overhead of a framework for jobs of `uid`, in bytes.
 
     Args:
-        start: what the table says where nothing was observed.
-        uid: whose job it is.
-        seen: what jobs were observed to hold beside their pools, by user, latest first.
+        default: the overhead without observations.
+        uid: the owner of the job.
+        seen: the observed overheads of jobs in bytes, by uid, latest first.
     """
     own = _figure(seen.get(uid, ()))
     found = own if own is not None else _common(seen)
     if found is None:
-        return start
-    bounded = min(max(found + SPARE, start * LEAST[0] // LEAST[1]), start * MOST[0] // MOST[1])
+        return default
+    bounded = min(max(found + SPARE, default * LEAST[0] // LEAST[1]), default * MOST[0] // MOST[1])
     return -(-bounded // STEP) * STEP
 
 
 def _figure(observed: Sequence[int]) -> int | None:
-    """Return the highest of a user's latest jobs but one in ten, if there are enough."""
+    """Return the 90th percentile of a user's latest jobs, if there are enough."""
     latest = sorted(observed[:LATEST])
     if len(latest) < ENOUGH_JOBS:
         return None

@@ -1,12 +1,10 @@
-"""Tell by the end of a job's output whether it ended because GPU memory did not do. Pure.
+"""Recognises from the end of a job's output that it ran out of GPU memory. Pure.
 
-The sentences are those of the frameworks: TensorFlow's BFC allocator and kernels, PyTorch's caching
-allocator, XLA, CuPy, the CUDA runtime, and the libraries that allocate by themselves.
+The patterns match messages of TensorFlow's BFC allocator and kernels, PyTorch's caching allocator,
+XLA, CuPy, the CUDA runtime, and libraries with their own allocators.
 
-What the end of an output tells of why a program ended, where that is a Python traceback. Pure.
-
-A program may have met an error before, said so, and gone on: the last exception decides, with those
-that it came from. The sentences are those of Python's own module `traceback`.
+If the output ends with a Python traceback, only the last exception and its causes count: a program
+may have logged an earlier error and continued. The format is that of Python's module `traceback`.
 """
 
 import re
@@ -23,30 +21,30 @@ _CHAINED = frozenset(
     }
 )
 _FRAMEWORKS = frozenset({"tensorflow", "keras", "torch", "jax", "jaxlib", "cupy", "numba"})
-"""Their errors may follow from one that was only logged, as cuDNN's from a full GPU."""
-_OF_OTHERS = frozenset(
+"""Their exceptions may follow from an error that was only logged, as cuDNN's from a full GPU."""
+_FROM_OTHER_PROCESSES = frozenset(
     {"subprocess", "multiprocessing", "concurrent", "ray"}
     | {"KeyboardInterrupt", "EOFError", "BrokenPipeError", "ConnectionResetError"}
 )
-"""What is raised in one process because of another, which has said why."""
+"""Raised in one process because of another, which has logged the cause."""
 _UNCLEAR = frozenset({"RuntimeError", "SystemError", "OSError"})
-_SPEAKS_OF_A_GPU = ("cuda", "cudnn", "cublas", "cufft", "nccl", "gpu", "device", "worker", "memory")
+_GPU_WORDS = ("cuda", "cudnn", "cublas", "cufft", "nccl", "gpu", "device", "worker", "memory")
 _PROCESS = "Process "
-"""With its name and a colon: the line that `multiprocessing` writes before a traceback."""
+"""With a name and a colon, the line that `multiprocessing` writes before a traceback."""
 
 
-def deciding(text: str) -> str:
-    """Return the part of an output from which it can be told why the program ended.
+def relevant_output(text: str) -> str:
+    """Return the part of an output that shows why the program ended.
 
-    All of it, unless it has a traceback whose exception is the program's own and no framework's:
-    then from the first one on that this came from.
+    All of it, unless the last traceback is of an exception that no logged error explains: then from
+    the first traceback of its chain of causes.
     """
     lines = [line.rstrip("\r") for line in text.split("\n")]
     begins = [place for place, line in enumerate(lines) if line == _BEGINS]
-    if not begins or _is_of_several(lines, begins):
+    if not begins or _has_child_traceback(lines, begins):
         return text
-    said = next((line for line in lines[begins[-1] + 1 :] if line[:1].strip()), "")
-    if not said or _may_follow_from_another(said):
+    exception = next((line for line in lines[begins[-1] + 1 :] if line[:1].strip()), "")
+    if not exception or _may_have_logged_cause(exception):
         return text
     first = len(begins) - 1
     while first > 0 and _is_chained(lines, begins[first - 1], begins[first]):
@@ -54,27 +52,27 @@ def deciding(text: str) -> str:
     return "\n".join(lines[begins[first] :])
 
 
-def _is_of_several(lines: Sequence[str], begins: Sequence[int]) -> bool:
-    """Tell whether some traceback is that of a child of `multiprocessing`."""
+def _has_child_traceback(lines: Sequence[str], begins: Sequence[int]) -> bool:
+    """Tell whether a traceback is that of a child process of `multiprocessing`."""
     before = (lines[place - 1] for place in begins if place > 0)
     return any(line.startswith(_PROCESS) and line.endswith(":") for line in before)
 
 
-def _may_follow_from_another(said: str) -> bool:
-    """Tell whether an exception may come of an error that was told before, and not with it."""
-    name, _, message = said.partition(":")
-    if name.partition(".")[0] in _FRAMEWORKS | _OF_OTHERS:
+def _may_have_logged_cause(exception: str) -> bool:
+    """Tell whether the cause of an exception may only be in the log before it."""
+    name, _, message = exception.partition(":")
+    if name.partition(".")[0] in _FRAMEWORKS | _FROM_OTHER_PROCESSES:
         return True
-    return name in _UNCLEAR and any(word in message.lower() for word in _SPEAKS_OF_A_GPU)
+    return name in _UNCLEAR and any(word in message.lower() for word in _GPU_WORDS)
 
 
 def _is_chained(lines: Sequence[str], before: int, begin: int) -> bool:
-    """Tell whether the traceback that begins at `begin` says that it came of the one `before`."""
+    """Tell whether the traceback at line `begin` names the one at `before` as its cause."""
     between = [line for line in lines[before + 1 : begin] if line]
     return bool(between) and between[-1] in _CHAINED
 
 
-_SAID = re.compile(
+_SURE = re.compile(
     r"failed to allocate [^\n]{0,200}out of memory"
     r"|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|CUDA out of memory\. Tried to allocate|CUDA error: out of memory"
@@ -84,12 +82,12 @@ _SAID = re.compile(
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
 )
-"""What nothing but a GPU that is full says."""
-_SAID_OF_A_DEVICE = re.compile(r"OOM when allocating tensor|ResourceExhaustedError")
-"""What TensorFlow says, and after it in the same line of which device."""
+"""Messages that only a full GPU causes."""
+_ON_A_DEVICE = re.compile(r"OOM when allocating tensor|ResourceExhaustedError")
+"""Messages of TensorFlow, which name the device later in the same line."""
 _OTHER_DEVICE = "device:CPU"
-_HINTED = re.compile(r"out of memory|std::bad_alloc|cannot allocate memory", re.IGNORECASE)
-"""What the machine's own memory may say as well."""
+_LIKELY = re.compile(r"out of memory|std::bad_alloc|cannot allocate memory", re.IGNORECASE)
+"""Messages that a lack of host memory causes as well."""
 
 _NUMBER = r"([0-9][0-9,]{0,20}(?:\.[0-9]{1,6})?)"
 _TRIED = re.compile(
@@ -106,67 +104,66 @@ _NEAR_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A job ran out of GPU memory; `lacking` is what it could not get, in bytes, if it said."""
+    """A job ran out of GPU memory; `lacking` is the failed allocation in bytes, if known."""
 
     lacking: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryErrors:
-    """What the end of an output says of memory."""
+    """What the end of an output shows about memory."""
 
     is_sure: bool = False
-    """It is a GPU's memory."""
+    """GPU memory ran out."""
     is_likely: bool = False
-    """It is a GPU's memory, or the machine's."""
+    """GPU memory or host memory ran out."""
     lacking: int | None = None
+    """The failed allocation in bytes, if known."""
 
 
 NO_MEMORY_ERRORS = MemoryErrors()
 
 
 def find_memory_errors(tail: str) -> MemoryErrors:
-    """Return what the end of an output, both streams, says of memory.
+    """Return what the end of an output, both streams, shows about memory.
 
-    What was said before the exception that ended a program counts if that may come of it.
-
-    The output is a user's, so each pattern looks a bounded way ahead: whatever was written, this
-    takes time by its length alone.
+    Errors logged before the last exception count if they may be its cause. The output comes from a
+    user, so each pattern has bounded lookahead: the time is linear in the length for any content.
     """
-    end = deciding(tail)
-    of_a_gpu = any(_is_said_of_a_gpu(line) for line in end.split("\n"))
-    is_sure = of_a_gpu or _SAID.search(end) is not None
-    # How much was lacking may stand in a log line above.
-    return MemoryErrors(is_sure, _HINTED.search(end) is not None, _lacking(end) or _lacking(tail))
+    end = relevant_output(tail)
+    of_a_gpu = any(_is_about_a_gpu(line) for line in end.split("\n"))
+    is_sure = of_a_gpu or _SURE.search(end) is not None
+    # The size may be in a log line above.
+    return MemoryErrors(is_sure, _LIKELY.search(end) is not None, _lacking(end) or _lacking(tail))
 
 
-def _is_said_of_a_gpu(line: str) -> bool:
-    """Tell whether a line complains and names no other device after that."""
+def _is_about_a_gpu(line: str) -> bool:
+    """Tell whether a line reports a lack of memory on a device that is not the CPU."""
     last = line.rfind(_OTHER_DEVICE)
-    return _SAID_OF_A_DEVICE.search(line, last + 1) is not None
+    return _ON_A_DEVICE.search(line, last + 1) is not None
 
 
 def diagnose_oom(
-    exit_: Exit | None, complaint: MemoryErrors, peak: int | None, leased: int
+    exit_: Exit | None, errors: MemoryErrors, peak: int | None, leased: int
 ) -> OutOfMemory | None:
-    """Return that a job ended for want of GPU memory, or None.
+    """Return that a job ran out of GPU memory, or None.
 
     Args:
-        exit_: how its main process ended; one that ended well had memory enough.
-        complaint: what it wrote last.
-        peak: the most that it was seen to use on the GPU where it used most, in bytes.
-        leased: what it had there.
+        exit_: how its main process ended; a successful one did not run out.
+        errors: what the end of its output shows.
+        peak: the highest observed use, in bytes, on the GPU where it used most.
+        leased: the bytes leased there.
     """
     if exit_ is None or (exit_.code in (0, None) and exit_.signal is None):
         return None
     near = peak is not None and peak * 100 >= leased * _NEAR_PERCENT
-    if complaint.is_sure or (near and complaint.is_likely):
-        return OutOfMemory(complaint.lacking)
+    if errors.is_sure or (near and errors.is_likely):
+        return OutOfMemory(errors.lacking)
     return None
 
 
 def _lacking(tail: str) -> int | None:
-    """Return the last size that the tail complains about."""
+    """Return the last size in the tail that could not be allocated."""
     found = _TRIED.findall(tail)
     if not found:
         return None

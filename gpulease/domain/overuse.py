@@ -1,12 +1,12 @@
-"""What to do about a lease that holds more than it was granted.
+"""Decides about a job that uses more memory than its lease: nothing, warn, stop.
 
-A pure rule, asked at each look at the GPU: `Standing` is what is remembered of a lease between two
-looks, `judge` says how it stands after one more, and what to do. All instants are readings of a
-clock that nobody can set, as spans since whenever it began.
+A pure rule, applied at each observation of the GPU: `OveruseState` is what is kept between two
+observations, `judge` returns the next state and what to do. Instants are those of a monotonic
+clock.
 
-What is counted is the time for which a lease was *seen* to be over: from one look that showed it to
-the next one. A look that could not tell counts for nothing, neither way. Time within the lease pays
-back what was over, second for second, so that who goes back for a moment gains that moment alone.
+The time over the lease counts from one observation that shows overuse to the next. An observation
+with unknown use counts neither way. Each second within the lease takes one second off, so a job
+that drops below its lease for a moment gains only that moment.
 """
 
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from gpulease.units import GIB
 
 _NOTHING = timedelta(0)
 BARE_CONTEXT = 1 * GIB
-"""What a process may hold on a GPU that its job did not lease: frameworks open a context on each
-GPU that they see, which takes 300 MiB to about 1 GiB (PyTorch issues 107667 and 28394)."""
-_QUIET_FOR = timedelta(minutes=5)
-"""So long a lease that comes and goes over its edge is not warned at once again each time."""
+"""Bytes allowed on a GPU that the job did not lease: frameworks open a context on each GPU that
+they see, of 300 MiB to about 1 GiB (PyTorch issues 107667 and 28394)."""
+_WARNING_INTERVAL = timedelta(minutes=5)
+"""A job that goes over its lease again within this time is not warned at once."""
 
 
 class Consequence(StrEnum):
-    """What becomes of a job that stays over its lease."""
+    """What happens to a job that stays over its lease."""
 
     WARN = "warn"
     STOP = "stop"
@@ -37,47 +37,47 @@ class OveruseAction(Enum):
     WARN = auto()
     STOP = auto()
     CLEAR = auto()
-    """Tell its owner that what they were told of does not come."""
+    """Tell its owner that the job is no longer about to be stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverusePolicy:
-    """What an admin lets jobs do."""
+    """The settings for overuse."""
 
     consequence: Consequence = Consequence.STOP
     tolerance: int = 0
-    """Bytes over the lease that are let be."""
+    """Bytes over the lease that are allowed."""
     grace: timedelta = _NOTHING
-    """How long a lease may be over by more than that, before the job is stopped."""
+    """How long a job may be over by more than that before it is stopped."""
     elastic: bool = False
-    """A lease may be over while nobody waits for the memory."""
+    """A job may be over its lease while no other job waits for the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class OveruseState:
-    """How a lease stands: for how long it has been over, and what was done about it."""
+    """How long a job has been over its lease, and what was done about it."""
 
     over_for: timedelta | None = None
-    """For how long it was seen to be over, less what was paid back; None: it is not over."""
+    """Time over the lease, less time within it since; None: it is not over."""
     seen_at: timedelta | None = None
-    """When the last look saw it over; None if the last look did not."""
+    """Time of the last observation, if it showed the job over."""
     warned: bool = False
-    """Its owner was told, since it has been over."""
+    """The owner was warned since it went over."""
     warned_at: timedelta | None = None
-    """When its owner was last told, also if that was another time."""
+    """When the owner was last warned, even about an earlier time over the lease."""
     stopped: bool = False
-    """The job was asked to go for it."""
+    """The job was asked to end because of this."""
     threatened: bool = False
-    """The last that its owner was told is that the job is stopped unless that ends."""
+    """The owner was last told that the job is about to be stopped."""
     owed: timedelta = _NOTHING
-    """Of one that is not over any more: for how long it was, less what was paid back by then."""
+    """For a job that is no longer over: the remaining time over the lease at `owed_at`."""
     owed_at: timedelta | None = None
-    """When that was."""
+    """The instant of `owed`."""
     within_since: timedelta | None = None
-    """Since when it is not over any more, where its owner is to be told of that."""
+    """When it went back within its lease, if the owner is to be told of that."""
 
     def left(self, policy: OverusePolicy) -> timedelta | None:
-        """Return how long until the job is stopped, if nothing changes; None: it is not."""
+        """Return the time until the job is stopped if nothing changes; None: it is not."""
         if self.over_for is None or policy.consequence is Consequence.WARN:
             return None
         return max(policy.grace - self.over_for, _NOTHING)
@@ -92,41 +92,41 @@ def judge(
     wanted: bool,
     now: timedelta,
 ) -> tuple[OveruseState, OveruseAction]:
-    """Return how a lease stands after one more look, and what to do about it.
+    """Return the state after one more observation, and what to do.
 
     Args:
         memory: leased bytes.
-        used: bytes that the job's processes use of this GPU; None where nobody can tell.
-        before: how it stood after the look before.
-        policy: what is let be.
-        wanted: somebody waits for memory of this GPU.
-        now: when this look was.
+        used: bytes that the job's processes use on this GPU; None if unknown.
+        before: the state after the observation before.
+        policy: the settings.
+        wanted: another job waits for memory of this GPU.
+        now: the time of this observation.
     """
     if used is None:
         return replace(before, seen_at=None), OveruseAction.NOTHING
     if used <= memory + policy.tolerance or (policy.elastic and not wanted):
         return _within(before, policy, now)
     over_for = _over_for(before, now)
-    standing = replace(
+    state = replace(
         before, over_for=over_for, seen_at=now, within_since=None, owed=_NOTHING, owed_at=None
     )
     stops = policy.consequence is Consequence.STOP
-    if _is_to_stop(standing, policy):
-        return replace(standing, stopped=True), OveruseAction.STOP
-    if _is_to_be_told(standing, policy, now):
-        return replace(standing, warned=True, warned_at=now, threatened=stops), OveruseAction.WARN
-    if standing.threatened and not stops:
-        return replace(standing, threatened=False), OveruseAction.CLEAR
-    return standing, OveruseAction.NOTHING
+    if _should_stop(state, policy):
+        return replace(state, stopped=True), OveruseAction.STOP
+    if _should_warn(state, policy, now):
+        return replace(state, warned=True, warned_at=now, threatened=stops), OveruseAction.WARN
+    if state.threatened and not stops:
+        return replace(state, threatened=False), OveruseAction.CLEAR
+    return state, OveruseAction.NOTHING
 
 
 def _within(
     before: OveruseState, policy: OverusePolicy, now: timedelta
 ) -> tuple[OveruseState, OveruseAction]:
-    """Return how a lease stands that is not over.
+    """Return the state of a job within its lease.
 
-    That a threat is over is told when the lease has stayed within for a whole grace: one that comes
-    and goes over its edge is not told so each time.
+    The owner is told that the job will not be stopped once it has stayed within for a whole grace
+    period, so that a job around its limit does not cause a message each time.
     """
     quiet = OveruseState(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
     if not before.threatened:
@@ -146,7 +146,7 @@ def _over_for(before: OveruseState, now: timedelta) -> timedelta:
 
 
 def _owed(before: OveruseState, now: timedelta) -> timedelta:
-    """Return what is left of the time over the lease, after the time within it since."""
+    """Return the time over the lease less the time within it since."""
     if before.over_for is not None:
         return before.over_for
     if before.owed_at is None:
@@ -154,16 +154,16 @@ def _owed(before: OveruseState, now: timedelta) -> timedelta:
     return max(before.owed - max(now - before.owed_at, _NOTHING), _NOTHING)
 
 
-def _is_to_stop(standing: OveruseState, policy: OverusePolicy) -> bool:
-    """Tell whether it is time: never unwarned, and once is enough."""
-    late = standing.over_for is not None and standing.over_for >= policy.grace
+def _should_stop(state: OveruseState, policy: OverusePolicy) -> bool:
+    """Tell whether to stop the job now: only after a warning, and only once."""
+    late = state.over_for is not None and state.over_for >= policy.grace
     may_stop = policy.consequence is Consequence.STOP
-    return late and may_stop and standing.warned and not standing.stopped
+    return late and may_stop and state.warned and not state.stopped
 
 
-def _is_to_be_told(standing: OveruseState, policy: OverusePolicy, now: timedelta) -> bool:
-    if standing.warned:
+def _should_warn(state: OveruseState, policy: OverusePolicy, now: timedelta) -> bool:
+    if state.warned:
         return False
-    told_at = standing.warned_at
-    fresh = told_at is None or now - told_at >= _QUIET_FOR
-    return fresh or standing.over_for is None or standing.over_for >= policy.grace / 2
+    warned_at = state.warned_at
+    fresh = warned_at is None or now - warned_at >= _WARNING_INTERVAL
+    return fresh or state.over_for is None or state.over_for >= policy.grace / 2

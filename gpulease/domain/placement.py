@@ -1,6 +1,6 @@
-"""Where a claim goes: filter, score, pick; and where it cannot go, why not, for each GPU.
+"""Chooses GPUs for a claim: filter, score, pick; or explains for each GPU why it does not fit.
 
-Placement policies are functions of one signature, `Score`; a higher score is taken first.
+Placement policies are functions of one signature, `Score`; the highest score wins.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class ObstacleKind(StrEnum):
 
 
 ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED})
-"""Obstacles that go away when leases end; the others are out of the queue's power."""
+"""Obstacles that go away when leases end; the others do not depend on the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +41,48 @@ class Obstacle:
     kind: ObstacleKind
     why: str
     waits_for: tuple[JobId, ...] = ()
-    """The jobs whose end would help."""
+    """The jobs that have to end first."""
     mig_index: int | None = None
-    """Of a MIG device, on the GPU that has this index."""
+    """For a MIG device: its number on the GPU with this index."""
 
     @property
     def label(self) -> str:
-        """What people call the GPU."""
+        """The name of the GPU shown to people."""
         return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """Where the GPU stands when people count them."""
+        """The key by which GPUs are listed."""
         return self.index, -1 if self.mig_index is None else self.mig_index
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Here: which GPUs, and how many bytes on each."""
+    """The GPUs for a claim, and the bytes on each."""
 
     allocations: tuple[tuple[GpuUuid, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Not now: why, for each GPU that cannot take the claim; `fits` can, but are too few."""
+    """Why a claim does not fit now, for each GPU; the GPUs in `fits` could take it alone."""
 
     obstacles: tuple[Obstacle, ...]
     fits: tuple[GpuUuid, ...] = ()
 
     @property
     def waits_for(self) -> tuple[JobId, ...]:
-        """The jobs whose end would help, lowest id first."""
+        """The jobs that have to end first, lowest id first."""
         return tuple(sorted({job for each in self.obstacles for job in each.waits_for}))
 
 
 def best_fit(claim: Claim, gpu: GpuMemory) -> float:
-    """Prefer the GPU that would be left with the least headroom."""
+    """Prefer the GPU with the least headroom left."""
     return -float((gpu.headroom or 0) - claim.memory_on(gpu.allocatable or 0))
 
 
-def spread(claim: Claim, gpu: GpuMemory) -> float:
-    """Prefer the GPU that would be left with the most headroom."""
-    return -best_fit(claim, gpu)
-
-
 def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
-    """Choose GPUs for `claim`, all or none; equal scores go to the lowest index."""
+    """Choose GPUs for `claim`, all or none; among equal scores, the lowest index wins."""
     obstacles = {gpu.uuid: find_obstacle(claim, gpu) for gpu in gpus}
     fits = [gpu for gpu in gpus if obstacles[gpu.uuid] is None]
     if len(fits) < claim.gpus:
@@ -96,88 +91,96 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
             tuple(gpu.uuid for gpu in fits),
         )
     fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.sort_key))
-    # In the order in which people and nvidia-smi count them.
+    # In the order of nvidia-smi.
     chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.sort_key)
     return Placement(tuple((gpu.uuid, claim.memory_on(gpu.allocatable or 0)) for gpu in chosen))
 
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
-    """Return why `claim` does not fit on `gpu` now, or None where it fits."""
-    found = _out_of_service(gpu) or _without_room(claim, gpu)
+    """Return why `claim` does not fit on `gpu` now, or None if it fits."""
+    found = _why_out_of_service(gpu) or _why_too_full(claim, gpu)
     if found is None:
         return None
-    obstacle, why, waits_for = found
-    return Obstacle(gpu.uuid, gpu.index, obstacle, why, waits_for, gpu.reading.mig_index)
+    kind, why, waits_for = found
+    return Obstacle(gpu.uuid, gpu.index, kind, why, waits_for, gpu.reading.mig_index)
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
 
 
-def _out_of_service(gpu: GpuMemory) -> _Found:
+def _why_out_of_service(gpu: GpuMemory) -> _Found:
     detail = gpu.reading.detail
     if gpu.reading.fault is Fault.LOST:
         return ObstacleKind.LOST, detail or "it fell off the bus", ()
     if gpu.reading.mig_mode:
         return (
             ObstacleKind.DIVIDED,
-            "it is divided by MIG, and its MIG devices are leased instead",
+            "it is divided by MIG; its MIG devices are leased instead",
             (),
         )
     if gpu.reading.fault is not None or gpu.headroom is None:
-        return ObstacleKind.UNREADABLE, detail or gpu.mode or "its memory cannot be read", ()
+        return (
+            ObstacleKind.UNREADABLE,
+            detail or gpu.mode_restriction or "its memory cannot be read",
+            (),
+        )
     if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
-        return ObstacleKind.PROHIBITED, gpu.mode or "", ()
+        return ObstacleKind.PROHIBITED, gpu.mode_restriction or "", ()
     if gpu.drained is not None:
         return ObstacleKind.DRAINED, gpu.drained, ()
     return None
 
 
-def _without_room(claim: Claim, gpu: GpuMemory) -> _Found:
+def _why_too_full(claim: Claim, gpu: GpuMemory) -> _Found:
     allocatable, unmanaged = gpu.allocatable or 0, gpu.unmanaged or 0
-    demand = claim.memory_on(allocatable)
-    if not spans(claim, gpu):
-        return ObstacleKind.DIVIDED, "a job of several GPUs cannot use a MIG device", ()
-    if demand > allocatable or demand <= 0:
-        return ObstacleKind.TOO_SMALL, f"it has {format_size(allocatable)} to lease in all", ()
-    if claim.exclusive and _unmanaged_processes(gpu):
-        return ObstacleKind.UNMANAGED, _who_is_there(gpu), ()
-    if gpu.one_process and gpu.is_computed_on:
-        return ObstacleKind.UNMANAGED, f"{_who_is_there(gpu)}, and {gpu.mode}", ()
-    if demand > allocatable - unmanaged:
-        also = f"; {_who_is_there(gpu)}" if gpu.jobs_without_lease else ""
+    memory = claim.memory_on(allocatable)
+    if not can_be_combined(claim, gpu):
+        return ObstacleKind.DIVIDED, "a job on several GPUs cannot use a MIG device", ()
+    if memory > allocatable or memory <= 0:
+        return ObstacleKind.TOO_SMALL, f"only {format_size(allocatable)} of it can be leased", ()
+    if claim.exclusive and _has_unmanaged_process(gpu):
+        return ObstacleKind.UNMANAGED, _unmanaged_use(gpu), ()
+    if gpu.one_process and gpu.has_unmanaged_compute:
+        return ObstacleKind.UNMANAGED, f"{_unmanaged_use(gpu)}, and {gpu.mode_restriction}", ()
+    if memory > allocatable - unmanaged:
+        also = f"; {_unmanaged_use(gpu)}" if gpu.jobs_without_lease else ""
         return (
             ObstacleKind.UNMANAGED,
             f"{format_size(unmanaged)} is used outside any lease{also}",
             (),
         )
-    return _held_by_leases(claim, demand, gpu)
+    return _why_leased(claim, memory, gpu)
 
 
-def _held_by_leases(claim: Claim, demand: int, gpu: GpuMemory) -> _Found:
+def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
     holders = tuple(sorted(holding.job for holding in gpu.entries))
     exclusive = tuple(holding.job for holding in gpu.entries if holding.exclusive)
     if exclusive:
-        return ObstacleKind.LEASED, f"{_jobs(exclusive)} holds it for itself alone", exclusive
+        return ObstacleKind.LEASED, f"{_jobs(exclusive)} holds an exclusive lease on it", exclusive
     if claim.exclusive and holders:
         return ObstacleKind.LEASED, f"{_jobs(holders)} holds a lease on it", holders
     if gpu.one_process and holders:
-        return ObstacleKind.LEASED, f"{_jobs(holders)} holds a lease on it, and {gpu.mode}", holders
+        return (
+            ObstacleKind.LEASED,
+            f"{_jobs(holders)} holds a lease on it, and {gpu.mode_restriction}",
+            holders,
+        )
     headroom = gpu.headroom or 0
-    if demand > headroom:
+    if memory > headroom:
         return ObstacleKind.LEASED, f"{format_size(headroom)} is free", holders
     return None
 
 
-def _unmanaged_processes(gpu: GpuMemory) -> bool:
-    """Tell whether a process outside the leases is on the GPU; unknown counts as yes.
+def _has_unmanaged_process(gpu: GpuMemory) -> bool:
+    """Tell whether an unmanaged process is on the GPU; unknown counts as yes.
 
-    Memory that no process holds (residue of the driver) does not stand against `--exclusive`.
+    Memory that no process holds (left over by the driver) does not prevent an exclusive lease.
     """
     processes = gpu.reading.processes
     return bool(gpu.unmanaged_processes) if processes is not None else bool(gpu.unmanaged)
 
 
-def _who_is_there(gpu: GpuMemory) -> str:
+def _unmanaged_use(gpu: GpuMemory) -> str:
     if not gpu.jobs_without_lease:
         return "a process outside any lease is on it"
     verb = "is" if len(gpu.jobs_without_lease) == 1 else "are"
@@ -188,28 +191,28 @@ def _jobs(jobs: Sequence[JobId]) -> str:
     return "job " + str(jobs[0]) if len(jobs) == 1 else "jobs " + ", ".join(map(str, jobs))
 
 
-def spans(claim: Claim, gpu: GpuMemory) -> bool:
-    """Tell whether `gpu` may be one of as many as are claimed.
+def can_be_combined(claim: Claim, gpu: GpuMemory) -> bool:
+    """Tell whether `gpu` can be one of the claimed number of GPUs.
 
-    A MIG device is only ever leased alone: CUDA shows a process one of them and no more
-    (NVIDIA, "MIG User Guide", CUDA_VISIBLE_DEVICES).
+    A MIG device is leased alone: a CUDA process sees only one of them (NVIDIA, "MIG User Guide",
+    CUDA_VISIBLE_DEVICES).
     """
     return claim.gpus == 1 or gpu.reading.parent is None
 
 
 def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
-    """Tell whether `claim` could fit on `gpu` if nothing else were there; unknown counts as yes."""
+    """Tell whether `claim` could fit on `gpu` if it were empty; unknown counts as yes."""
     if gpu.allocatable is None:
         return gpu.reading.fault is not None
-    return spans(claim, gpu) and 0 < claim.memory_on(gpu.allocatable) <= gpu.allocatable
+    return can_be_combined(claim, gpu) and 0 < claim.memory_on(gpu.allocatable) <= gpu.allocatable
 
 
 def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:
-    """Return the find_obstacle of a GPU that an earlier waiting job is to have first."""
-    why = f"job {job} waits for it and came first"
+    """Return the obstacle on a GPU that is reserved for `job`, which is earlier in the queue."""
+    why = f"it is reserved for job {job}, which is earlier in the queue"
     return Obstacle(gpu.uuid, gpu.index, ObstacleKind.RESERVED, why, (job,), gpu.reading.mig_index)
 
 
 def granted(job: JobId, claim: Claim, memory: int, gpu: GpuMemory) -> GpuMemory:
-    """Return the ledger of `gpu` after `job` was granted `memory` bytes there."""
+    """Return the ledger of `gpu` after `job` is granted `memory` bytes there."""
     return gpu.with_entry(LedgerEntry(job, memory, claim.exclusive, running=False, used=0))

@@ -1,7 +1,7 @@
-"""One decision: who of those that wait is granted what, and why the others wait.
+"""One scheduling decision: which queued jobs get which GPUs, and why the others wait.
 
-`plan` is a pure function of a snapshot. The daemon calls it on the machine as it is; a replay calls
-it on a recorded workload.
+`plan` is a pure function of a snapshot. The order of the queue and its reservations are in
+`queue`, the choice of GPUs in `placement`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ from gpulease.domain.queue import expected_start, in_order, reserves
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a decision depends on."""
+    """Everything that a decision depends on."""
 
     jobs: Sequence[Job]
     """Every job that waits or holds memory."""
     readings: Sequence[GpuReading]
     at: datetime
     jobs_by_pid: Mapping[int, JobId] = field(default_factory=dict)
-    """Which job a process on a GPU belongs to."""
+    """The job of each process on a GPU."""
     margin: int = 0
     """Bytes of each GPU that are never leased."""
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
     mps_servers: frozenset[int] = frozenset()
-    """The pids of MPS servers, on whose account the memory of jobs may stand."""
+    """The pids of MPS servers; the driver may count memory of jobs as theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class WaitReason:
     refusal: Refusal
     expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
-    """The GPUs that nobody who came later may have before."""
+    """The GPUs reserved for the job: no later job starts on them before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +59,31 @@ class Plan:
     grants: tuple[tuple[JobId, Placement], ...]
     gives_up: tuple[JobId, ...]
     waiting: Mapping[JobId, WaitReason]
-    """Those that were looked at. Who stands behind them waits for every GPU that they wait for."""
+    """For the jobs that were considered. All later jobs wait for the GPUs reserved for these."""
     gpus: tuple[GpuMemory, ...]
     """The ledgers after the grants."""
     reserved: Mapping[GpuUuid, JobId]
-    """The GPUs that are kept for an earlier waiting job, and for which."""
+    """The reserved GPUs, and the job of each."""
     holders: tuple[JobId, ...] = ()
     """The jobs that hold memory after the grants."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether a job that comes now has to wait, whatever it asks for."""
+        """Whether every job submitted now has to wait: all GPUs are reserved."""
         return len(self.reserved) == len(self.gpus)
 
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
-    """Draw up the ledger of every GPU."""
-    holdings: dict[GpuUuid, list[LedgerEntry]] = {}
+    """Return the ledger of every GPU."""
+    entries: dict[GpuUuid, list[LedgerEntry]] = {}
     for job in snapshot.jobs:
         if job.holds_memory:
             for lease in job.leases:
-                holdings.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
+                entries.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
     return tuple(
         build_ledger(
             reading,
-            holdings.get(reading.uuid, ()),
+            entries.get(reading.uuid, ()),
             snapshot.jobs_by_pid,
             snapshot.margin,
             _drained(reading, snapshot.drained),
@@ -94,24 +94,24 @@ def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
 
 
 def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
-    """Return why nothing may be granted on a GPU, or on the GPU that it is a part of."""
+    """Return why a GPU, or the GPU of a MIG device, takes no new leases; None if it does."""
     own = drained.get(reading.uuid)
     return own if own is not None or reading.parent is None else drained.get(reading.parent)
 
 
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
-    """Decide who is granted what; never more than the headroom, never past who came first."""
-    desk = _PlanningPass(snapshot, score)
+    """Decide which jobs start where, within the headroom and the order of the queue."""
+    planning = _PlanningPass(snapshot, score)
     for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
-        if desk.has_open_gpus or wait_has_expired(job, snapshot.at):
-            desk.consider(job)
+        if planning.has_unreserved_gpus or wait_has_expired(job, snapshot.at):
+            planning.consider(job)
     return Plan(
-        tuple(desk.grants),
-        tuple(desk.gives_up),
-        desk.waiting,
-        tuple(desk.gpus.values()),
-        desk.reserved,
-        (*desk.ends, *(job for job, _ in desk.grants)),
+        tuple(planning.grants),
+        tuple(planning.gives_up),
+        planning.waiting,
+        tuple(planning.gpus.values()),
+        planning.reserved,
+        (*planning.ends, *(job for job, _ in planning.grants)),
     )
 
 
@@ -128,26 +128,26 @@ class _PlanningPass:
         self.waiting: dict[JobId, WaitReason] = {}
         self.ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
         self._refused: dict[Claim, WaitReason] = {}
-        """Answers that hold until the next grant or reservation: long queues repeat themselves."""
+        """Refusals by claim, valid until the next grant or reservation: most claims repeat."""
 
     @property
-    def has_open_gpus(self) -> bool:
+    def has_unreserved_gpus(self) -> bool:
         return len(self.reserved) < len(self.gpus)
 
     def consider(self, job: Job) -> None:
-        """Grant `job` what it asks for, or note why not."""
+        """Grant `job` its claim, or note why it waits."""
         if job.claim not in self._refused:
-            open_gpus = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
-            answer = place(job.claim, open_gpus, self.score)
+            unreserved = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
+            answer = place(job.claim, unreserved, self.score)
             if isinstance(answer, Placement):
                 self._grant(job, answer)
                 return
-            self._refused[job.claim] = self._explained(job, answer, open_gpus)
+            self._refused[job.claim] = self._explained(job, answer, unreserved)
         waiting = self.waiting[job.id] = self._refused[job.claim]
         if wait_has_expired(job, self.at):
             self.gives_up.append(job.id)
         else:
-            self._keep_for(job, waiting.reserved)
+            self._reserve(job, waiting.reserved)
 
     def _grant(self, job: Job, placement: Placement) -> None:
         self.grants.append((job.id, placement))
@@ -155,17 +155,18 @@ class _PlanningPass:
             self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
         self._refused.clear()
 
-    def _explained(self, job: Job, refusal: Refusal, open_gpus: Sequence[GpuMemory]) -> WaitReason:
-        """Add why the GPUs kept for others are no way out, and when room may be expected."""
-        kept = [
-            _standing_reason(job, self.gpus[uuid], first) for uuid, first in self.reserved.items()
+    def _explained(self, job: Job, refusal: Refusal, unreserved: Sequence[GpuMemory]) -> WaitReason:
+        """Add the obstacles on reserved GPUs, and the expected start."""
+        reserved = [
+            _obstacle_on_reserved(job, self.gpus[uuid], first)
+            for uuid, first in self.reserved.items()
         ]
-        start = expected_start(job.claim, refusal, open_gpus, self.ends, self.at)
-        all_of_them = sorted((*refusal.obstacles, *kept), key=lambda each: each.sort_key)
-        full = Refusal(tuple(all_of_them), refusal.fits)
+        start = expected_start(job.claim, refusal, unreserved, self.ends, self.at)
+        obstacles = sorted((*refusal.obstacles, *reserved), key=lambda each: each.sort_key)
+        full = Refusal(tuple(obstacles), refusal.fits)
         return WaitReason(full, start, reserves(job.claim, full))
 
-    def _keep_for(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
+    def _reserve(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
         new = gpus - self.reserved.keys()
         for uuid in new:
             self.reserved[uuid] = job.id
@@ -173,8 +174,8 @@ class _PlanningPass:
             self._refused.clear()
 
 
-def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
-    """Return what lasts longest: a GPU that could never serve says so; else, who came first."""
+def _obstacle_on_reserved(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
+    """Return the GPU's own obstacle if no job's end removes it, else the reservation."""
     own = find_obstacle(job.claim, gpu)
     if own is not None and own.waits_for == ():
         return own
@@ -182,12 +183,12 @@ def _standing_reason(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
 
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
-    """Return why `job` waits, also where the plan never came to look at it."""
+    """Return why `job` waits, even if the plan did not consider it."""
     seen = plan_.waiting.get(job.id)
     if seen is not None:
         return seen
     reasons = tuple(
-        _standing_reason(job, gpu, plan_.reserved[gpu.uuid])
+        _obstacle_on_reserved(job, gpu, plan_.reserved[gpu.uuid])
         for gpu in plan_.gpus
         if gpu.uuid in plan_.reserved
     )

@@ -1,7 +1,7 @@
-"""Who is next, and when the first in line may expect to start.
+"""The queue policy: the order of jobs, the GPUs that a waiting job reserves, the expected start.
 
-The order is by submission. A job that cannot start yet reserves each GPU that it waits for, so that
-none who came later overtakes it there; on GPUs that can never serve it, others go ahead.
+Jobs start in the order of submission. A job that cannot start yet reserves every GPU that it waits
+for, so no later job starts there before it. Later jobs may start on GPUs that cannot serve it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,21 @@ from gpulease.domain.placement import ENDS_WITH_LEASES, ObstacleKind, Refusal
 
 
 def in_order(jobs: Iterable[Job]) -> list[Job]:
-    """Return queued jobs, the next one first."""
+    """Return queued jobs in the order in which they start; the only place that knows it."""
     return sorted(jobs, key=lambda job: job.id)
 
 
 def reserves(claim: Claim, refusal: Refusal) -> frozenset[GpuUuid]:
-    """Return the GPUs that must be kept for a refused claim.
+    """Return the GPUs to reserve for a refused claim.
 
-    None if too few could ever serve it as things are: what it waits for (a stranger's process, a
-    drained GPU) does not come sooner by making others wait.
+    Empty if too few GPUs could serve it after leases end: it waits for something else (an unmanaged
+    process, a drained GPU), and making other jobs wait does not help.
     """
-    in_reach = {*refusal.fits}
+    candidates = {*refusal.fits}
     for each in refusal.obstacles:
         if each.kind in ENDS_WITH_LEASES or each.kind is ObstacleKind.RESERVED:
-            in_reach.add(each.gpu)
-    return frozenset(in_reach) if len(in_reach) >= claim.gpus else frozenset()
+            candidates.add(each.gpu)
+    return frozenset(candidates) if len(candidates) >= claim.gpus else frozenset()
 
 
 def expected_start(
@@ -38,14 +38,14 @@ def expected_start(
     ends: Mapping[JobId, datetime | None],
     now: datetime,
 ) -> datetime | None:
-    """Return when `claim` fits if every running job ends at its time limit; None if unknowable.
+    """Return when `claim` fits if every job runs until its time limit; None if unknown.
 
     Args:
         claim: what was refused.
-        refusal: why.
-        gpus: the ledgers it was refused on.
+        refusal: the reasons.
+        gpus: the ledgers that it was refused on.
         ends: the end of each job that holds memory; None for one without a time limit.
-        now: the moment at which the refusal was made.
+        now: the time of the refusal.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     moments = [now] * len(refusal.fits)
@@ -61,8 +61,8 @@ def expected_start(
 def _free_at(
     claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
 ) -> datetime | None:
-    """Return when enough leases on one GPU have ended, those with an end in order of it."""
-    demand = claim.memory_on(gpu.allocatable or 0)
+    """Return when enough leases on one GPU have ended, in the order of their time limits."""
+    memory = claim.memory_on(gpu.allocatable or 0)
     free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
     known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
     left = {held.job for held in gpu.entries}
@@ -71,6 +71,6 @@ def _free_at(
         free += held.committed
         left.discard(held.job)
         empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
-        if free >= demand and empty_enough:
+        if free >= memory and empty_enough:
             return end
     return None

@@ -1,9 +1,9 @@
-"""What each XID of NVIDIA's driver means and whose fault it is: a table, with sources.
+"""The table of the NVIDIA driver's XIDs: meaning, cause, source.
 
-A GPU is drained for an XID only if NVIDIA asks for a reset, a reboot or a repair, and does not
-name the user's program among the causes. Otherwise any user could take a GPU from the others.
-Where a program's fault does leave a GPU in need of a reset, the driver says so in its recovery
-action, which drains the GPU whatever the XID was.
+An XID drains a GPU only if NVIDIA asks for a reset, a reboot or a repair and does not name the
+user's program among the causes. Otherwise any user could take a GPU out of service. If an error of
+a program leaves a GPU in need of a reset, the driver's recovery action reports that and drains the
+GPU, whatever the XID.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,22 @@ from types import MappingProxyType
 
 
 class Blame(StrEnum):
-    """Whose fault an error is."""
+    """The cause of an error."""
 
     APPLICATION = "application"
-    """A program did it, and the GPU is as well as before."""
+    """An error of a program; the GPU is not affected."""
     CONTAINED = "contained"
-    """The hardware failed, and the driver has ended the programs that it touched."""
+    """A hardware error that the driver contained by ending the affected programs."""
     HARDWARE = "hardware"
+    """A hardware fault, for which the GPU is drained."""
     AVOIDED = "avoided"
-    """The hardware failed somewhere, and the driver keeps programs off it until a reset."""
+    """A hardware fault in memory that the driver avoids until a reset."""
     GONE = "gone"
-    """The GPU does not answer any more, which keeps new leases off it without our doing."""
+    """The GPU does not answer; its readings already keep new leases off it."""
     ADMIN = "admin"
-    """Nobody can tell from this alone. An admin has to look; nothing is drained for it."""
+    """The cause is not clear. An admin has to investigate; the GPU is not drained."""
     UNKNOWN = "unknown"
-    """Nobody's: it is kept and shown."""
+    """Not an error; recorded and shown only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,22 @@ class Xid:
     blame: Blame
     what: str
     source: str
-    """Where it is from: one of `SOURCES`, and what that says of it."""
+    """One or more of `SOURCES`, each with what it states."""
 
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
         "catalog": (
-            'NVIDIA, "Analyzing Xid Errors with the Xid Catalog", the immediate action for each: '
+            'NVIDIA, "Analyzing Xid Errors with the Xid Catalog", the immediate action of each: '
             "<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, "
             "as of October 2025"
         ),
         "listing": (
-            'NVIDIA, "XID Errors" for driver r555, the causes that its listing names: '
+            'NVIDIA, "XID Errors" for driver r555, the causes in its listing: '
             "<https://docs.nvidia.com/deploy/xid-errors/index.html>"
         ),
         "plugin": (
-            "NVIDIA's device plugin for Kubernetes, which ignores these as errors of applications: "
+            "NVIDIA's device plugin for Kubernetes, which ignores these as application errors: "
             "<https://github.com/NVIDIA/k8s-device-plugin/issues/1340>"
         ),
         "memory": (
@@ -76,14 +77,14 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
         Blame.APPLICATION,
         _RESTART,
         {
-            8: "the GPU stopped processing a program's work",
+            8: "the GPU stopped processing",
             11: "an invalid stream of commands",
             13: "an exception in the graphics engine",
             25: "an illegal stream of commands",
             31: "a memory page fault",
             32: "an invalid stream of commands",
             60: "an exception in the video processor",
-            69: "a program called the graphics engine wrongly",
+            69: "an invalid class or method for the graphics engine",
             80: "corrupted data sent to the GPU",
             **dict.fromkeys(_COPY, "an exception in a copy engine"),
             **dict.fromkeys(_DECODE, "an exception in the video decoder"),
@@ -96,14 +97,14 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
         "plugin",
         {
             43: "the GPU stopped processing a program",
-            45: "a program's work was cleared away after an error",
+            45: "a program's work was removed after an error",
         },
     ),
     (
         Blame.APPLICATION,
         (
             "plugin; listing: the application, among all others; catalog: reset the GPU, "
-            "for which the driver asks by its recovery action"
+            "which the driver requests by its recovery action"
         ),
         {109: "a context switch took too long"},
     ),
@@ -120,25 +121,25 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
     (
         Blame.CONTAINED,
         "catalog: restart the application, the error is contained to it",
-        {94: "a memory error, contained by the driver"},
+        {94: "a memory error that the driver contained"},
     ),
     (
         Blame.AVOIDED,
         "catalog: ignore; memory: new work may be started",
-        {63: "a bad page or row of memory was put on record"},
+        {63: "a bad memory page or row was recorded"},
     ),
     (
         Blame.HARDWARE,
         _RESET,
         {
-            46: "the GPU stopped processing, and has to be reset",
+            46: "the GPU stopped processing and needs a reset",
             62: "the GPU's power controller halted",
-            64: "a bad page or row of memory could not be put on record",
+            64: "a bad memory page or row could not be recorded",
             95: "a memory error that was not contained",
             110: "a security fault in the GPU",
-            119: "the GPU's system processor did not answer",
-            120: "an error in the GPU's system processor",
-            140: "a memory error that the driver could not deal with",
+            119: "the GPU's system processor (GSP) did not answer",
+            120: "an error in the GPU's system processor (GSP)",
+            140: "a memory error that the driver could not handle",
             143: "the GPU could not be initialised",
         },
     ),
@@ -147,7 +148,7 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
         _RESET_ONLY,
         {
             136: "an NVLink could not be trained",
-            156: "a part of the GPU is taken out of use at a reset",
+            156: "a part of the GPU will be retired at a reset",
             158: "the GPU did not answer in time",
         },
     ),
@@ -155,7 +156,7 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
         Blame.HARDWARE,
         "catalog: reset the GPU, or reboot; listing: hardware or the driver, not the application",
         {
-            48: "a memory error that could not be corrected",
+            48: "an uncorrectable memory error",
             74: "an NVLink error",
             79: "the GPU has fallen off the bus",
         },
@@ -163,7 +164,7 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
     (
         Blame.HARDWARE,
         "listing: hardware or the driver; catalog: contact support",
-        {92: "many memory errors that were corrected"},
+        {92: "a high rate of corrected memory errors"},
     ),
     (
         Blame.ADMIN,
@@ -174,7 +175,7 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
         Blame.ADMIN,
         "listing: hardware or the driver; catalog: unused since Ampere",
         {
-            57: "the memory interface could not be set up",
+            57: "the memory interface could not be initialised",
             58: "the memory interface is unstable",
         },
     ),
@@ -198,14 +199,14 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
             141: "an error on CUDA's fast path",
             152: "an error in the deep learning accelerator's memory unit",
             153: "the deep learning accelerator did not answer in time",
-            157: "a part of the GPU could not be taken out of use",
-            160: "a channel of memory was taken out of use",
-            161: "a channel of memory could not be taken out of use",
+            157: "a part of the GPU could not be retired",
+            160: "a memory channel was retired",
+            161: "a memory channel could not be retired",
         },
     ),
     (
         Blame.ADMIN,
-        "catalog: the action depends on what the kernel's log says",
+        "catalog: the action depends on the kernel log",
         dict.fromkeys(range(144, 151), "an NVLink error"),
     ),
     (Blame.ADMIN, "catalog: update the software", {78: "a virtual GPU could not be started"}),
@@ -214,7 +215,7 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
     (
         Blame.ADMIN,
         "catalog: reset the GPU, and investigate the user's software",
-        {155: "an NVLink error that software defines"},
+        {155: "a software-defined NVLink error"},
     ),
     (
         Blame.ADMIN,
@@ -236,12 +237,12 @@ _ROWS: tuple[tuple[Blame, str, Mapping[int, str]], ...] = (
     ),
     (
         Blame.UNKNOWN,
-        "catalog: it tells more of another XID, or what became of the GPU",
+        "catalog: details of another XID, or a change of state",
         {
-            154: "what the driver asks for to have the GPU well again has changed",
-            162: "the power smoothing circuit is in use again",
-            163: "the power smoothing circuit is out of use",
-            171: "XID 48 was in the GPU's memory chips",
+            154: "the recovery action that the driver requests has changed",
+            162: "power smoothing was enabled",
+            163: "power smoothing was disabled",
+            171: "XID 48 was in the GPU's memory",
             172: "XID 48 was in the GPU's caches",
         },
     ),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpulease.domain.enforcement import (
     HOOK,
     PATH,
-    SAID,
+    UNCOVERED,
     EnforcementLevel,
     ProcessStart,
     UncoveredProcess,
@@ -83,7 +83,7 @@ _LONGEST_COMMAND = 200
 def on_record(store: Store, job: JobId) -> bool:
     """Return whether the owner of a job was notified, by this daemon or an earlier one."""
     return any(
-        event.kind == "notice" and SAID in (event.detail or "") for event in store.events(job)
+        event.kind == "notice" and UNCOVERED in (event.detail or "") for event in store.events(job)
     )
 
 

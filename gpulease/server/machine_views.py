@@ -84,7 +84,8 @@ class MachineViews:
             uuid=gpu.uuid,
             name=reading.name,
             state=_state(gpu),
-            detail="; ".join(filter(None, (reading.detail, gpu.mode, gpu.drained))) or None,
+            detail="; ".join(filter(None, (reading.detail, gpu.mode_restriction, gpu.drained)))
+            or None,
             memory=MemoryView(
                 total=reading.total,
                 used=reading.used,

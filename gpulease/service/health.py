@@ -20,7 +20,7 @@ from gpulease.domain.health import (
     HealthAction,
     HealthFigures,
     HealthReport,
-    after,
+    after_findings,
     findings,
     is_over,
     notice,
@@ -218,7 +218,7 @@ class HealthWatch:
             times = f", {each.count} times" if each.count > 1 else ""
             _log.warning("GPU %s (%s): %s%s", news.gpu.label, gpu, each.what, times)
         before = availabilities.get(gpu, GpuAvailability())
-        availability = after(before, news.found, news.at)
+        availability = after_findings(before, news.found, news.at)
         if self.policy.act is not HealthAction.DRAIN or availability == before:
             return
         availabilities[gpu] = availability

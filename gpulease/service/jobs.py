@@ -9,7 +9,7 @@ from gpulease.domain.job import (
     Exit,
     Job,
     Outcome,
-    asked_to_go,
+    asked_to_end,
     back_in_queue,
     main_exited,
     with_time_limit,
@@ -59,7 +59,7 @@ def cancelled(job: Job, by: str, at: datetime) -> Job | None:
     released = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
     outcome = Outcome.RELEASED if released else Outcome.CANCELLED
     try:
-        return asked_to_go(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
+        return asked_to_end(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
     except IllegalTransition:
         raise WrongState(
             f"cannot cancel job {job.id}: it has ended",
@@ -72,7 +72,7 @@ def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock)
     with store.write() as tx:
         job = existing(tx, job_id)
         at = clock.now()
-        changed = asked_to_go(job, Trigger.REVOKE, why, detail, at)
+        changed = asked_to_end(job, Trigger.REVOKE, why, detail, at)
         if changed is not None:
             tx.save(changed, Event(at, Trigger.REVOKE, split_hint(detail)[0]))
     return changed
@@ -85,7 +85,7 @@ def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
         at = clock.now()
         if job.state is not State.QUEUED:
             return job
-        changed = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
+        changed = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, why, at)
         assert changed is not None, "a queued job can always be cancelled"
         tx.save(changed, Event(at, Trigger.CANCEL, why))
     return changed
@@ -111,7 +111,7 @@ def note_expired(store: Store, job_id: JobId, clock: Clock) -> Job:
         job = existing(tx, job_id)
         at = clock.now()
         limit = "its time limit is over"
-        changed = asked_to_go(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, limit, at)
+        changed = asked_to_end(job, Trigger.EXPIRE, Outcome.TIME_LIMIT, limit, at)
         if changed is None:
             return job
         tx.save(changed, Event(at, Trigger.EXPIRE, limit))

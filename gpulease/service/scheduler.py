@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job, Outcome, asked_to_go, grant, moved, one_line
+from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
@@ -67,7 +67,7 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
 
 
 def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_go(
+    ended = asked_to_end(
         job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
     )
     if ended is not None:
@@ -99,9 +99,9 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     event = Event(clock.now() + by, "clock_set", f"{direction} by {format_span(abs(by))}")
     with store.write() as tx:
         for job in tx.live():
-            tx.save(moved(job, by), event)
+            tx.save(shifted(job, by), event)
         for gpu, availability in tx.availabilities().items():
-            tx.set_availability(gpu, availability.moved(by))
+            tx.set_availability(gpu, availability.shifted(by))
     clock.follow()
     return by
 
@@ -270,7 +270,7 @@ class Scheduler:
             )
         except RecordUnwritable as error:
             before = self._with_worker(job_id, error)
-            job = asked_to_go(before, Trigger.REVOKE, why, detail, self._clock.now())
+            job = asked_to_end(before, Trigger.REVOKE, why, detail, self._clock.now())
             job = job and self._keep_unrecorded(job, error)
         self._changes.notify()
         if job is not None:

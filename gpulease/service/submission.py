@@ -8,7 +8,7 @@ from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
-from gpulease.domain.placement import can_ever_hold, spans
+from gpulease.domain.placement import can_be_combined, can_ever_hold
 from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.observation import Observation, snapshot
@@ -146,7 +146,7 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
 
 
 def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
-    able = [gpu for gpu in gpus if spans(claim, gpu)]
+    able = [gpu for gpu in gpus if can_be_combined(claim, gpu)]
     sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if not isinstance(claim.memory, Share) and claim.memory not in sizes:

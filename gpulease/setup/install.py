@@ -27,7 +27,7 @@ from gpulease.errors import GpuleaseError, SetupFailed
 from gpulease.host.state_dir import JOBS
 from gpulease.path_ownership import refuse_if_changeable
 from gpulease.shim.record import is_alive
-from gpulease.store.store import census
+from gpulease.store.store import count_jobs
 from gpulease.user_daemon import LOCK, SERVING
 
 NAME = "50-gpulease.conf"
@@ -174,7 +174,7 @@ def _remove_units(say: Say) -> None:
 
 def purge_notice(state: Path) -> str:
     """Describe what a purge deletes."""
-    found = census(state / DATABASE_NAME)
+    found = count_jobs(state / DATABASE_NAME)
     if found is None:
         jobs = "all jobs on record (their number is unknown, since the database cannot be read)"
     else:

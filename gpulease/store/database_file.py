@@ -1,17 +1,13 @@
-"""Whether the database that is open is the file at its path, and what happens if it is not.
+"""The database file on disk: whether it is still there, reserved disk space, and backups.
 
-SQLite goes on with a file that was removed as if nothing had happened, and all that it commits is
-gone with the process. So each write transaction makes sure of the file, before and after.
+SQLite continues to use a file that was removed, and everything it commits is lost with the process.
+So each write transaction checks the file, before and after.
 
-Disk space that belongs to the record: a file beside it, given back when there is no other.
+A file beside the database reserves disk space. It is released when the disk is full, so that the
+end of a job, a cancellation or a submission can still be stored.
 
-So what must be stored (that a job ended, that one was cancelled, what others submit) can be stored
-on a disk that somebody else has filled.
-
-Copies of the database beside it, made while the daemon runs: something to go back to.
-
-Numbered and not dated, since the clock may be set: the highest is the newest. Migrations leave
-copies of their own, which are never removed.
+Backups are made while the daemon runs. They are numbered, not dated, since the clock may be set:
+the highest number is the newest. Backups made by migrations are never removed.
 """
 
 import logging
@@ -32,11 +28,11 @@ from gpulease.units import MIB
 _log = logging.getLogger(__name__)
 
 REMOVED_COPY = "removed.backup"
-"""The ending of the copy that is made of a file that is not at its path any more."""
+"""The suffix of the copy of a database that is no longer at its path."""
 
 
-class Presence:
-    """Makes sure that the database that is open is the file at its path."""
+class FilePresence:
+    """Ensures that the open database is the file at its path."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._path = path
@@ -45,36 +41,36 @@ class Presence:
         self._identity: tuple[int, int] | None = None
         event.listen(engine, "connect", self._refuse_another, insert=True)
         self._is_kept = False
-        """Whether there is a copy of what another file has replaced."""
+        """Whether a replaced database has been copied."""
         self._open()
 
     def _refuse_another(self, _connection: object, _record: object) -> None:
-        """Keep new connections from another file, whose log would be ours by its name."""
+        """Refuse to connect to another file, whose write-ahead log would have the same name."""
         if self._identity is not None and _identity(self._path) != self._identity:
             raise sqlite3.OperationalError("another file was put in its place")
 
     def _open(self) -> None:
-        # Held for good: as long as one connection is open, what was removed can be read.
+        # Kept open: with one open connection, a removed file can still be read.
         self._held = self._engine.raw_connection()
         connection = self._held.driver_connection
         assert isinstance(connection, sqlite3.Connection)
         self._connection = connection
-        # Only now the log is open as well.
+        # Only this opens the write-ahead log too.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         self._identity = _identity(self._path)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._held.close()
 
     def ensure(self) -> None:
-        """Return if the file is at its path; one that was removed is put back there.
+        """Ensure that the file is at its path; a removed file is restored there.
 
-        Nobody else of this process may write meanwhile.
+        Nothing else in this process may write meanwhile.
 
         Raises:
             RecordDamaged: another file is there.
-            RecordUnwritable: none is there, and it cannot be put back.
+            RecordUnwritable: the file is missing and cannot be restored.
         """
         found = _identity(self._path)
         if found == self._identity:
@@ -85,32 +81,32 @@ class Presence:
         copy = self._path.with_name(f"{self._path.name}.{REMOVED_COPY}")
         try:
             if found is None:
-                self._put_back(copy)
+                self._restore(copy)
                 return
             if not self._is_kept:
                 copy_open_database(self._connection, copy)
-                # What is in the log would be played into the other file, which has the same name.
-                told = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                self._is_kept = told[0] == 0
+                # Otherwise SQLite would apply the log to the other file, which has the same name.
+                checkpoint = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                self._is_kept = checkpoint[0] == 0
         except (OSError, sqlite3.Error) as error:
             what = "it was removed" if found is None else "it was replaced by another file"
             raise RecordUnwritable(
-                f"cannot write the record {self._path}: {what}, and cannot be copied: {error}",
-                "an admin should see that its directory is there and has room for it; "
-                "running jobs go on meanwhile",
+                f"cannot write the database {self._path}: {what}, and cannot be copied: {error}",
+                "an admin should check that its directory exists and has space; "
+                "running jobs are not affected",
             ) from error
         raise RecordDamaged(
-            f"cannot use the record {self._path}: another file was put in its place",
-            f"an admin should put the former file back, or stop gpuleased and move {copy} there; "
-            "running jobs go on meanwhile",
+            f"cannot use the database {self._path}: another file was put in its place",
+            f"an admin should restore the former file, or stop gpuleased and move {copy} there; "
+            "running jobs are not affected",
         )
 
-    def _put_back(self, copy: Path) -> None:
+    def _restore(self, copy: Path) -> None:
         copy_open_database(self._connection, copy)
-        # A log of the file that was removed would be played into the one that is put back.
+        # Otherwise SQLite would apply the log of the removed file to the restored one.
         for end in ("-wal", "-shm"):
             self._path.with_name(self._path.name + end).unlink(missing_ok=True)
-        # Another file that has come there meanwhile stays.
+        # Does not replace another file that has been created there meanwhile.
         os.link(copy, self._path)
         copy.unlink()
         descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,15 +115,15 @@ class Presence:
         finally:
             os.close(descriptor)
         self._open_again()
-        _log.warning("the record %s was removed while in use, and is put back", self._path)
+        _log.warning("the database %s was removed while in use and has been restored", self._path)
 
     def _begin_new_log(self) -> None:
-        """Bring what is in a log that was removed into the database, and begin another."""
+        """Write the contents of a removed log to the database, and begin a new log."""
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
-            raise RecordUnwritable(f"cannot write the record {self._path}: its log was removed")
+            raise RecordUnwritable(f"cannot write the database {self._path}: its log was removed")
         self._open_again()
-        _log.warning("%s was removed while in use; nothing is lost", self._log_path)
+        _log.warning("%s was removed while in use; no data was lost", self._log_path)
 
     def _open_again(self) -> None:
         former, self._identity = self._held, None
@@ -145,29 +141,29 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 _MOST = 32 * MIB
-"""A day of a busy machine: what one job writes to the record takes some KiB."""
-_PART = 16
-"""Of a small disk, the reserve is at most one part in so many."""
+"""Enough for a day on a busy machine: one job takes some KiB."""
+_DISK_PART = 16
+"""The reserve is at most this part of the disk: one sixteenth."""
 _NEEDED = 4
-"""A transaction may need one part in so many of the reserve; with less free space it is taken."""
+"""The reserve is released if less than this part of it, one fourth, is free on the disk."""
 
 
-class Reserve:
-    """A file that keeps disk space for the database beside it."""
+class DiskReserve:
+    """A file that reserves disk space for the database beside it."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(f"{database.name}.reserve")
 
     @property
     def missing(self) -> int:
-        """How many bytes the reserve lacks; 0 while it is whole."""
+        """The missing bytes of the reserve; 0 if it is complete."""
         with suppress(OSError):
             size = self._size()
             return 0 if self._held() >= size else size
         return 0
 
-    def lay(self, leave: int) -> None:
-        """Make the reserve whole if that leaves `leave` bytes free."""
+    def refill(self, leave: int) -> None:
+        """Complete the reserve if that leaves `leave` bytes free."""
         with suppress(OSError):
             size = self._size()
             if self._held() >= size or self._free() < size + leave:
@@ -181,14 +177,14 @@ class Reserve:
             finally:
                 os.close(fd)
 
-    def release_in_need(self) -> None:
-        """Give the reserve back if there may be too little space for a transaction without it."""
+    def release_if_needed(self) -> None:
+        """Release the reserve if there may be too little space for a transaction."""
         with suppress(OSError):
             if self._free() < self._size() // _NEEDED:
                 self.release()
 
     def release(self) -> None:
-        """Give the reserve back to the disk, and so to the database."""
+        """Release the reserved space for the database."""
         with suppress(OSError):
             if self._held():
                 os.truncate(self._path, 0)
@@ -200,7 +196,7 @@ class Reserve:
             return 0
 
     def _size(self) -> int:
-        return min(_MOST, shutil.disk_usage(self._path.parent).total // _PART)
+        return min(_MOST, shutil.disk_usage(self._path.parent).total // _DISK_PART)
 
     def _free(self) -> int:
         return shutil.disk_usage(self._path.parent).free
@@ -213,41 +209,41 @@ _NAME = re.compile(r"\.auto-(\d+)\.backup")
 def back_up(path: Path) -> Path:
     """Copy the database at `path` to a file beside it, and remove all but the newest `KEPT`.
 
-    Takes its time; the daemon may write meanwhile.
+    May take long; the daemon may write meanwhile.
 
     Raises:
-        RecordDamaged: the database is damaged; the copies there are stay.
-        RecordUnwritable: there is no room, or the like.
+        RecordDamaged: the database is damaged; existing backups are kept.
+        RecordUnwritable: the backup cannot be written, for example for lack of space.
     """
-    _refuse_the_last_room(path)
-    made = _made(path)
-    target = path.with_name(f"{path.name}.auto-{made[-1][0] + 1 if made else 1}.backup")
+    _check_space(path)
+    backups = _numbered(path)
+    target = path.with_name(f"{path.name}.auto-{backups[-1][0] + 1 if backups else 1}.backup")
     try:
         copy_database(path, target)
     except sqlite3.DatabaseError as error:
         raise unusable_error(path, error) from error
     except OSError as error:
-        raise RecordUnwritable(f"cannot copy the record {path}: {error.strerror}") from error
-    for _, old in _made(path)[:-KEPT]:
+        raise RecordUnwritable(f"cannot back up the database {path}: {error.strerror}") from error
+    for _, old in _numbered(path)[:-KEPT]:
         old.unlink(missing_ok=True)
     return target
 
 
 def newest(path: Path) -> Path | None:
-    """Return the copy made last, by the daemon."""
-    made = _made(path)
-    return made[-1][1] if made else None
+    """Return the newest backup by the daemon; None if there is none."""
+    backups = _numbered(path)
+    return backups[-1][1] if backups else None
 
 
 def all_copies(path: Path) -> list[Path]:
-    """Return every copy of the database at `path`, the newest first; by migrations last."""
-    own = [copy for _, copy in reversed(_made(path))]
+    """Return all backups of the database at `path`, the newest first, then migrations'."""
+    own = [copy for _, copy in reversed(_numbered(path))]
     others = [each for each in path.parent.glob(f"{path.name}.*.backup") if each not in own]
     return own + sorted(others, key=lambda each: each.stat().st_mtime, reverse=True)
 
 
 def last_job(path: Path) -> int:
-    """Return the highest id of a job that the copies of the database at `path` know of."""
+    """Return the highest job id in the backups of the database at `path`; 0 for none."""
     last = 0
     for copy in all_copies(path):
         with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(copy)) as connection:
@@ -256,7 +252,7 @@ def last_job(path: Path) -> int:
     return last
 
 
-def _made(path: Path) -> list[tuple[int, Path]]:
+def _numbered(path: Path) -> list[tuple[int, Path]]:
     found = []
     for each in path.parent.glob(f"{path.name}.auto-*.backup"):
         if number := _NAME.fullmatch(each.name.removeprefix(path.name)):
@@ -264,14 +260,14 @@ def _made(path: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _refuse_the_last_room(path: Path) -> None:
-    """Leave room for the record itself: the copy is what can wait."""
+def _check_space(path: Path) -> None:
+    """Refuse a backup that would leave too little space for the database itself."""
     try:
         size, free = path.stat().st_size, shutil.disk_usage(path.parent).free
     except OSError as error:
-        raise RecordUnwritable(f"cannot copy the record {path}: {error.strerror}") from error
+        raise RecordUnwritable(f"cannot back up the database {path}: {error.strerror}") from error
     if free < 2 * size:
         raise RecordUnwritable(
-            f"cannot copy the record {path}: it would take half of the room that is left",
-            "an admin should make room on its disk",
+            f"cannot back up the database {path}: the backup would take half of the free space",
+            "an admin should free space on its disk",
         )

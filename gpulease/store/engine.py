@@ -1,10 +1,9 @@
-"""The database file: opened as SQLite should be for a record that must not be lost.
+"""The SQLite engine with the settings for durable data, and the translation of SQLite's errors.
 
-Write-ahead log, so that readers never wait for the writer; full synchronisation, so that what was
-committed survives a power cut; foreign keys on. A write transaction begins IMMEDIATE: the database
-is the one lock between writers.
-
-What is wrong with the file when SQLite refuses: it passes, it is damaged, or it is not ours.
+Write-ahead log, so that readers never wait for the writer; full synchronisation, so that commits
+survive a power failure; foreign keys on. A write transaction begins IMMEDIATE: the database is the
+only lock between writers. An error of SQLite means a temporary condition, a damaged file, or a file
+that is not a database of gpulease.
 """
 
 import sqlite3
@@ -26,18 +25,18 @@ from gpulease.errors import (
 )
 
 _BUSY_TIMEOUT_S = 10.0
-_IMPATIENT_S = 0.1
+_SHORT_TIMEOUT_S = 0.1
 _LOG = f"journal_size_limit={64 << 20}"
-"""What is left of the write-ahead log's file after a time in which it had to grow."""
+"""The size to which the file of the write-ahead log shrinks after it has grown."""
 WRITES = {"gpulease_writes": True}
-"""Execution option of a connection that is going to write."""
+"""The execution option of a connection for writing."""
 
 
 def open_engine(path: Path) -> Engine:
-    """Return an engine on the database file at `path`, which may be empty."""
+    """Return an engine for the existing file at `path`, which may be empty."""
 
     def connect() -> sqlite3.Connection:
-        # An empty file in the place of one that was removed would hide that it was.
+        # Without mode=rw, an empty file would be created in the place of a removed one.
         uri = f"file:{quote(str(path))}?mode=rw"
         return sqlite3.connect(uri, timeout=_BUSY_TIMEOUT_S, check_same_thread=False, uri=True)
 
@@ -49,7 +48,7 @@ def open_engine(path: Path) -> Engine:
 
 def _prepare(connection: Any, _record: object) -> None:
     assert isinstance(connection, sqlite3.Connection)
-    # SQLAlchemy says BEGIN, see _begin; sqlite3 by itself would say it late, and DEFERRED.
+    # SQLAlchemy sends BEGIN, see _begin; sqlite3 itself would send it late, and DEFERRED.
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", _LOG):
         connection.execute(f"PRAGMA {pragma}")
@@ -61,15 +60,15 @@ def _begin(connection: Connection) -> None:
 
 
 def set_busy_timeout(connection: Connection, patient: bool) -> None:
-    """Have `connection` wait for another process's lock on the file: some seconds, or hardly."""
-    wait_s = _BUSY_TIMEOUT_S if patient else _IMPATIENT_S
+    """Set how long `connection` waits for another process's lock: 10 s if `patient`, else 0.1 s."""
+    wait_s = _BUSY_TIMEOUT_S if patient else _SHORT_TIMEOUT_S
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
     driver.execute(f"PRAGMA busy_timeout={round(wait_s * 1000)}")
 
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_PASSING = frozenset(
+_TEMPORARY = frozenset(
     {
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_BUSY,
@@ -79,69 +78,68 @@ _PASSING = frozenset(
     }
 )
 _PRIMARY = 0xFF
-"""Of an extended result code, see sqlite.org/rescode.html."""
+"""Masks the primary part of an extended result code; see sqlite.org/rescode.html."""
 
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of the file of a running daemon into an error for users.
+    """Translate errors of SQLite about the file of a running daemon.
 
     Raises:
         RecordDamaged: the file is damaged.
-        RecordUnwritable: anything else is wrong with it; that may pass.
+        RecordUnwritable: any other problem with the file, which may be temporary.
     """
     try:
         yield
     except DatabaseError as error:
         may_be_the_file = isinstance(error.orig, sqlite3.OperationalError)
         if not may_be_the_file and _code(error.orig) not in _DAMAGED:
-            raise  # a bug of ours
+            raise  # a bug in gpulease
         raise unusable_error(path, error.orig) from error
 
 
 def may_lack_space(error: DatabaseError) -> bool:
-    """Tell whether more disk space might have helped; a quota shows as an input/output error."""
+    """Tell whether disk space may be missing; an exceeded quota is an input/output error."""
     return _code(error.orig) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def startup_error(path: Path, error: BaseException | None) -> GpuleaseError:
-    """Return why a daemon cannot start with this file: StateUnwritable where that may pass."""
+    """Return the error for a daemon that cannot start; StateUnwritable if it may be temporary."""
     code = _code(error)
     if code in _DAMAGED or code is None:
         return damaged(path, str(error))
-    if code in _PASSING:
+    if code in _TEMPORARY:
         return StateUnwritable(
             f"cannot use the database {path}: {error}",
-            "see that the disk has room and nothing else holds the file; the file is untouched",
+            "check that the disk has space and no other program locks the file; it is unchanged",
         )
     return StateUnusable(
         f"cannot use the database {path}: {error}",
-        "see that this user can write the file and its directory, and that nothing makes them "
-        "read-only",
+        "check that this user can write the file and its directory, and that neither is read-only",
     )
 
 
 def damaged(path: Path, why: str) -> StateUnusable:
-    """Return the refusal of a damaged file, with the way out."""
+    """Return the error for a damaged file, with a hint how to recover it."""
     return StateUnusable(
         f"cannot use the database {path}: {why}",
-        f"save what can be saved: gpuleased recover --state {path.parent}; it deletes nothing, "
-        "and running jobs go on",
+        f"recover it with: gpuleased recover --state {path.parent}; this deletes nothing, "
+        "and running jobs are not affected",
     )
 
 
 def unusable_error(path: Path, error: BaseException | None) -> RecordUnwritable:
-    """Return what to tell those who use a running daemon."""
+    """Return the error for users of a running daemon."""
     if _code(error) in (*_DAMAGED, None):
         return RecordDamaged(
-            f"cannot use the record {path}: {error}",
+            f"cannot use the database {path}: {error}",
             f"an admin should stop gpuleased and run: gpuleased recover --state {path.parent}; "
-            "running jobs go on meanwhile",
+            "running jobs are not affected",
         )
     return RecordUnwritable(
-        f"cannot write the record {path}: {error}",
-        "an admin should see that the disk has room and nothing else holds the file; "
-        "running jobs go on meanwhile",
+        f"cannot write the database {path}: {error}",
+        "an admin should check that the disk has space and no other program locks the file; "
+        "running jobs are not affected",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the record knows of GPUs beside their memory: who drained them, and their health."""
+"""Drains, hardware faults and health events of GPUs in the database."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -10,10 +10,10 @@ from gpulease.domain.health import Drain, GpuAvailability, GpuEvent, HardwareFau
 from gpulease.store.tables import GpuEventRow, GpuRow
 
 MOST_EVENTS = 200
-"""Of one GPU and one kind; the oldest go first."""
+"""Events kept of one GPU and kind; the oldest are deleted first."""
 KEEP_EVENTS_FOR = timedelta(days=365)
-_ONE_STORM = timedelta(minutes=10)
-"""The same thing within so long of the last time is that entry, counted once more."""
+_MERGE_WITHIN = timedelta(minutes=10)
+"""The same event again within this time increases the count of the former entry."""
 
 _COLUMNS = (
     GpuRow.drained,
@@ -27,13 +27,13 @@ _COLUMNS = (
 
 
 def availabilities(connection: Connection) -> Mapping[GpuUuid, GpuAvailability]:
-    """Return the standing of each GPU that has more to it than nothing."""
+    """Return the availability of each GPU with a drain, a fault or an accepted fault."""
     something = or_(*(column.is_not(None) for column in _COLUMNS))
     rows = connection.execute(select(GpuRow.uuid, *_COLUMNS).where(something))
-    return {GpuUuid(row[0]): _standing(*row[1:]) for row in rows}
+    return {GpuUuid(row[0]): _availability(*row[1:]) for row in rows}
 
 
-def _standing(
+def _availability(
     drained: str | None,
     by: str | None,
     drained_at: datetime | None,
@@ -49,9 +49,9 @@ def _standing(
     )
 
 
-def set_availability(connection: Connection, gpu: GpuUuid, standing: GpuAvailability) -> None:
-    """Store what keeps new leases off a GPU that the record knows."""
-    drain, ailment = standing.drain, standing.hardware_fault
+def set_availability(connection: Connection, gpu: GpuUuid, availability: GpuAvailability) -> None:
+    """Store the availability of a known GPU."""
+    drain, ailment = availability.drain, availability.hardware_fault
     connection.execute(
         update(GpuRow)
         .where(GpuRow.uuid == gpu)
@@ -62,16 +62,16 @@ def set_availability(connection: Connection, gpu: GpuUuid, standing: GpuAvailabi
             ailment=ailment and ailment.why,
             ailment_kind=ailment and ailment.kind,
             ailment_at=ailment and ailment.at,
-            excused=standing.accepted_fault,
+            excused=availability.accepted_fault,
         )
     )
 
 
 def note_event(connection: Connection, event: GpuEvent) -> None:
-    """Store one entry, or count it with the last that says the same.
+    """Store one event, or increase the count of the same recent one.
 
-    The oldest of its kind go: what a user's program can bring about, as some XIDs, takes nothing
-    from the history of the hardware.
+    Only the oldest events of its kind are deleted, so that XIDs caused by a user's program do not
+    displace the history of the hardware.
     """
     of_it = GpuEventRow.gpu == event.gpu
     of_kind = and_(of_it, GpuEventRow.kind == event.kind)
@@ -81,7 +81,7 @@ def note_event(connection: Connection, event: GpuEvent) -> None:
         .order_by(GpuEventRow.id.desc())
         .limit(1)
     ).first()
-    if last is not None and event.at - last.at <= _ONE_STORM:
+    if last is not None and event.at - last.at <= _MERGE_WITHIN:
         again = {"at": event.at, "count": GpuEventRow.count + event.count}
         connection.execute(update(GpuEventRow).where(GpuEventRow.id == last.id).values(**again))
         return
@@ -97,7 +97,7 @@ def note_event(connection: Connection, event: GpuEvent) -> None:
 
 
 def events_since(connection: Connection, since: datetime, most: int) -> Sequence[GpuEvent]:
-    """Return the latest entries of all GPUs that are not older than `since`, oldest first."""
+    """Return up to `most` of the latest events of all GPUs since `since`, oldest first."""
     rows = connection.execute(
         select(
             GpuEventRow.gpu,

@@ -1,7 +1,7 @@
-"""The memory of each GPU over time: one row a second for an hour, then thinner with age.
+"""The memory of each GPU over time, in rows that cover longer spans with age.
 
-One second for an hour, one minute for a day, a quarter of an hour for a year. Samples are written
-some at a time, so that an idle machine's disk may sleep; what a crash takes with it is seconds of
+One row covers a second for an hour, a minute for a day, and 15 minutes for a year. Samples are
+written in batches, so that the disk of an idle machine may sleep. A crash loses some seconds of
 history, never a lease.
 """
 
@@ -24,24 +24,24 @@ NOW = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
-    """How finely, and for how long, samples are kept."""
+class Resolution:
+    """The span of a row, and how long such rows are kept."""
 
-    resolution: int
-    """Seconds that one row stands for."""
+    seconds: int
+    """The span that one row covers."""
     keep_for: timedelta
 
 
-GRADES = (
-    Grade(1, timedelta(hours=1)),
-    Grade(60, timedelta(days=1)),
-    Grade(900, timedelta(days=365)),
+RESOLUTIONS = (
+    Resolution(1, timedelta(hours=1)),
+    Resolution(60, timedelta(days=1)),
+    Resolution(900, timedelta(days=365)),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The ledgers of all GPUs at one moment."""
+    """The ledgers of all GPUs at one instant."""
 
     at: datetime
     gpus: tuple[GpuMemory, ...]
@@ -54,11 +54,11 @@ class MemoryHistory:
         self._store = store
 
     def record(self, samples: Sequence[Sample], peaks: Mapping[tuple[JobId, GpuUuid], int]) -> None:
-        """Store samples, the latest of them as what is now, and the peaks of running jobs."""
+        """Store samples, the latest also as the present, and the peaks of running jobs in bytes."""
         rows = [row for sample in samples for row in _rows(sample)]
         if not rows:
             return
-        with self._store.alone() as connection, connection.begin():
+        with self._store.write_connection() as connection, connection.begin():
             latest = samples[-1]
             for gpu in latest.gpus:
                 connection.execute(remember_gpu(gpu.reading, latest.at))
@@ -79,15 +79,15 @@ class MemoryHistory:
         )
 
     def thin(self, now: datetime) -> None:
-        """Fold samples that have grown old into the next coarser grade, and drop the oldest."""
-        with self._store.alone() as connection, connection.begin():
-            for fine, coarse in pairwise(GRADES):
+        """Merge old samples into the next coarser resolution, and delete the oldest."""
+        with self._store.write_connection() as connection, connection.begin():
+            for fine, coarse in pairwise(RESOLUTIONS):
                 _fold(connection, fine, coarse, now)
-            oldest = GRADES[-1]
+            oldest = RESOLUTIONS[-1]
             connection.execute(_older(oldest, now - oldest.keep_for))
 
     def history(self, gpu: GpuUuid, since: datetime) -> Sequence[tuple[datetime, int | None]]:
-        """Return (instant, bytes used) of one GPU, oldest first, as finely as it is kept."""
+        """Return (instant, bytes used) of one GPU, oldest first, at the finest resolution kept."""
         with Session(self._store.engine) as session:
             rows = session.execute(
                 select(GpuMemoryRow.at, GpuMemoryRow.used)
@@ -102,7 +102,7 @@ def _rows(sample: Sample) -> Iterable[dict[str, object]]:
     for gpu in sample.gpus:
         yield {
             "uuid": gpu.uuid,
-            "resolution": GRADES[0].resolution,
+            "resolution": RESOLUTIONS[0].seconds,
             "at": sample.at.replace(microsecond=0),
             "used": gpu.reading.used,
             "committed": gpu.committed,
@@ -123,15 +123,15 @@ _FOLD = text(
 ).bindparams(bindparam("border", type_=Instant))
 
 
-def _fold(connection: Connection, fine: Grade, coarse: Grade, now: datetime) -> None:
-    """Make one row of each coarse span that lies wholly beyond `fine.keep_for`."""
-    border = _floor(now - fine.keep_for, coarse.resolution)
+def _fold(connection: Connection, fine: Resolution, coarse: Resolution, now: datetime) -> None:
+    """Write one row for each coarse span that is entirely older than `fine.keep_for`."""
+    border = _floor(now - fine.keep_for, coarse.seconds)
     connection.execute(
         _FOLD,
         {
-            "coarse": coarse.resolution,
-            "fine": fine.resolution,
-            "width": coarse.resolution * 1_000_000,
+            "coarse": coarse.seconds,
+            "fine": fine.seconds,
+            "width": coarse.seconds * 1_000_000,
             "border": border,
         },
     )
@@ -142,7 +142,7 @@ def _floor(at: datetime, seconds: int) -> datetime:
     return datetime.fromtimestamp(int(at.timestamp()) // seconds * seconds, UTC)
 
 
-def _older(grade: Grade, border: datetime) -> Delete:
+def _older(resolution: Resolution, border: datetime) -> Delete:
     return delete(GpuMemoryRow).where(
-        GpuMemoryRow.resolution == grade.resolution, GpuMemoryRow.at < border
+        GpuMemoryRow.resolution == resolution.seconds, GpuMemoryRow.at < border
     )

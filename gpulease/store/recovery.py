@@ -1,9 +1,8 @@
-"""Makes a sound database of what was saved: the damaged file first, its copies for the rest.
+"""Recovers a damaged database: reads all readable rows and writes them to a new one.
 
-Reads what is readable of a damaged database: row by row, from both ends and between the gaps.
-
-SQLite stops at the first page that it cannot make sense of. Rows beyond it are reached by their
-keys, which lead to them by other pages.
+Rows missing in the damaged file come from its backups. SQLite stops at the first page that it
+cannot read. Rows beyond it are read from the other end of the table, and by their keys, which lead
+to them through other pages.
 """
 
 import shutil
@@ -25,43 +24,43 @@ from gpulease.store.tables import EventRow, HolderRow, InvocationRow, JobRow, Le
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
 _DEEPEST = 10
-"""How often a gap is halved to find rows in the middle of it."""
+"""How often a gap is halved to find rows inside it."""
 _HEADER_SIZE = 28
-"""Where in the first page the file's size in pages is, see sqlite.org/fileformat.html."""
+"""The offset of the size in pages in the file header; see sqlite.org/fileformat.html."""
 _FREE_LIST = 32
 _PAGE_SIZE = 16
 
 
 @dataclass(slots=True)
 class Table:
-    """What could be read of one table; the columns are those of the file it came from."""
+    """The rows read from one table; the columns are those of the source file."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     whole: bool = True
-    """Whether nothing was in the way; then what is not here was not there."""
+    """Whether all rows could be read."""
 
 
 @dataclass(slots=True)
 class Salvage:
-    """What could be read of one file."""
+    """The tables read from one file."""
 
     revision: str | None = None
     tables: dict[str, Table] = field(default_factory=dict)
 
 
 def salvage(path: Path, scratch: Path, model: Path | None) -> Salvage:
-    """Read a file that may be damaged, with its log; neither is touched.
+    """Read a file that may be damaged, with its write-ahead log; neither is changed.
 
     Args:
-        path: the file; its log is looked for beside it.
+        path: the file; its log is beside it.
         scratch: an empty directory to work in.
-        model: a sound copy of the same database, whose first page may stand in for a broken one.
+        model: an intact backup of the database, whose first page may replace a damaged one.
     """
     work = scratch / "work.db"
     _copy(path, work)
     found = _read(work)
-    if not found.tables and model is not None and _lend_first_page(path, model, work):
+    if not found.tables and model is not None and _replace_first_page(path, model, work):
         found = _read(work)
     return found
 
@@ -73,8 +72,8 @@ def _copy(path: Path, to: Path) -> None:
             shutil.copyfile(source, to.with_name(to.name + end))
 
 
-def _lend_first_page(path: Path, model: Path, to: Path) -> bool:
-    """Put the first page of `model` in the place of a broken one; tables lie where they lay."""
+def _replace_first_page(path: Path, model: Path, to: Path) -> bool:
+    """Replace a damaged first page by that of `model`, as tables keep their root pages."""
     head = model.read_bytes()[:65536]
     size = int.from_bytes(head[_PAGE_SIZE : _PAGE_SIZE + 2], "big")
     size = 65536 if size == 1 else size
@@ -84,7 +83,7 @@ def _lend_first_page(path: Path, model: Path, to: Path) -> bool:
     page = bytearray(head[:size])
     page[_HEADER_SIZE : _HEADER_SIZE + 4] = (len(content) // size).to_bytes(4, "big")
     page[_FREE_LIST : _FREE_LIST + 8] = bytes(8)
-    # The log may have the true first page: it is read after this one, and wins.
+    # If the log has the first page, SQLite uses that one.
     _copy(path, to)
     to.write_bytes(bytes(page) + content[size:])
     return True
@@ -99,7 +98,7 @@ def _read(work: Path) -> Salvage:
             for name, columns, keys in _schema(connection):
                 found.tables[name] = _table(connection, name, columns, keys)
     except (sqlite3.DatabaseError, UnicodeDecodeError):
-        # SQLite quotes a broken name in its complaint, and that need not be UTF-8.
+        # SQLite's message may quote a damaged name, which need not be UTF-8.
         found.tables.clear()
     versions = found.tables.pop("alembic_version", None)
     if versions is not None and versions.rows:
@@ -108,11 +107,11 @@ def _read(work: Path) -> Salvage:
 
 
 def _schema(connection: sqlite3.Connection) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Return the tables, their columns, and the columns by which their rows are ordered."""
+    """Return the tables with their columns and, for those without rowid, the primary key."""
     found = []
     masters = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
     for name, sql in masters.fetchall():
-        # The third and the fifth: name and place in the primary key.
+        # Columns 1 and 5: the name, and the position in the primary key.
         lines = connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
         keys = tuple(line[1] for line in sorted(lines, key=lambda line: line[5]) if line[5])
         without_rowid = "WITHOUT ROWID" in str(sql).upper()
@@ -137,7 +136,7 @@ def _table(
 
 
 class _Reader:
-    """Reads the rows of one table in the order of its keys, up or down, from any place."""
+    """Reads the rows of one table by key, ascending or descending, from any key."""
 
     def __init__(self, connection: sqlite3.Connection, name: str, keys: tuple[str, ...]) -> None:
         self._connection = connection
@@ -145,13 +144,13 @@ class _Reader:
         self._keys = tuple(map(_quoted, keys)) or ("rowid",)
 
     def between(self, seen: dict[Any, Any], low: int, high: int, depth: int) -> bool:
-        """Read the rows whose first key is from `low` to `high`; False if any may be missing."""
+        """Read rows with a first key from `low` to `high`; return whether all could be read."""
         reached, whole = self.walk(seen, low, high, down=False)
         if whole:
             return True
         back, _ = self.walk(seen, low, high, down=True)
         low, high = (low if reached is None else reached) + 1, (high if back is None else back) - 1
-        # Ids are counted from 1: nothing is looked for where there never was anything.
+        # Ids start at 1, so there are no rows below 0.
         low = max(low, 0)
         if depth < _DEEPEST and low < high:
             middle = (low + high) // 2
@@ -162,13 +161,13 @@ class _Reader:
     def walk(
         self, seen: dict[Any, Any], low: int | None, high: int | None, *, down: bool
     ) -> tuple[int | None, bool]:
-        """Read on until the end or the first fault; return the last first key, and if it ended."""
+        """Read to the end or the first error; return the last first key, and whether it ended."""
         last: int | None = None
         before: tuple[Any, ...] | None = None
         try:
             for row in self._rows(low, high, down):
                 key = row[: len(self._keys)]
-                # A tree that leads back to itself would never end.
+                # A damaged tree with a cycle would never end.
                 if before is not None and not _follows(before, key, down):
                     return last, False
                 before, last = key, key[0]
@@ -183,7 +182,7 @@ class _Reader:
         if low is not None:
             where, bounds = f"WHERE {self._keys[0]} BETWEEN ? AND ?", (low, high)
         wanted = f"{', '.join(self._keys)}, *"
-        # Every name is one of the file's own, quoted.
+        # All names come from the file and are quoted.
         query = f"SELECT {wanted} FROM {self._name} NOT INDEXED {where} ORDER BY {order}"  # noqa: S608
         yield from self._connection.execute(query, bounds)
 
@@ -200,24 +199,24 @@ def _quoted(name: str) -> str:
 
 _IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "events")
 _HISTORY = "gpu_memory"
-LEAP = 1000
-"""Ids that are passed over where it is not known how many were given."""
+SKIPPED_IDS = 1000
+"""Ids to skip if the last id given is unknown."""
 _ORPHANS = ("events", "invocations", "holders", "pools", "leases")
 
 
 @dataclass(slots=True)
 class SalvageCounts:
-    """What was saved, by table: rows of the damaged file, of its copies, and rows left out."""
+    """Rows by table: saved from the damaged file, copied from backups, and dropped."""
 
     saved: dict[str, int] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    """Tables of which rows may be missing."""
+    """Tables in which rows may be missing."""
 
 
 def is_sound(path: Path) -> bool:
-    """Tell whether the file is a database in which nothing is broken and nothing dangles."""
+    """Tell whether the file is a database without damage or dangling references."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             return (
@@ -232,9 +231,9 @@ def is_sound(path: Path) -> bool:
 def rebuild(
     target: Path, damaged: Salvage, copies: Sequence[Salvage], taken: int = 0
 ) -> SalvageCounts:
-    """Write a new database at `target`; rows of `copies` only fill what `damaged` lost.
+    """Write a new database at `target`; rows of `copies` replace those that `damaged` lost.
 
-    Ids up to `taken` were given in any case, whatever the files say.
+    Ids up to `taken` are not given again, even if no file has them.
 
     Raises:
         StateUnusable, StateUnwritable: it cannot be written.
@@ -257,12 +256,12 @@ def _rebuild(
     migrate(engine, revision if revision in known_revisions() else "head")
     engine.dispose()
     with closing(sqlite3.connect(target, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous=OFF")  # It is synced as a whole, at its end.
+        connection.execute("PRAGMA synchronous=OFF")  # The checkpoint at the end syncs it.
         connection.execute("BEGIN")
         for name in (*_IN_ORDER, _HISTORY):
             _fill(connection, name, damaged, copies, counts)
-        _mend(connection, counts)
-        _pass_over_ids(connection, damaged, copies, taken)
+        _repair_references(connection, counts)
+        _skip_ids(connection, damaged, copies, taken)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     engine = open_engine(target)
@@ -284,7 +283,7 @@ def _fill(
         written = _insert(connection, name, table.columns, table.rows)
         _count(counts.saved, name, written)
         _count(counts.dropped, name, len(table.rows) - written)
-        # A row that is not in a table that was read to its end was not there.
+        # All rows of the table could be read: none are missing.
         if table.whole and written == len(table.rows):
             return
     counts.broken.append(name)
@@ -300,12 +299,12 @@ def _insert(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
 ) -> int:
-    """Insert the rows that keep the rules and whose key is new; return how many."""
+    """Insert rows with a new key that meet the constraints; return how many."""
     known = {line[1] for line in connection.execute(f"PRAGMA table_info({name})")}
     places = [place for place, column in enumerate(columns) if column in known]
     names = ", ".join(f'"{columns[place]}"' for place in places)
     marks = ", ".join("?" * len(places))
-    # The names are those of a table of ours.
+    # The names are those of our schema.
     statement = f"INSERT INTO {name} ({names}) VALUES ({marks})"  # noqa: S608
     written = 0
     for row in rows:
@@ -317,8 +316,8 @@ def _insert(
     return written
 
 
-def _mend(connection: sqlite3.Connection, counts: SalvageCounts) -> None:
-    """Leave nothing that points to what is not there; a GPU is known again by its lease."""
+def _repair_references(connection: sqlite3.Connection, counts: SalvageCounts) -> None:
+    """Remove dangling references; restore GPUs that leases refer to."""
     connection.execute(
         "INSERT INTO gpus (uuid, gpu_index, name, first_seen_at, last_seen_at) "
         "SELECT gpu, 0, 'unknown GPU', min(granted_at), max(granted_at) FROM leases "
@@ -338,16 +337,16 @@ def _mend(connection: sqlite3.Connection, counts: SalvageCounts) -> None:
     )
 
 
-def _pass_over_ids(
+def _skip_ids(
     connection: sqlite3.Connection, damaged: Salvage, copies: Sequence[Salvage], taken: int
 ) -> None:
-    """See that no id that may have been given is given again."""
-    told = [_sequence(it) for it in (damaged, *copies)]
-    last = max([taken, *(number for number in told if number is not None)])
+    """Ensure that no id that may have been given is given again."""
+    sequences = [_sequence(it) for it in (damaged, *copies)]
+    last = max([taken, *(number for number in sequences if number is not None)])
     for query in ("SELECT max(id) FROM jobs", "SELECT max(job) FROM events"):
         last = max(last, connection.execute(query).fetchone()[0] or 0)
-    if told[0] is None:
-        last += LEAP
+    if sequences[0] is None:
+        last += SKIPPED_IDS
     connection.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
     connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", (last,))
 
@@ -361,7 +360,7 @@ def _sequence(source: Salvage) -> int | None:
 
 
 def _drop_unreadable(engine: Engine, counts: SalvageCounts) -> None:
-    """Remove what keeps the rules of the tables and yet means nothing."""
+    """Remove rows that meet the constraints but cannot be read as jobs."""
     writing = engine.connect().execution_options(**WRITES)
     with writing as connection, connection.begin(), Session(connection) as session:
         for job in session.scalars(select(JobRow.id)).all():

@@ -1,7 +1,6 @@
-"""What of the record is old enough, or so much, that it may be forgotten: ended jobs, and theirs.
+"""Deletes ended jobs that are too old or too many, and everything that belongs to them.
 
-The file does not shrink: SQLite uses the space again for what comes later, and the file stays as
-large as the record ever was.
+The file does not shrink: SQLite reuses the space.
 """
 
 from collections.abc import Sequence
@@ -23,21 +22,21 @@ from gpulease.store.tables import (
     SubmissionRow,
 )
 
-AT_ONCE = 500
-"""Jobs in a transaction, so that a submission waits for no more than that."""
+BATCH = 500
+"""Jobs deleted in one transaction, so that submissions do not wait long."""
 
 
 class Retention:
-    """Finds and forgets old jobs."""
+    """Finds and deletes old jobs."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
-    def over(self, border: datetime, most: int) -> Sequence[JobId]:
-        """Return some of the jobs that ended before `border` or are past a user's `most`."""
+    def expired(self, border: datetime, most: int) -> Sequence[JobId]:
+        """Return up to `BATCH` jobs that ended before `border` or exceed `most` for their user."""
         ended = select(JobRow.id).where(JobRow.state == State.ENDED).order_by(JobRow.id)
         with Session(self._store.engine) as session:
-            old = session.scalars(ended.where(JobRow.ended_at < border).limit(AT_ONCE)).all()
+            old = session.scalars(ended.where(JobRow.ended_at < border).limit(BATCH)).all()
             if old:
                 return [JobId(job) for job in old]
             counts = session.execute(select(JobRow.user, func.count()).group_by(JobRow.user)).all()
@@ -47,17 +46,17 @@ class Retention:
                 theirs = ended.where(JobRow.user == user)
                 number = session.scalar(select(func.count()).select_from(theirs.subquery())) or 0
                 if number > most:
-                    oldest = session.scalars(theirs.limit(min(AT_ONCE, number - most))).all()
+                    oldest = session.scalars(theirs.limit(min(BATCH, number - most))).all()
                     return [JobId(job) for job in oldest]
         return []
 
-    def forget(self, jobs: Sequence[JobId]) -> None:
-        """Delete ended jobs and all that belongs to them.
+    def delete(self, jobs: Sequence[JobId]) -> None:
+        """Delete ended jobs and everything that belongs to them.
 
         Raises:
-            RecordUnwritable: the file cannot be written at this moment.
+            RecordUnwritable: the file cannot be written now.
         """
-        with self._store.alone() as connection, connection.begin():
+        with self._store.write_connection() as connection, connection.begin():
             for row in (EventRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow):
                 connection.execute(delete(row).where(row.job.in_(jobs)))
             gone = delete(JobRow).where(JobRow.id.in_(jobs), JobRow.state == State.ENDED)

@@ -1,4 +1,4 @@
-"""Jobs as rows and rows as jobs; repositories hand out domain objects alone."""
+"""Converts jobs to rows and rows to jobs; the store returns domain objects only."""
 
 import json
 import zlib
@@ -30,7 +30,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def job_values(job: Job) -> dict[str, object]:
-    """Return the columns of `job`, but for its id."""
+    """Return the columns of `job` except its id."""
     claim, exit_ = job.claim, job.exit or Exit()
     share = claim.memory if isinstance(claim.memory, Share) else None
     return {
@@ -148,7 +148,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
 
 
 def lease_values(lease: Lease) -> dict[str, object]:
-    """Return the columns of `lease` that change in its life."""
+    """Return the columns of `lease` that change over time."""
     rungs = lease.enforced_by
     return {
         # It moves where the clock is set.

@@ -1,7 +1,7 @@
-"""The version of the database file: brought up to date at the start, after a copy; never guessed.
+"""Creates and migrates the schema of the database file, after a backup.
 
-Alembic is imported only when there is something to migrate: the daemon that finds its schema
-current does not carry it in memory.
+Alembic is imported only for a migration, so that a daemon with a current schema does not keep it in
+memory.
 """
 
 import sqlite3
@@ -22,11 +22,11 @@ MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
 
 
 def bring_up_to_date(path: Path, engine: Engine) -> None:
-    """Create or migrate the schema of the file at `path`; the old file is kept beside it.
+    """Create or migrate the schema of the file at `path`; a backup of the old file is kept.
 
     Raises:
-        StateUnusable: the file is not ours, is damaged, or was written by a newer gpulease.
-        StateUnwritable: it cannot be used or copied at this moment.
+        StateUnusable: the file is damaged, not of gpulease, or of a newer gpulease.
+        StateUnwritable: the file cannot be used or copied now.
     """
     found = _revision(path)
     if found == HEAD:
@@ -43,11 +43,11 @@ def bring_up_to_date(path: Path, engine: Engine) -> None:
 def _revision(path: Path) -> str | None:
     """Return the revision of the file, or None for a new one."""
     if not path.exists() or path.stat().st_size == 0:
-        _refuse_to_start_empty(path)
+        _refuse_truncated(path)
         return None
     try:
         with closing(sqlite3.connect(path)) as connection:
-            # The whole of it: a row that is missing in an index is a lease that is not seen.
+            # The full check: a row missing in an index would be a lease that is not found.
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != ("ok",):
                 raise damaged(path, f"it is damaged: {' '.join(str(found[0]).split())}")
@@ -56,13 +56,13 @@ def _revision(path: Path) -> str | None:
         raise startup_error(path, error) from error
 
 
-def _refuse_to_start_empty(path: Path) -> None:
-    """Refuse a file that was cut down to nothing; one that is new has no copies beside it.
+def _refuse_truncated(path: Path) -> None:
+    """Refuse an empty file with backups beside it: it was truncated, since a new one has none.
 
-    A file that is not there at all was taken away by somebody, who wants to start anew.
+    A missing file was removed on purpose, to start with an empty database.
     """
     if path.exists() and any(path.parent.glob(f"{path.name}.*.backup")):
-        raise damaged(path, "it is empty, and was not always")
+        raise damaged(path, "it is empty, but has backups")
 
 
 def _read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
@@ -72,14 +72,14 @@ def _read_revision(path: Path, connection: sqlite3.Connection) -> str | None:
     if "alembic_version" not in tables:
         raise StateUnusable(
             f"cannot use the database {path}: it is not a database of gpulease",
-            "give gpuleased a state directory of its own with --state",
+            "give gpuleased another state directory with --state",
         )
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     return str(row[0]) if row else None
 
 
 def known_revisions() -> set[str]:
-    """Return the revisions of the schema that this gpulease can read."""
+    """Return the revisions of the schema that this gpulease can migrate."""
     from alembic.script import ScriptDirectory
 
     return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
@@ -90,25 +90,25 @@ def _refuse_newer(path: Path, found: str) -> None:
         raise StateUnusable(
             f"cannot use the database {path}: its schema {found} is newer than this gpulease, "
             f"which knows {HEAD}",
-            "install the gpulease that wrote it, or a later one; the file is untouched",
+            "install the gpulease that wrote it, or a newer one; the file is unchanged",
         )
 
 
 def copy_database(path: Path, to: Path) -> None:
-    """Copy a database with all that is committed; `to` is there whole, or not at all.
+    """Copy all committed data of a database; `to` is complete or not created.
 
     Raises:
-        sqlite3.DatabaseError: one cannot be read, or the other not be written.
+        sqlite3.DatabaseError: the source cannot be read or the copy not written.
     """
     with closing(sqlite3.connect(path)) as source:
         copy_open_database(source, to)
 
 
 def copy_open_database(source: sqlite3.Connection, to: Path) -> None:
-    """Copy the database of an open connection, which need not have a name any more.
+    """Copy the database of an open connection, whose file may have been removed.
 
     Raises:
-        sqlite3.DatabaseError: one cannot be read, or the other not be written.
+        sqlite3.DatabaseError: the source cannot be read or the copy not written.
     """
     fresh = to.with_name(f"{to.name}.new")
     try:
@@ -116,7 +116,7 @@ def copy_open_database(source: sqlite3.Connection, to: Path) -> None:
         fresh.touch(mode=0o600)
         with closing(sqlite3.connect(fresh)) as target:
             source.backup(target)
-            # A copy is one file: what is read of it makes no others beside it.
+            # The copy is a single file: reading it creates no others.
             target.execute("PRAGMA journal_mode=DELETE")
             if target.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError(f"{to.name} would be a copy of a damaged database")
@@ -127,7 +127,7 @@ def copy_open_database(source: sqlite3.Connection, to: Path) -> None:
 
 
 def migrate(engine: Engine, to: str = "head") -> None:
-    """Bring an engine's file to a revision, in one transaction."""
+    """Migrate an engine's file to a revision, in one transaction."""
     from alembic import command
     from alembic.config import Config
 

@@ -1,13 +1,8 @@
-"""The statements that write, made once.
+"""The SQL statements of the store, and the counts of live jobs by user.
 
-On the tables and not on the rows: writing is what the daemon does most, and through the rows the
-same statement costs it about three times the CPU.
-
-What both readers and the writer read: jobs, what they keep, and drained GPUs.
-
-The runs of a script: what the jobs that are like another asked for and used.
-
-What each user has at once, counted along with each change, so that no bound costs a query.
+Statements that write are built once, on tables instead of ORM rows: writing is what the daemon does
+most, and through rows it takes about three times the CPU. The counts by user are updated with each
+change, so that checking a limit needs no query.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +59,7 @@ NOTE_OVER = (
 )
 ADD_EVENT = insert(_tables["events"])
 
-# AUTOINCREMENT goes on from here, see sqlite.org/autoinc.html.
+# AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.
 START_SEQUENCE = text(
     "INSERT INTO sqlite_sequence (name, seq) SELECT 'jobs', :last "
     "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'jobs')"
@@ -73,7 +68,7 @@ RAISE_SEQUENCE = text("UPDATE sqlite_sequence SET seq = max(seq, :last) WHERE na
 
 
 def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
-    """Return the statement that stores a GPU, or that it was seen again."""
+    """Return the statement that stores a GPU, or updates when it was last seen."""
     seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
     if reading.total is not None:
         seen["total"] = reading.total
@@ -85,7 +80,7 @@ def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
 
 
 def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
-    """Read jobs with their leases and holders, by id."""
+    """Return jobs with their leases and holders, by id."""
     rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
     leases: dict[int, list[LeaseRow]] = {}
     of_these = select(JobRow.id).where(which)
@@ -99,51 +94,50 @@ def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
 
 
 def invocation_sizes(session: Session) -> dict[JobId, int]:
-    """Return how many bytes each live job's arguments and environment take, packed."""
+    """Return the bytes of each live job's compressed arguments and environment."""
     sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
     return {JobId(job): size for job, size in sizes}
 
 
 def drained_gpus(connection: Connection) -> Mapping[GpuUuid, str]:
-    """Return the GPUs on which nothing more may be granted, and why."""
+    """Return why each drained GPU takes no new leases."""
     return {
-        gpu: standing.reason
-        for gpu, standing in availabilities(connection).items()
-        if standing.reason is not None
+        gpu: availability.reason
+        for gpu, availability in availabilities(connection).items()
+        if availability.reason is not None
     }
 
 
-_TELLS = JobRow.out_of_memory | or_(
+_USE_IS_MEANINGFUL = JobRow.out_of_memory | or_(
     (JobRow.outcome == Outcome.EXITED) & (JobRow.exit_code == 0),
     JobRow.outcome.in_((Outcome.CANCELLED, Outcome.TIME_LIMIT, Outcome.OVER_LEASE)),
 )
-"""Ends after which the use says something: a script that failed may have failed at its first
-line."""
+"""Outcomes after which the use counts: a script that failed may have failed at its first line."""
 
 
 def runs_like(
     connection: Connection, uid: int, shape: CommandFingerprint, gpus: int, most: int
 ) -> Sequence[PastRun]:
-    """Return the latest runs like this one of which the use is known, latest first.
+    """Return the latest runs with this fingerprint and known use, latest first.
 
-    Those that are the same in every word, or if there are none those that are alike.
+    Runs with the exact key, or without any, runs with the similar key.
     """
-    like = (
+    similar = (
         select(
             func.max(LeaseRow.memory), func.max(LeaseRow.used), JobRow.out_of_memory, JobRow.outcome
         )
         .join(LeaseRow, LeaseRow.job == JobRow.id)
         .where(JobRow.uid == uid, JobRow.alike == shape.similar_key, JobRow.gpus == gpus)
-        .where(JobRow.state == State.ENDED, _TELLS)
-        # Of one that ran out of memory, how much it had tells enough.
+        .where(JobRow.state == State.ENDED, _USE_IS_MEANINGFUL)
+        # If it ran out of memory, the size of its lease is enough.
         .where(LeaseRow.used.is_not(None) | JobRow.out_of_memory)
         .group_by(JobRow.id)
         .order_by(JobRow.id.desc())
         .limit(most)
     )
-    found = connection.execute(like.where(JobRow.same == shape.exact_key)).all()
+    found = connection.execute(similar.where(JobRow.same == shape.exact_key)).all()
     if not found:
-        found = connection.execute(like).all()
+        found = connection.execute(similar).all()
     return [
         PastRun(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
         for leased, used, ran_out, outcome in found
@@ -151,7 +145,7 @@ def runs_like(
 
 
 class UserCounts:
-    """The counts of all users, by the live jobs and the sizes of their invocations in bytes."""
+    """Counts the live jobs of each user, and the bytes of their invocations."""
 
     def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
         self._of: dict[int, UserCount] = {}
@@ -160,13 +154,13 @@ class UserCounts:
             self._count(job, 1)
 
     def of(self, uid: int) -> UserCount:
-        """Return what a user has."""
+        """Return the counts of a user."""
         return self._of.get(uid, UserCount())
 
     def of_after(
         self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]
     ) -> UserCount:
-        """Return what a user would have after `changes`, each as `note` takes it."""
+        """Return the counts of a user after `changes`, each in the form of `note`."""
         after = UserCounts((), {})
         after._of = {uid: self.of(uid)}
         for before, job, size in changes:
@@ -176,7 +170,7 @@ class UserCounts:
         return after.of(uid)
 
     def note(self, before: Job | None, after: Job, size: int | None = None) -> None:
-        """Count a job as it is now; `size` comes with a new one."""
+        """Count a changed job; `size` is given for a new one."""
         if size is not None:
             self._sizes[after.id] = size
         if before is not None:

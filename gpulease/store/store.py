@@ -1,12 +1,9 @@
-"""The store: domain objects in and out, one writer, and the live jobs at hand.
+"""The store of jobs and leases: domain objects in and out, one writer at a time.
 
-Every job that waits or holds memory is also kept in memory, exactly as last committed, so that a
-planning pass over ten thousand of them reads no row. What a transaction changed becomes visible
-there when it has been committed, and not before.
+Every job that waits or holds memory is also kept in memory as last committed, so that planning
+10,000 of them reads no rows. Changes of a transaction become visible there when it is committed.
 
-How many jobs a record holds, for who is about to delete it.
-
-It opens the file for reading alone, beside a daemon that may use it, and migrates nothing.
+`count_jobs` reads the file of a daemon that may be running, without migrating it.
 """
 
 import sqlite3
@@ -30,7 +27,7 @@ from gpulease.domain.lease import State
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event
 from gpulease.store import gpus, statements
-from gpulease.store.database_file import Presence, Reserve
+from gpulease.store.database_file import DiskReserve, FilePresence
 from gpulease.store.engine import (
     WRITES,
     may_lack_space,
@@ -47,24 +44,24 @@ from gpulease.store.transaction import SqlTransaction
 
 
 class SqlStore:
-    """The record of jobs and leases in one SQLite file."""
+    """The jobs and leases in one SQLite file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`, which is created or migrated if need be.
+        """Open the file at `path`; create or migrate it if necessary.
 
         Raises:
-            StateUnusable: the file cannot be used as it is.
-            StateUnwritable: it cannot be used at this moment.
+            StateUnusable: the file cannot be used.
+            StateUnwritable: the file cannot be used now.
         """
         self.path = path
-        self.reserve = Reserve(path)
-        self.reserve.release_in_need()
+        self.reserve = DiskReserve(path)
+        self.reserve.release_if_needed()
         try:
-            # SQLite gives the files beside it the same mode; the environments of jobs are in them.
+            # SQLite gives its other files the same mode. They contain the environments of jobs.
             path.touch(mode=0o600)
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
-            self._presence = Presence(path, self.engine)
+            self._presence = FilePresence(path, self.engine)
             with Session(self.engine) as session:
                 self._live = {
                     job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
@@ -76,57 +73,57 @@ class SqlStore:
         except OSError as error:
             raise state_fault(f"cannot use the database {path}", error) from error
         self._drained: Mapping[GpuUuid, str] = {}
-        self._is_held_up = False
+        self._was_locked = False
         self._live_in_order = tuple(self._live.values())
         self._writing = threading.Lock()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._presence.close()
         self.engine.dispose()
 
     def ensure_file(self) -> None:
-        """See that what is committed goes to the file at its path. Raises as `alone` does."""
+        """Ensure that commits go to the file at its path. Raises like `write_connection`."""
         with self._writing:
             self._presence.ensure()
 
     @contextmanager
     def write(self) -> Iterator[SqlTransaction]:
-        """Open the one write transaction; what it did is on disk when the context ends."""
-        with self.alone() as connection:
+        """Open the one write transaction; its changes are on disk when the context ends."""
+        with self.write_connection() as connection:
             with connection.begin():
                 transaction = SqlTransaction(
                     connection, self._live, self._known_gpus, self._tallies
                 )
                 yield transaction
-            # Replaced and not changed, so that a reader's snapshot stays whole.
+            # Replaced, not changed, so that a reader's snapshot stays consistent.
             self._live, self._known_gpus = transaction.outcome()
             for change in transaction.changes:
                 self._tallies.note(*change)
             self._live_in_order = tuple(self._live.values())
 
     @contextmanager
-    def alone(self) -> Iterator[Connection]:
-        """Return a connection that may write; within this process nobody else writes meanwhile.
+    def write_connection(self) -> Iterator[Connection]:
+        """Return a connection for writing; nothing else in this process writes meanwhile.
 
         Raises:
-            RecordUnwritable: the file cannot be written at this moment, or is damaged.
+            RecordUnwritable: the file cannot be written now, or is damaged.
         """
         with self._writing, translate_errors(self.path):
-            self.reserve.release_in_need()
+            self.reserve.release_if_needed()
             self._presence.ensure()
             try:
                 with self.engine.connect() as connection:
-                    set_busy_timeout(connection, not self._is_held_up)
+                    set_busy_timeout(connection, not self._was_locked)
                     yield connection.execution_options(**WRITES)
             except OperationalError as error:
                 if may_lack_space(error):
                     self.reserve.release()
-                # Who comes next does not wait as long again: all writers stand in one line.
-                self._is_held_up = True
+                # The next writer waits less: writers wait for each other.
+                self._was_locked = True
                 raise
-            self._is_held_up = False
-            # What was committed is acknowledged only if it is in the file.
+            self._was_locked = False
+            # A commit is acknowledged only if the file at the path has it.
             self._presence.ensure()
 
     def live(self) -> Sequence[Job]:
@@ -134,7 +131,7 @@ class SqlStore:
         return self._live_in_order
 
     def job(self, job: JobId) -> Job | None:
-        """Return one job, whatever its state."""
+        """Return one job in any state; None if there is none."""
         held = self._live.get(job)
         if held is not None:
             return held
@@ -147,7 +144,7 @@ class SqlStore:
             yield session
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in whatever state, oldest first."""
+        """Return the latest `limit` jobs in any or one state, oldest first."""
         with self._reading() as session:
             wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
             if user is not None:
@@ -157,7 +154,7 @@ class SqlStore:
             return jobs_where(session, JobRow.id.in_(wanted))
 
     def invocation(self, job: JobId) -> Invocation:
-        """Return how to start a job.
+        """Return the invocation of a job.
 
         Raises:
             NoSuchJob: there is no such job, or it has ended.
@@ -177,9 +174,9 @@ class SqlStore:
             return [Event(row.at, row.kind, row.detail) for row in rows]
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why.
+        """Return why each drained GPU takes no new leases.
 
-        As last read, where the file cannot be read: there is still a status to be shown.
+        If the file cannot be read, return the last known answer, so that status still works.
         """
         with (
             suppress(RecordUnwritable),
@@ -190,48 +187,48 @@ class SqlStore:
         return self._drained
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the standing of each GPU that has more to it than nothing."""
+        """Return the availability of each GPU with a drain, a fault or an accepted fault."""
         with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.availabilities(connection)
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
-        """Return the latest entries about the health of all GPUs, oldest first."""
+        """Return the latest health events of all GPUs, oldest first."""
         with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
-        """Return the identity of a GPU that was seen once, and nothing else of it."""
+        """Return a reading with the identity of a GPU that was seen before."""
         with suppress(RecordUnwritable), self._reading() as session:
             if (row := session.get(GpuRow, uuid)) is not None:
                 return GpuReading(uuid, row.gpu_index, row.name)
         return GpuReading(uuid, 0, "unknown GPU")
 
-    def use_no_id_up_to(self, last: int) -> None:
-        """See that new jobs get ids above `last`: up to there, ids are taken already."""
-        with self.alone() as connection, connection.begin():
+    def skip_ids_up_to(self, last: int) -> None:
+        """Give new jobs ids above `last`."""
+        with self.write_connection() as connection, connection.begin():
             connection.execute(statements.START_SEQUENCE, {"last": last})
             connection.execute(statements.RAISE_SEQUENCE, {"last": last})
 
     def boot(self) -> str | None:
-        """Return the boot in which a daemon last used this record, if one is stored."""
+        """Return the boot id under which a daemon last used this file, if stored."""
         with self._reading() as session:
             row = session.get(PropertyRow, "boot")
             return None if row is None else row.value
 
     def note_boot(self, boot: str) -> None:
-        """Store the boot in which a daemon uses this record."""
+        """Store the boot id under which a daemon uses this file."""
         row = upsert(PropertyRow).values(key="boot", value=boot)
         row = row.on_conflict_do_update(index_elements=["key"], set_={"value": boot})
-        with self.alone() as connection, connection.begin():
+        with self.write_connection() as connection, connection.begin():
             connection.execute(row)
 
     def installation(self, known: str | None = None) -> str:
-        """Return the name of this database, made once; it tells our jobs from another daemon's.
+        """Return the id of this installation, which distinguishes its jobs from other daemons'.
 
-        `known` is what it was called when that was lost.
+        Created once; `known` is the former id, if the database lost it.
         """
         name = {"key": "installation", "value": known or uuid.uuid4().hex}
-        with self.alone() as connection, connection.begin():
+        with self.write_connection() as connection, connection.begin():
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
             return connection.execute(wanted).scalar_one()
@@ -244,21 +241,21 @@ _COUNT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
-    """The numbers of jobs in a record."""
+class JobCounts:
+    """The numbers of jobs in a database."""
 
     waiting: int = 0
-    """Leases without a job that wait are among them."""
+    """Includes leases without a command that wait."""
     running: int = 0
     holds: int = 0
-    """Leases without a job that are held."""
+    """Held leases without a command."""
     ended: int = 0
 
 
-def census(database: Path) -> Census | None:
-    """Count the jobs of a record; None where it cannot be read. No file is an empty record."""
+def count_jobs(database: Path) -> JobCounts | None:
+    """Count the jobs in a database; None if it cannot be read. A missing file counts as empty."""
     if not database.exists():
-        return Census()
+        return JobCounts()
     counts = dict.fromkeys(("waiting", "running", "holds", "ended"), 0)
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
@@ -269,7 +266,7 @@ def census(database: Path) -> Census | None:
             connection.close()
     except (sqlite3.Error, ValueError):
         return None
-    return Census(**counts)
+    return JobCounts(**counts)
 
 
 def _kind(state: State, *, held: bool) -> str:

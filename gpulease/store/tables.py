@@ -1,7 +1,7 @@
-"""The tables of the database, as typed rows; the file repeats the rules that a row alone can break.
+"""The tables of the database as typed rows, with constraints for what a single row can violate.
 
 Instants are stored as UTC microseconds since 1970, so that they sort and compare in SQL; enums by
-value; arguments and paths as one character per byte, so that any file name survives.
+value; arguments and paths with one character per byte, so that any file name survives.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ _HOLDERS = ", ".join(f"'{state}'" for state in sorted(HOLDS_MEMORY))
 
 
 class Instant(TypeDecorator[datetime]):
-    """An aware UTC datetime, kept as microseconds since 1970."""
+    """An aware UTC datetime, stored as microseconds since 1970."""
 
     impl = Integer
     cache_ok = True
@@ -41,7 +41,7 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Row(DeclarativeBase):
-    """Base of all rows; every constraint has a name, or a migration could not drop it."""
+    """Base of all rows; constraints are named, so that migrations can drop them."""
 
     metadata = MetaData(
         naming_convention={
@@ -56,7 +56,7 @@ class Row(DeclarativeBase):
 
 
 class PropertyRow(Row):
-    """A fact about the database itself, such as the name of this installation."""
+    """A property of the database itself, such as the id of the installation."""
 
     __tablename__ = "properties"
 
@@ -74,11 +74,11 @@ class GpuRow(Row):
     name: Mapped[str]
     total: Mapped[int | None]
     drained: Mapped[str | None]
-    """Why a person drained it, which may be empty; null if nobody did."""
+    """Why a person drained it, may be empty; null if not drained."""
     drained_by: Mapped[str | None]
     drained_at: Mapped[datetime | None]
     ailment: Mapped[str | None]
-    """The fault for which gpulease grants nothing on it, and `ailment_kind` in one word."""
+    """The hardware fault for which gpulease drained it; `ailment_kind` in one word."""
     ailment_kind: Mapped[str | None]
     ailment_at: Mapped[datetime | None]
     excused: Mapped[str | None]
@@ -87,7 +87,7 @@ class GpuRow(Row):
 
 
 class GpuEventRow(Row):
-    """Something that happened to the health of a GPU; a few hundred are kept of each."""
+    """A health event of a GPU; a few hundred are kept for each."""
 
     __tablename__ = "gpu_events"
     __table_args__ = (Index("ix_gpu_events_gpu", "gpu"),)
@@ -95,16 +95,16 @@ class GpuEventRow(Row):
     id: Mapped[int] = mapped_column(primary_key=True)
     gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"))
     at: Mapped[datetime]
-    """When it was last seen, of one that was seen several times."""
+    """When it last happened, if several times."""
     kind: Mapped[str]
     detail: Mapped[str]
     count: Mapped[int] = mapped_column(server_default=text("1"))
 
 
 class GpuMemoryRow(Row):
-    """What one GPU's memory looked like, now (`resolution` 0) or over one span of the past.
+    """The memory of one GPU now (`resolution` 0) or in one span of the past, in bytes.
 
-    Of a span, `used` and `committed` are the largest seen in it: peaks are what people ask about.
+    For a span, the values are the largest in it, since peaks matter.
     """
 
     __tablename__ = "gpu_memory"
@@ -123,7 +123,7 @@ class GpuMemoryRow(Row):
 
 
 class JobRow(Row):
-    """A job: who, what for, where it stands, and how it ended."""
+    """A job: owner, claim, state and outcome."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -137,7 +137,7 @@ class JobRow(Row):
         Index("ix_jobs_live", "state", sqlite_where=text("state <> 'ended'")),
         Index("ix_jobs_user", "user"),
         Index("ix_jobs_alike", "uid", "alike", sqlite_where=text("alike IS NOT NULL")),
-        # An id is never used a second time, not even after the last job was pruned.
+        # An id is never used again, even after the last job was deleted.
         {"sqlite_autoincrement": True},
     )
 
@@ -169,11 +169,11 @@ class JobRow(Row):
     grace_us: Mapped[int | None]
     kept_until_at: Mapped[datetime | None]
     alike: Mapped[str | None]
-    """The keys by which the runs of a script are recognised."""
+    """The similar key of the command's fingerprint; `same` is the exact key."""
     same: Mapped[str | None]
     sized: Mapped[str | None]
     retry: Mapped[str | None]
-    """How much more memory after an end for want of it, as a fraction."""
+    """The factor for the memory of a retry after an out-of-memory end, as a fraction."""
     attempt: Mapped[int] = mapped_column(server_default=text("0"))
     retry_of: Mapped[int | None]
     retried_as: Mapped[int | None]
@@ -181,7 +181,7 @@ class JobRow(Row):
 
 
 class HolderRow(Row):
-    """Whom a lease without a job is for; the other jobs have no such row."""
+    """The processes behind a lease without a command; jobs with one have no such row."""
 
     __tablename__ = "holders"
     __table_args__ = (
@@ -192,16 +192,16 @@ class HolderRow(Row):
 
     job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     boot: Mapped[str | None]
-    """Which boot of the machine the processes are of."""
+    """The boot id of the processes."""
     pid: Mapped[int | None]
     started: Mapped[int | None]
-    """Clock ticks from that boot to the start of the process."""
+    """Clock ticks from boot to the start of the process."""
     asker_pid: Mapped[int | None]
     asker_started: Mapped[int | None]
 
 
 class SubmissionRow(Row):
-    """The key under which a user has submitted a job; submitted again, it is not a new one."""
+    """The idempotency key of a submission: the same key does not submit another job."""
 
     __tablename__ = "submissions"
     __table_args__ = (Index("ix_submissions_job", "job"), {"sqlite_with_rowid": False})
@@ -212,7 +212,7 @@ class SubmissionRow(Row):
 
 
 class InvocationRow(Row):
-    """How to start a job: compressed JSON, dropped when the job has ended."""
+    """The invocation of a job as compressed JSON, deleted when the job ends."""
 
     __tablename__ = "invocations"
 
@@ -221,7 +221,7 @@ class InvocationRow(Row):
 
 
 class LeaseRow(Row):
-    """One GPU's part of what a job holds, or held."""
+    """The lease of a job on one GPU."""
 
     __tablename__ = "leases"
     __table_args__ = (
@@ -234,20 +234,20 @@ class LeaseRow(Row):
     job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     gpu: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
     place: Mapped[int]
-    """0 for the GPU that the job counts first."""
+    """The position among the job's GPUs, from 0."""
     memory: Mapped[int]
     granted_at: Mapped[datetime]
     released_at: Mapped[datetime | None]
     peak: Mapped[int | None]
     over_for_us: Mapped[int | None]
     enforced_by: Mapped[str | None]
-    """The rungs that it stands on, with commas between them; empty for none, null if unknown."""
+    """Its enforcement levels, separated by commas; empty for none, null if unknown."""
     driver_limit: Mapped[int | None]
     used: Mapped[int | None]
 
 
 class PoolRow(Row):
-    """What one framework of a job held on a GPU, by its own word, and beside its pool."""
+    """The memory pool of a framework on a GPU, as reported by the job, and its overhead."""
 
     __tablename__ = "pools"
     __table_args__ = (
@@ -263,16 +263,16 @@ class PoolRow(Row):
     model: Mapped[str]
     driver: Mapped[str]
     gpus: Mapped[int]
-    """How many the job had."""
+    """The number of GPUs of the job."""
     pool_limit: Mapped[int | None]
     pool_peak: Mapped[int | None]
     beside: Mapped[int | None]
-    """What the driver said that the process held, less its pool."""
+    """The overhead: the process's memory by the driver, less its pool."""
     at: Mapped[datetime]
 
 
 class EventRow(Row):
-    """One entry of a job's history; never changed."""
+    """One entry in the history of a job; never changed."""
 
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_job", "job"),)

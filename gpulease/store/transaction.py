@@ -1,4 +1,4 @@
-"""The one write transaction: jobs in and out, as the use cases want them."""
+"""The write transaction: jobs in and out, as the use cases need them."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 
 
 class SqlTransaction:
-    """Changes that become true together, on disk, or not at all."""
+    """Changes that are committed together or not at all."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SqlTransaction:
         self._connection = connection
         self._tallies = user_counts
         self.changes: list[tuple[Job | None, Job, int | None]] = []
-        """Each job before and after, and the bytes of a new one's invocation."""
+        """Each job before and after, and for a new one the bytes of its invocation."""
         self._live = dict(live)
         self._known_gpus = known_gpus
 
@@ -41,11 +41,11 @@ class SqlTransaction:
         return tuple(self._live.values())
 
     def outcome(self) -> tuple[dict[JobId, Job], frozenset[GpuUuid]]:
-        """Return the live jobs and the known GPUs as they are when this has been committed."""
+        """Return the live jobs and the known GPUs as of the commit."""
         return self._live, self._known_gpus
 
     def job(self, job: JobId) -> Job | None:
-        """Return one job, whatever its state."""
+        """Return one job in any state; None if there is none."""
         held = self._live.get(job)
         if held is not None:
             return held
@@ -53,27 +53,27 @@ class SqlTransaction:
             return next(iter(jobs_where(session, JobRow.id == job)), None)
 
     def user_count(self, uid: int) -> UserCount:
-        """Return what a user has, with what this transaction has changed."""
+        """Return the counts of a user, including the changes of this transaction."""
         return self._tallies.of_after(uid, self.changes)
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return the GPUs on which nothing more may be granted, and why."""
+        """Return why each drained GPU takes no new leases."""
         return drained_gpus(self._connection)
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
-        """Return the standing of each GPU that has more to it than nothing."""
+        """Return the availability of each GPU with a drain, a fault or an accepted fault."""
         return gpus.availabilities(self._connection)
 
-    def set_availability(self, gpu: GpuUuid, standing: GpuAvailability) -> None:
-        """Store what keeps new leases off a GPU that is known."""
-        gpus.set_availability(self._connection, gpu, standing)
+    def set_availability(self, gpu: GpuUuid, availability: GpuAvailability) -> None:
+        """Store the availability of a known GPU."""
+        gpus.set_availability(self._connection, gpu, availability)
 
     def note_gpu(self, event: GpuEvent) -> None:
-        """Store something that happened to the health of a known GPU."""
+        """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
 
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
-        """Store the GPUs that were not known yet; a lease can only be on a known one."""
+        """Store GPUs that are not known yet; a lease refers to a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
         for reading in new:
             self._connection.execute(statements.remember_gpu(reading, at))

@@ -1,7 +1,4 @@
-"""What frameworks held beside their pools, by job; and of that, what the next launch goes by.
-
-What ended jobs asked for and used, summed by user.
-"""
+"""The memory pools of frameworks by job, and the memory that ended jobs leased and used by user."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,20 +19,20 @@ from gpulease.store.store import SqlStore
 from gpulease.store.tables import JobRow, LeaseRow, PoolRow
 
 _MOST_READ = 20_000
-"""Rows; a start of the daemon reads no more of them than that."""
+"""The most rows that a start of the daemon reads."""
 
 
-class Pools:
-    """Writes what was seen of pools, and reads it again."""
+class PoolUsage:
+    """Stores and reads the observed memory pools of frameworks."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
     def record(self, seen: Iterable[PoolSeen]) -> None:
-        """Store what was seen of jobs; what was stored of the same pool before goes.
+        """Store observations; each replaces the former one of the same pool.
 
         Raises:
-            RecordUnwritable: the file cannot be written at this moment.
+            RecordUnwritable: the file cannot be written now.
         """
         rows = [_values(each) for each in seen]
         if not rows:
@@ -44,19 +41,19 @@ class Pools:
         changed = {
             name: adding.excluded[name] for name in ("version", "pool_limit", "pool_peak", "beside")
         }
-        with self._store.alone() as connection, connection.begin():
+        with self._store.write_connection() as connection, connection.begin():
             connection.execute(adding.on_conflict_do_update(set_=changed), rows)
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:
-        """Return what is stored of one job."""
+        """Return the observations of one job."""
         with translate_errors(self._store.path), Session(self._store.engine) as session:
             rows = session.scalars(select(PoolRow).where(PoolRow.job == job))
             return [_seen(row) for row in rows]
 
     def observed(self) -> Mapping[OverheadKey, Mapping[int, Sequence[int]]]:
-        """Return what the latest jobs held beside their pools, by kind and user, latest first.
+        """Return the overheads of the latest jobs in bytes, by key and uid, latest first.
 
-        What cannot be read now is as if it had never been seen: jobs are started all the same.
+        If the file cannot be read, return nothing: jobs start with the default overhead.
         """
         found: dict[OverheadKey, dict[int, list[int]]] = {}
         wanted = (
@@ -111,16 +108,16 @@ def _seen(row: PoolRow) -> PoolSeen:
 _MICROSECONDS = 1_000_000
 
 
-class Accounts:
-    """Reads what jobs asked for and used."""
+class UsageTotals:
+    """Sums the memory that jobs leased and used."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
 
     def by_user(self, user: str | None, since: datetime | None) -> Sequence[UserUsage]:
-        """Sum the ended jobs of which the use is known, of one user or of all, by user.
+        """Return the totals of ended jobs with known use, for one user or all, by user.
 
-        `since` is when they ended at the earliest.
+        `since` is the earliest end; None for no bound.
         """
         held_for = cast(LeaseRow.released_at - LeaseRow.granted_at, Float) / _MICROSECONDS
         wanted = (

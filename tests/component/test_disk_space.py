@@ -11,7 +11,7 @@ import pytest
 from gpulease.daemon.disk_space import Log, shortened
 from gpulease.domain.gpu import JobId
 from gpulease.shim.output import LEAST_KEPT, JobLog, shorten_log
-from gpulease.store.database_file import Reserve
+from gpulease.store.database_file import DiskReserve
 
 MIB = 1 << 20
 ALICE, BOB = 1001, 1002
@@ -106,19 +106,19 @@ def test_shortening_follows_no_link_and_touches_nothing_but_a_log(tmp_path: Path
 
 
 def test_the_reserve_is_given_back_in_need_and_laid_again_when_there_is_space(disk: Path) -> None:
-    reserve = Reserve(disk / "gpulease.db")
-    reserve.lay(leave=2 * MIB)
+    reserve = DiskReserve(disk / "gpulease.db")
+    reserve.refill(leave=2 * MIB)
     assert reserve.missing == 0
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(b"\0" * 4096)
-    reserve.release_in_need()
+    reserve.release_if_needed()
     assert free(disk) >= MIB // 2
     assert reserve.missing == MIB
-    reserve.lay(leave=2 * MIB)
+    reserve.refill(leave=2 * MIB)
     assert reserve.missing == MIB, "others need that space more"
     ballast.unlink()
-    reserve.release_in_need()
-    reserve.lay(leave=2 * MIB)
+    reserve.release_if_needed()
+    reserve.refill(leave=2 * MIB)
     assert reserve.missing == 0

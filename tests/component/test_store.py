@@ -40,12 +40,12 @@ from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
 from gpulease.store.gpus import MOST_EVENTS
-from gpulease.store.memory_history import GRADES, MemoryHistory, Sample
+from gpulease.store.memory_history import RESOLUTIONS, MemoryHistory, Sample
 from gpulease.store.rows import pack, unpack
 from gpulease.store.schema import HEAD, MIGRATIONS
 from gpulease.store.store import SqlStore
 from gpulease.store.tables import InvocationRow, Row
-from gpulease.store.usage import Accounts
+from gpulease.store.usage import UsageTotals
 from gpulease.units import Share
 
 GPU = GpuUuid("GPU-a")
@@ -378,7 +378,7 @@ def test_the_memory_of_a_gpu_is_kept_by_the_second_then_the_minute_then_the_quar
     assert [used for _, used in occupancy.history(GPU, NOON)] == [
         (900 * n - 1) * 1024 for n in range(1, 9)
     ]
-    occupancy.thin(NOON + GRADES[-1].keep_for + timedelta(days=1))
+    occupancy.thin(NOON + RESOLUTIONS[-1].keep_for + timedelta(days=1))
     assert occupancy.history(GPU, NOON) == []
 
 
@@ -426,7 +426,7 @@ def ended_with_use(store: SqlStore, number: JobId, at: datetime) -> None:
 def test_no_name_keeps_a_job_out_of_the_report(store: SqlStore, name: str) -> None:
     job = started(store, replace(order(), name=name))
     ended_with_use(store, job.id, NOON + timedelta(hours=1))
-    (use,) = Accounts(store).by_user(None, None)
+    (use,) = UsageTotals(store).by_user(None, None)
     assert (use.jobs, use.seconds) == (1, 3600)
 
 
@@ -441,7 +441,7 @@ def test_a_clock_that_is_set_while_a_lease_is_held_adds_nothing_to_what_is_repor
     follow_clock(store, clock)
     clock.forward(hours=1)
     ended_with_use(store, job.id, clock.now())
-    (use,) = Accounts(store).by_user(None, None)
+    (use,) = UsageTotals(store).by_user(None, None)
     assert (use.seconds, use.asked) == (7200, 7200 * G)
 
 

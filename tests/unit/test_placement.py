@@ -19,7 +19,7 @@ from gpulease.domain.gpu import (
 )
 from gpulease.domain.gpu import build_ledger as stock
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place, spread
+from gpulease.domain.placement import ObstacleKind, Placement, Refusal, can_ever_hold, place
 from gpulease.units import Share
 
 ONE = JobId(1)
@@ -55,8 +55,11 @@ def test_equal_gpus_are_taken_by_index() -> None:
     assert chosen(place(Claim(2 * G), gpus(3, 3, 3))) == ["GPU-0"]
 
 
-def test_spread_takes_the_emptiest() -> None:
-    assert chosen(place(Claim(2 * G), gpus(1, 0, 5), spread)) == ["GPU-1"]
+def test_another_policy_takes_the_gpu_with_the_highest_score() -> None:
+    def emptiest(claim: Claim, gpu: GpuMemory) -> float:
+        return float(gpu.headroom or 0)
+
+    assert chosen(place(Claim(2 * G), gpus(1, 0, 5), emptiest)) == ["GPU-1"]
 
 
 def test_a_gang_gets_all_its_gpus_or_none() -> None:

@@ -1,20 +1,20 @@
-"""Attach to a job: connect its streams and its terminal to those of this command.
+"""Attaching to a job: our terminal or pipes are connected to those of the job.
 
-`attach` does it. The other names say how to attach, and how an attachment can end.
+`attach` is the entry point. The other names say how to attach, and how an attachment ends.
 """
 
 from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS
 from gpulease.cli.attachment.keyboard import parse_keys
-from gpulease.cli.attachment.mode import AttachMode, Detached, Left, TurnedAway
+from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Detached, Left
 from gpulease.cli.attachment.session import Hooks, attach
 
 __all__ = [
     "DEFAULT_KEYS",
     "AttachMode",
+    "AttachRefused",
     "Detached",
     "Hooks",
     "Left",
-    "TurnedAway",
     "attach",
     "parse_keys",
 ]

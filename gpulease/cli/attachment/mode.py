@@ -1,6 +1,6 @@
-"""How a command is attached to a job: it started the job, attached later, or only watches.
+"""How a command is attached to a job, and how an attachment ends before its job does.
 
-The exceptions are the ways in which an attachment ends before the job.
+It started the job, joined it, or only watches it.
 """
 
 import signal
@@ -11,44 +11,44 @@ from gpulease.cli.attachment.keyboard import Use
 
 @dataclass(frozen=True, slots=True)
 class AttachMode:
-    """How this command is attached."""
+    """How a command is attached to a job."""
 
     number: int
     """The number of the job."""
     started: bool = True
-    """This command started the job: its signals and its input are for the job."""
+    """This command started the job: our signals and input belong to the job."""
     watches: bool = False
-    """Nothing from this command reaches the job."""
+    """No input and no signal reaches the job."""
     on_terminal: bool = False
-    """The job runs on a pseudo-terminal, which this command's terminal shows."""
+    """The job has a pseudo-terminal, which our terminal shows."""
     keys: bytes = b""
     """The keys that detach."""
 
     @property
     def role(self) -> str:
-        """The role to request from the shim."""
+        """The role in the HELLO frame."""
         return "watch" if self.watches else "attach"
 
     @property
     def passes_input(self) -> bool:
-        """Whether standard input is passed on to the job."""
+        """Whether our standard input is that of the job."""
         return not self.watches and (self.started or self.on_terminal)
 
     @property
     def reads_keys(self) -> bool:
-        """Whether the terminal, if there is one, is read key by key."""
+        """Whether our terminal, if there is one, is read key by key."""
         return self.on_terminal or not self.started
 
     @property
     def use(self) -> Use:
-        """What keys do."""
+        """What the keyboard is used for."""
         if self.watches:
             return Use.WATCH
         return Use.WRITE if self.passes_input else Use.COMMAND
 
 
 class Left(Exception):
-    """The attachment ended and the job continues: a signal came, or the terminal hung up."""
+    """We left and the job continues: the terminal closed, or a signal ended this command."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
@@ -56,8 +56,8 @@ class Left(Exception):
 
 
 class Detached(Exception):
-    """The detach keys were typed; the job continues."""
+    """We left and the job continues: the detach keys were typed."""
 
 
-class TurnedAway(Exception):
-    """The shim refused the connection, for the reason in the text."""
+class AttachRefused(Exception):
+    """The shim refused the attachment; the text is its reason."""

@@ -26,7 +26,7 @@ from gpulease.domain.job import (
     Job,
     JobUsage,
     Outcome,
-    asked_to_go,
+    asked_to_end,
     grant,
     worker_started,
 )
@@ -59,7 +59,7 @@ class World:
         self.tail = FULL
         self.idle = 0
         self.stops = True
-        self.endings = JobAccounting(
+        self.accounting = JobAccounting(
             self.store,
             self.observer,
             lambda: self.policy,
@@ -87,7 +87,7 @@ class World:
         self.observer.peaks.by_lease[JobId(1), GPU] = peak
 
     def end(self, news: WorkerExited = FAILED) -> Job:
-        settle = asyncio.run(self.endings.settle_exit(JobId(1), news))
+        settle = asyncio.run(self.accounting.settle_exit(JobId(1), news))
         return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
@@ -193,7 +193,7 @@ def test_one_that_was_asked_to_go_and_failed_first_queues_nothing() -> None:
     world = World(retry=2)
     job = world.store.job(JobId(1))
     assert job is not None
-    going = asked_to_go(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
+    going = asked_to_end(job, Trigger.CANCEL, Outcome.CANCELLED, "by alice", NOON)
     assert going is not None
     with world.store.write() as tx:
         tx.save(going, Event(NOON, "cancel"))
@@ -235,7 +235,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
 
 def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
     world = World(retry=2.0)
-    world.endings._largest(world.job())
+    world.accounting._largest(world.job())
     (seen,) = a_look().readings
     world.observer.latest = Observation((replace(seen, total=3 * G),), {}, NOON)
 
