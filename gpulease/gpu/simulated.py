@@ -1,30 +1,24 @@
-"""GPUs that do not exist: for trying gpulease without one, and plain numbers for tests.
+"""Simulated GPUs: for trying gpulease without a GPU, and for tests.
 
-They say what NVML would: the same identity over restarts, memory in use, and processes. On this
-machine (`SimulatedGpus.here`) the memory is that of real processes; a test gives it as numbers and
-changes them as it goes.
+They report what NVML would: an identity that survives restarts, memory in use, and processes. With
+`SimulatedGpus.here` the memory is that of real processes on this machine; tests set numbers.
 
-The memory that real processes hold on simulated GPUs: what they keep resident for themselves.
+A process is on a GPU if its environment names the GPU, whoever launched it. A process that leased a
+GPU while it ran has changed its environment, which the kernel does not show. Such claims are passed
+in, and count for the process and its forks as long as the lease lasts.
 
-A process is on a GPU when its environment names it, as on hardware, whoever launched it. One that
-has leased it while it ran has a new environment, which the kernel does not show: who holds such a
-lease is told, and counts with those that it forks, for as long as the lease lasts.
+Processes: the kernel shows the environment at exec. Reading it is slow for large environments, so
+it is read once per exec. An exec is recognised by the auxiliary vector, a few hundred bytes with
+random addresses that change at every exec and that a fork inherits. (The start time does not change
+at an exec, nor does the executable when a Python starts a Python.)
 
-Which processes: the kernel shows the environment that a process was exec'ed with. Reading it costs
-with its length, so it is read once per *exec*, which is told by the auxiliary vector: a few hundred
-bytes of addresses that the kernel draws anew at every exec and a fork inherits. (The start time is
-the same before and after an exec, and so is the executable where a Python starts a Python.)
+Memory: anonymous pages stand in for GPU memory. After `import tensorflow` a process has about 180
+MiB of them, beside 300 MiB of mapped libraries that processes share. Mapped files and shared memory
+in /dev/shm do not count. A forked child shares its parent's pages until one of them writes: with
+2.3 GiB each, the two hold 2.3 GiB together. Processes with the same auxiliary vector are forks; for
+them the kernel computes proportional sizes, at about 5 ms per GiB.
 
-Which memory: anonymous pages. After `import tensorflow` a process has some 180 MiB of them, beside
-300 MiB of mapped libraries which every process on the machine shares, and a memory-mapped data set
-would count as if it lay on the GPU. What several processes share in /dev/shm is left out as well.
-A forked child shares its parent's pages until one of them writes: of 2.3 GiB each, the two hold
-2.3 GiB together. Processes with the same auxiliary vector are such forks; for them the kernel is
-asked for proportional figures, at some 5 ms for each GiB.
-
-How busy simulated GPUs are: the CPU time of each process on them, in percent of one CPU.
-
-It stands in for the percentage of time in which a kernel ran.
+Utilization: the CPU time of each process, in percent of one CPU.
 """
 
 import os
@@ -47,22 +41,22 @@ _CHUNK = 32 * 1024
 _MOST_CHUNKS = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CONTEXT = 64 * 1024**2
-"""Bytes that the holder of a lease has at least once it is on a GPU: a shell, or a Python that has
-loaded nothing, is on none."""
+"""Bytes above which a process with a claim counts as on the GPU; a shell, or a Python without
+frameworks, has less."""
 
 Claims = Mapping[int, Collection[GpuUuid]]
-"""The GPUs that processes have leased while they ran, by pid."""
+"""The GPUs that processes leased while they ran, by pid."""
 _NONE: Claims = MappingProxyType({})
 
 
 class _Seen(NamedTuple):
     vector: bytes
     named: frozenset[str] | None
-    """None if it showed no environment, as in the midst of an exec: to be looked at again."""
+    """None if the environment was empty, as during an exec; it is read again."""
 
 
 class ResidentMemory:
-    """Watches the processes of this machine for those that name one of `uuids`."""
+    """Measures the memory of the processes on this machine that name one of `uuids`."""
 
     def __init__(self, uuids: Collection[GpuUuid], proc: Path = Path("/proc")) -> None:
         self._uuids = frozenset(uuids)
@@ -70,10 +64,10 @@ class ResidentMemory:
         self._seen: dict[str, _Seen] = {}
 
     def read(self, claims: Claims = _NONE) -> Mapping[GpuUuid, Mapping[int, int]]:
-        """Return the bytes that each process holds on each GPU that it names, or has leased.
+        """Return the bytes of each process on each GPU that it names or claims, by GPU and pid.
 
-        Processes whose environment may not be read are passed over, so that a daemon without
-        privileges sees those of its own user.
+        Processes with an unreadable environment are skipped: a daemon without privileges sees those
+        of its own user.
         """
         here = dict(self._look())
         self._seen = here
@@ -91,7 +85,7 @@ class ResidentMemory:
         return held
 
     def _leased(self, here: Mapping[str, _Seen], claims: Claims) -> Mapping[str, frozenset[str]]:
-        """Return what the holders of leases have leased, and with them those that they forked."""
+        """Return the claimed GPUs by pid, for processes with a claim and their forks."""
         leased = {
             str(pid): self._uuids & frozenset(gpus)
             for pid, gpus in claims.items()
@@ -109,14 +103,14 @@ class ResidentMemory:
         for holder in below:
             for pid in [pid for pid, parent in parents.items() if parent == holder]:
                 del parents[pid]
-                # What was exec'ed since has a vector of its own, and an environment to look at.
+                # After an exec a process has another vector, and its environment counts.
                 if here[pid].vector == here[holder].vector:
                     leased[pid] = leased[holder]
                     below.append(pid)
         return leased
 
     def _parent(self, pid: str) -> str:
-        # See proc_pid_stat(5): the second field after the name, which stands in brackets.
+        # See proc_pid_stat(5): the second field after the name, which is in parentheses.
         fields = self._file(pid, "stat").rpartition(b")")[2].split()
         return fields[1].decode() if len(fields) > 1 else ""
 
@@ -142,11 +136,11 @@ class ResidentMemory:
                 if line.startswith(b"Pss_Anon:"):
                     return int(line.split()[1]) * 1024
         sizes = self._file(pid, "statm").split()
-        # Of what is resident, the third figure is what maps a file or shared memory.
+        # The third field is the resident memory that maps files or shared memory.
         return (int(sizes[1]) - int(sizes[2])) * _PAGE if len(sizes) > 2 else 0
 
     def _file(self, pid: str, name: str) -> bytes:
-        """Return what the kernel tells, or nothing if the process is gone or not ours to read."""
+        """Return the contents of a file in /proc; empty if it cannot be read."""
         try:
             descriptor = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -161,7 +155,7 @@ class ResidentMemory:
 
 def _read(descriptor: int) -> bytes:
     chunks = [os.read(descriptor, _CHUNK)]
-    # A chunk that is not full is the last: one call is enough for nearly every file.
+    # A chunk that is not full is the last: one call is enough for most files.
     while len(chunks[-1]) == _CHUNK and len(chunks) < _MOST_CHUNKS:
         chunks.append(os.read(descriptor, _CHUNK))
     return b"".join(chunks)
@@ -169,11 +163,11 @@ def _read(descriptor: int) -> bytes:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHORTEST_S = 0.05
-"""Of what is shorter, the kernel's ticks say nothing."""
+"""Shorter intervals are below the resolution of the kernel's ticks."""
 
 
-class BusyTime:
-    """Measures from one reading to the next."""
+class CpuTime:
+    """Measures the CPU utilization of processes between two readings."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -184,9 +178,9 @@ class BusyTime:
     def read(
         self, held: Mapping[GpuUuid, Mapping[int, int]]
     ) -> Mapping[GpuUuid, Mapping[int, int]]:
-        """Return the percentage of each process by GPU since the reading before; first nothing.
+        """Return the percentage of each process since the last reading, by GPU and pid.
 
-        `held` has the processes on each GPU, by pid.
+        `held` has the processes on each GPU, by pid. The first call returns nothing.
         """
         at_s, before = self._now_s(), self._read_at_s
         if before is not None and at_s - before < _SHORTEST_S:
@@ -208,35 +202,35 @@ class BusyTime:
 
 
 def _ticks_of(pid: int) -> tuple[int, int]:
-    """Return when a process started and the CPU time it has had, both in ticks; 0 if it is gone."""
+    """Return the start and the CPU time of a process in ticks; 0 for both if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # See proc_pid_stat(5): the fields 14, 15 and 22, of which two stand before the bracket.
+        # See proc_pid_stat(5): the fields 14, 15 and 22; two fields precede the parenthesis.
         return int(fields[19]), int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return 0, 0
 
 
 Held = Mapping[GpuUuid, Mapping[int, int]]
-"""Bytes by process id, by GPU."""
+"""Bytes by GPU and pid."""
 
 _MOST_GPUS = 64
 _GROUP = re.compile(r"(?:(\d{1,4})\s*x\s*)?(.+)", re.IGNORECASE | re.ASCII | re.DOTALL)
-_HINT = f"write the GPUs to simulate as 8G, 2x24G or 2x24G,1x80G, at most {_MOST_GPUS}"
+_HINT = f"give the GPUs as 8G, 2x24G or 2x24G,1x80G, at most {_MOST_GPUS}"
 _NAMESPACE = uuid.UUID("8f0c3c0a-6c1e-5b57-9d0e-2f6a41c7b1d4")
 
 
 def parse_simulation(text: str) -> tuple[int, ...]:
-    """Read what `--simulate` accepts and return the size of each GPU in bytes.
+    """Parse the argument of `--simulate` and return the size of each GPU in bytes.
 
     Raises:
-        BadValue: `text` is not a list of sizes, or names no GPU, or too many.
+        BadValue: `text` is not a list of sizes, or has no GPU or too many.
     """
     sizes: list[int] = []
     for group in text.split(",")[: _MOST_GPUS + 1]:
         sizes += _parse_group(group.strip())
         if len(sizes) > _MOST_GPUS:
-            raise BadValue("cannot simulate so many GPUs: there are bounds to it", _HINT)
+            raise BadValue(f"cannot simulate more than {_MOST_GPUS} GPUs", _HINT)
     return tuple(sizes)
 
 
@@ -246,22 +240,22 @@ def _parse_group(group: str) -> list[int]:
         raise BadValue("cannot simulate GPUs: a size is missing", _HINT)
     count = int(found.group(1) or 1)
     if count == 0:
-        raise BadValue("cannot simulate no GPU at all", _HINT)
+        raise BadValue("cannot simulate 0 GPUs", _HINT)
     try:
         size = parse_size(found.group(2))
     except BadValue as error:
         raise BadValue(error.message, _HINT) from error
-    # One more than is allowed says as much as ten thousand.
+    # One more than allowed is enough for the error.
     return [size] * min(count, _MOST_GPUS + 1)
 
 
 def simulated_uuid(seed: str, index: int) -> GpuUuid:
-    """Return the UUID of the simulated GPU `index`, the same for the same `seed`."""
+    """Return the UUID of the simulated GPU `index`; the same for the same `seed`."""
     return GpuUuid(f"GPU-{uuid.uuid5(_NAMESPACE, f'{seed}/{index}')}")
 
 
 class SimulatedGpus:
-    """GPUs of the sizes given, by UUID; every field may be changed between two readings."""
+    """GPUs with given sizes, by UUID; all public fields may be changed between two readings."""
 
     def __init__(
         self,
@@ -272,26 +266,30 @@ class SimulatedGpus:
         faults: Mapping[str, Fault] | None = None,
         residents: Callable[[], Held] | None = None,
     ) -> None:
-        """Make GPUs in the order of `sizes`, in bytes.
+        """Create GPUs in the order of `sizes`.
 
-        `unmanaged` is memory in use with no process to it, `processes` bytes by pid, `faults` what
-        is wrong with a GPU; all by UUID. `residents` looks up further processes at each reading.
+        Args:
+            sizes: bytes by UUID.
+            unmanaged: bytes in use without a process, by UUID.
+            processes: bytes by UUID and pid.
+            faults: the faults of unreadable GPUs, by UUID.
+            residents: returns further processes at each reading.
         """
         self.sizes = dict(sizes)
         self.unmanaged = dict(unmanaged or {})
         self.processes = {gpu: dict(held) for gpu, held in (processes or {}).items()}
         self.faults = dict(faults or {})
-        self.heard: list[HealthReport] = []
+        self.reports: list[HealthReport] = []
         self._residents = residents
-        self._busy = BusyTime()
+        self._busy = CpuTime()
 
     @classmethod
     def here(
         cls, sizes: tuple[int, ...], seed: str, claims: Callable[[], Claims] = dict
     ) -> "SimulatedGpus":
-        """Make GPUs whose memory in use is what the processes naming them keep resident.
+        """Create GPUs with the resident memory of the processes on this machine that name them.
 
-        `claims` tells which processes hold leases that they took while they ran.
+        `claims` returns the GPUs that processes leased while they ran.
         """
         uuids = [simulated_uuid(seed, index) for index in range(len(sizes))]
         memory = ResidentMemory(uuids)
@@ -315,12 +313,12 @@ class SimulatedGpus:
         return None
 
     def health(self) -> tuple[HealthReport, ...]:
-        """Return what a test has put into `heard`; each is heard once."""
-        heard, self.heard = tuple(self.heard), []
-        return heard
+        """Return the reports that a test has put into `reports`, each once."""
+        reports, self.reports = tuple(self.reports), []
+        return reports
 
     def close(self) -> None:
-        """Do nothing; here so that a probe is a probe."""
+        """Do nothing; part of the probe's interface."""
 
     def _reading(
         self,
@@ -331,7 +329,7 @@ class SimulatedGpus:
     ) -> GpuReading:
         name = f"Simulated {format_size(self.sizes[gpu])}"
         if gpu in self.faults:
-            detail = "the simulation says so"
+            detail = "simulated fault"
             return GpuReading(gpu, index, name, fault=self.faults[gpu], detail=detail)
         held = {**residents, **self.processes.get(gpu, {})}
         used = sum(held.values()) + self.unmanaged.get(gpu, 0)
@@ -340,7 +338,7 @@ class SimulatedGpus:
             index,
             name,
             total=self.sizes[gpu],
-            # As on hardware, no more than there is; the processes still show their own figures.
+            # As on hardware, not more than the total; processes keep their own values.
             used=min(used, self.sizes[gpu]),
             reserved=0,
             processes=tuple(

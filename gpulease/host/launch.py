@@ -116,7 +116,7 @@ def environment_of(
         driver=context.driver(),
         hooks=context.hooks,
         options=_options(invocation.options),
-        beside=_overhead(job, context),
+        overhead_of=_overhead(job, context),
         daemon=context.socket,
         alone=exclusive,
     )

@@ -1,5 +1,5 @@
-"""What a job finds when it starts: its environment, and the hooks inside its interpreters.
+"""The environment of a job, and the hooks inside its Python interpreters.
 
-Carries no code of the daemon. `environment` turns a lease into variables, `overhead` says how
-much of a lease a framework's pool may have, and `hooks` runs in the job itself.
+Has no code of the daemon. `environment` turns a lease into variables and the pool limits of
+frameworks; `hooks` runs in the job; `prover` tests the enforcement of a lease from inside a job.
 """

@@ -1,8 +1,8 @@
-"""Try to leave the lease, in a job of its own, and say how far it went: what `doctor --prove` runs.
+"""Tries to exceed its lease and reports how far it gets: the script that `doctor --prove` runs.
 
-Given to the Python of whoever asks, as a script of standard library alone. Each line on stdout is a
-JSON object: {"held": bytes} after each step, {"refused": bytes held by then, "by": who, "why":
-text}, {"opened": path} or {"closed": path, "why": text}, {"cannot": why} where it could not try.
+Runs as a job under the caller's Python, with the standard library only. Each line on stdout is a
+JSON object: {"held": bytes} after each step, {"refused": bytes held so far, "by": level, "why":
+text}, {"opened": path} or {"closed": path, "why": text}, {"cannot": why} if it cannot try.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ CUDA_OUT_OF_MEMORY = 2
 
 
 class Refused(Exception):
-    """Somebody kept the memory back: who, and in which words."""
+    """An allocation was refused, by which level and with which message."""
 
     def __init__(self, by, why):
         Exception.__init__(self, why)
@@ -30,17 +30,17 @@ class Refused(Exception):
 
 
 class CannotTry(Exception):
-    """There is nothing here to try it with."""
+    """The test cannot run here."""
 
 
 def say(**what):
-    """Write one line of news."""
+    """Write one line of the report."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def host_memory():
-    """Return what takes memory that stands in for a simulated GPU's."""
+    """Return a function that allocates host memory, which counts for simulated GPUs."""
     held = []
 
     def take(size):
@@ -53,11 +53,11 @@ def host_memory():
 
 
 def device_memory():
-    """Return what takes memory of the first GPU, by CUDA's driver interface and no framework."""
+    """Return a function that allocates on the first GPU through CUDA's driver API."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise CannotTry("there is no libcuda.so.1: %s" % error)
+        raise CannotTry("cannot load libcuda.so.1: %s" % error)
     context, device = ctypes.c_void_p(), ctypes.c_int()
     for call in (
         lambda: cuda.cuInit(0),
@@ -69,7 +69,7 @@ def device_memory():
         if code == CUDA_OUT_OF_MEMORY:
             raise Refused("driver", "CUDA_ERROR_OUT_OF_MEMORY")
         if code != CUDA_SUCCESS:
-            raise CannotTry("CUDA answers with error %d" % code)
+            raise CannotTry("CUDA returned error %d" % code)
 
     def take(size):
         pointer = ctypes.c_uint64()
@@ -77,13 +77,13 @@ def device_memory():
         if code == CUDA_OUT_OF_MEMORY:
             raise Refused("driver", "CUDA_ERROR_OUT_OF_MEMORY")
         if code != CUDA_SUCCESS:
-            raise CannotTry("cuMemAlloc answers with error %d" % code)
+            raise CannotTry("cuMemAlloc returned error %d" % code)
 
     return take
 
 
 def torch_memory():
-    """Return what takes memory of the first GPU through PyTorch."""
+    """Return a function that allocates on the first GPU through PyTorch."""
     import torch
 
     held = []
@@ -98,7 +98,7 @@ def torch_memory():
 
 
 def tensorflow_memory():
-    """Return what takes memory of the first GPU through TensorFlow."""
+    """Return a function that allocates on the first GPU through TensorFlow."""
     import tensorflow
 
     held = []
@@ -114,7 +114,7 @@ def tensorflow_memory():
 
 
 def jax_memory():
-    """Return what takes memory of the first GPU through JAX."""
+    """Return a function that allocates on the first GPU through JAX."""
     import jax
     import jax.numpy
 
@@ -123,7 +123,7 @@ def jax_memory():
     def take(size):
         try:
             held.append(jax.numpy.ones((size,), dtype="uint8").block_until_ready())
-        except Exception as error:  # noqa: BLE001  (its class has moved from version to version)
+        except Exception as error:  # noqa: BLE001  (the class differs between versions)
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise Refused("framework", first_line(error))
@@ -132,7 +132,7 @@ def jax_memory():
 
 
 def first_line(error):
-    """Return the beginning of what an error says."""
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0][:200]
 
 
@@ -146,7 +146,7 @@ WAYS = {
 
 
 def allocate(way, most, stays_s):
-    """Take memory step by step up to `most` bytes, then stay for so long."""
+    """Allocate step by step up to `most` bytes, then sleep for `stays_s` seconds."""
     held = 0
     try:
         take = WAYS[way]()
@@ -161,14 +161,14 @@ def allocate(way, most, stays_s):
     except CannotTry as error:
         say(cannot=str(error))
         return
-    except Exception as error:  # noqa: BLE001  (a framework may fail in any way)
+    except Exception as error:  # noqa: BLE001  (frameworks raise any exception)
         say(cannot="%s: %s" % (type(error).__name__, first_line(error)))
         return
     time.sleep(stays_s)
 
 
 def open_devices(pattern):
-    """Try to open the device node of every GPU of the machine."""
+    """Try to open every device node that matches `pattern`."""
     for path in sorted(glob.glob(pattern)):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))

@@ -50,7 +50,7 @@ def test_what_nobody_keeps_back_is_told_step_by_step(cuda: dict[str, str]) -> No
 def test_what_could_not_be_tried_says_why(cuda: dict[str, str]) -> None:
     no_device = {"LD_LIBRARY_PATH": cuda["LD_LIBRARY_PATH"]}
     assert prove("device", str(64 * MIB), "0", **no_device) == [
-        {"cannot": "CUDA answers with error 100"}
+        {"cannot": "CUDA returned error 100"}
     ]
     (said,) = prove("torch", str(64 * MIB), "0", PYTHONPATH="/nonexistent")
     assert "cannot" in said

@@ -76,7 +76,7 @@ def test_a_fault_hides_every_figure_until_it_is_taken_away() -> None:
     gpus = SimulatedGpus({"GPU-a": 8 * G}, faults={"GPU-a": Fault.LOST})
     (reading,) = gpus.read()
     assert reading == GpuReading(
-        reading.uuid, 0, "Simulated 8G", fault=Fault.LOST, detail="the simulation says so"
+        reading.uuid, 0, "Simulated 8G", fault=Fault.LOST, detail="simulated fault"
     )
 
     gpus.faults.clear()

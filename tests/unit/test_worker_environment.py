@@ -43,7 +43,7 @@ def made(
         driver="575.1",
         hooks=HOOKS,
         options=WorkerOptions(**options),
-        beside=beside,
+        overhead_of=beside,
         alone=alone,
     )
 
@@ -245,7 +245,7 @@ def test_the_callers_variables_are_not_changed() -> None:
     ],
 )
 def test_a_lease_that_makes_no_sense_is_an_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"at least|larger"):
+    with pytest.raises(ValueError, match=r"at least|at most"):
         made(**wrong)
 
 
