@@ -1,6 +1,7 @@
-"""What keys mean while attached: input for the job, a signal, or a command such as detach.
+"""What keys mean while attached: input for the job, a request to cancel it, or to detach.
 
-Pure: the typed bytes and the time are arguments, and the result says what to do.
+Pure: bytes and the time are arguments, and the result says what to pass on and what to do. The
+notation of the detach keys is here too.
 """
 
 import signal
@@ -11,28 +12,28 @@ from gpulease.errors import BadValue
 
 DEFAULT = r"ctrl-\ d"
 NONE = "none"
-_HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none disables them"
+_HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none turns them off"
 _PASTE_BEGINS, _PASTE_ENDS = b"\x1b[200~", b"\x1b[201~"
-"""What a terminal sends around pasted text, if the program has switched that on."""
+"""What a terminal sends around a paste if the program has enabled that."""
 _CONTROL = 0x40
-"""The difference between a character and its control character."""
+"""The distance of a control character from the character that it is named after."""
 
 
 def parse_keys(text: str) -> bytes:
     r"""Read what `--detach-keys` accepts: `ctrl-\,d` or `ctrl-p ctrl-q`; nothing for "none".
 
     Raises:
-        BadValue: a key cannot be read, or the first is one that people type.
+        BadValue: a key is invalid, or the first is one that people type as text.
     """
     if text.strip().lower() == NONE:
         return b""
     keys = bytes(_key(word, text) for word in text.replace(",", " ").split())
     if not keys:
-        raise BadValue("cannot use the detach keys: there is none", _HINT)
+        raise BadValue("cannot use the detach keys: no key is given", _HINT)
     if keys[0] >= ord(" "):
         raise BadValue(
-            f"cannot use the detach keys {text!r}: the first must be a control key, "
-            "as it is held back until the next key",
+            f"cannot use the detach keys {text!r}: the first key must be typed with ctrl, "
+            "or each one typed in a text would be held back",
             _HINT,
         )
     return keys
@@ -50,7 +51,7 @@ def _key(word: str, text: str) -> int:
 
 
 def name_of(keys: bytes) -> str:
-    r"""Return the name of a sequence of keys, such as `Ctrl-\ d`."""
+    r"""Return the usual name of a sequence of keys, such as `Ctrl-\ d`."""
     return " ".join(
         chr(key) if key >= ord(" ") else f"Ctrl-{chr(key + _CONTROL).lower()}" for key in keys
     )
@@ -62,13 +63,13 @@ class Typed:
 
     passed: bytes
     detach: bool
-    """The detach keys were typed; what followed them is dropped."""
+    """The detach keys were typed; what follows is dropped."""
 
 
 class DetachKeys:
-    """Find the detach keys in typed bytes, and pass on all others.
+    """Finds a sequence of keys in typed bytes, and passes on everything else.
 
-    The first key twice is passed on once. Pasted text is passed on unchanged.
+    The first key typed twice is passed on once. In a paste the keys have no effect.
     """
 
     def __init__(self, keys: bytes) -> None:
@@ -79,11 +80,11 @@ class DetachKeys:
 
     @property
     def waits(self) -> bool:
-        """Whether a key is held back until the next one decides what it means."""
+        """Whether a key is held back until the next one is typed."""
         return bool(self._held)
 
     def feed(self, piece: bytes) -> Typed:
-        """Process typed bytes."""
+        """Take typed bytes."""
         passed = bytearray()
         for key in piece:
             passed += self._passed_by(bytes([key]))
@@ -93,7 +94,7 @@ class DetachKeys:
         return Typed(bytes(passed), detach=False)
 
     def _passed_by(self, key: bytes) -> bytes:
-        self._note_pastes(key)
+        self._note_paste(key)
         if self._pasting:
             passed, self._held = self._held + key, b""
             return passed
@@ -106,7 +107,7 @@ class DetachKeys:
             passed, self._held = passed + self._held[:1], self._held[1:]
         return passed
 
-    def _note_pastes(self, key: bytes) -> None:
+    def _note_paste(self, key: bytes) -> None:
         self._recent = (self._recent + key)[-len(_PASTE_BEGINS) :]
         if self._recent == _PASTE_BEGINS:
             self._pasting = True
@@ -115,24 +116,24 @@ class DetachKeys:
 
 
 AGAIN_WITHIN = 1.0
-"""Seconds between two Ctrl-C that together end the job."""
+"""Seconds between two Ctrl-C that cancel the job."""
 _HEARD = 16
 
 
 class Use(Enum):
-    """What a keyboard is used for."""
+    """What the keyboard does."""
 
     WRITE = "write"
     """Keys go to the job, except those that detach."""
     COMMAND = "command"
-    """The job reads no keys; those that a terminal turns into signals become signals for it."""
+    """The job reads no keys. Keys that are signals in a terminal become signals for the job."""
     WATCH = "watch"
-    """No key reaches the job."""
+    """Nothing typed reaches the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The characters of a terminal that send signals: one byte each, none if disabled."""
+    """A terminal's characters for signals, each one byte, or empty if disabled."""
 
     interrupt: bytes = b"\x03"
     quit: bytes = b"\x1c"
@@ -141,25 +142,25 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """What to do after a piece of typing."""
+    """What a piece of typing requests."""
 
     passed: bytes = b""
-    """Bytes for the standard input of the job."""
+    """For the job's standard input."""
     signals: tuple[signal.Signals, ...] = ()
     interrupt: bool = False
-    """The bytes that are passed contain Ctrl-C."""
+    """Ctrl-C is among the passed bytes."""
     cancel: bool = False
     suspend: bool = False
-    """Stop this command, but not the job."""
+    """Stop this command only."""
     detach: bool = False
 
 
 class Interrupts:
-    """Find a second Ctrl-C that should end the job, as the job ignored the first.
+    """Distinguishes a Ctrl-C that should cancel the job from one that the job handles.
 
-    That is so if the first was just typed and the job's terminal has shown only its echo since: a
-    program that reads keys itself echoes none, and one that handles the signal mostly prints
-    something.
+    A second Ctrl-C within a second cancels if the job's terminal has shown only the echo of the
+    first. A program that reads keys itself echoes none, and one that handles the signal usually
+    prints something.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -169,7 +170,7 @@ class Interrupts:
         self._heard = b""
 
     def typed(self, piece: bytes, now: float) -> bool:
-        """Tell whether this piece should end the job; `now` is in seconds."""
+        """Return whether this piece should cancel the job; `now` is in seconds."""
         alone = bool(self._key) and piece == self._key
         recent = self._at is not None and now - self._at < AGAIN_WITHIN
         insists = alone and recent and self._heard == self._echo
@@ -178,12 +179,12 @@ class Interrupts:
         return insists
 
     def heard(self, piece: bytes) -> None:
-        """Note what the terminal of the job has shown."""
+        """Note what the job's terminal has shown."""
         self._heard = (self._heard + piece[:_HEARD])[:_HEARD]
 
 
 class Keyboard:
-    """Read the keys of one terminal for one job."""
+    """Interprets the keys of one terminal for one job."""
 
     def __init__(self, keys: bytes, controls: Controls, use: Use) -> None:
         self.use = use
@@ -193,11 +194,11 @@ class Keyboard:
 
     @property
     def waits(self) -> bool:
-        """Whether the first of the detach keys was typed, and the next not yet."""
+        """Whether the first detach key was typed, and the next was not yet."""
         return self._detach.waits
 
     def press(self, piece: bytes, now: float) -> Pressed:
-        """Return what to do about `piece`, which was just typed."""
+        """Return what `piece`, typed at the time `now`, requests."""
         typed = self._detach.feed(piece)
         if self.use is Use.WRITE:
             insists = self._interrupts.typed(typed.passed, now) if typed.passed else False
@@ -207,7 +208,7 @@ class Keyboard:
         return self._commands(typed.passed, typed.detach)
 
     def heard(self, piece: bytes) -> None:
-        """Note what the terminal of the job has shown."""
+        """Note what the job's terminal has shown."""
         self._interrupts.heard(piece)
 
     def _commands(self, keys: bytes, detach: bool) -> Pressed:

@@ -1,7 +1,8 @@
-"""The terminal of this command: raw while attached, and restored afterwards.
+"""The terminal of this command while it shows a job, and the modes that the job sets in it.
 
-The pseudo-terminal of the job interprets keys and output. `Modes` remembers what a full-screen
-program switched on (mouse, other screen), as it cannot switch that off after we have detached.
+While held, the terminal interprets no keys, since the job's pseudo-terminal does. Afterwards it is
+restored. When this command detaches from a full-screen program, that program cannot reset the modes
+that it has set, so `Modes` follows them.
 """
 
 import re
@@ -16,13 +17,13 @@ from gpulease.cli.caller import is_ours, size_of
 
 IFLAG, OFLAG, CFLAG, LFLAG, CC = 0, 1, 2, 3, 6
 _DISABLED = b"\0"
-"""_POSIX_VDISABLE of Linux: the character has no special meaning."""
+"""_POSIX_VDISABLE of Linux: this character means nothing special."""
 
 
 class ControllingTerminal:
     """The terminal open as `handle`.
 
-    With `verbatim`, its output comes from a pseudo-terminal and already has the right line ends.
+    With `verbatim`, output comes from another terminal and already has the right line ends.
     """
 
     def __init__(self, handle: int, *, verbatim: bool) -> None:
@@ -32,12 +33,12 @@ class ControllingTerminal:
 
     @property
     def is_held(self) -> bool:
-        """Whether its settings are changed."""
+        """Whether the terminal is held."""
         return self._found is not None
 
     @property
     def controls(self) -> Controls:
-        """The characters that send signals."""
+        """The terminal's characters for signals."""
         try:
             characters = (self._found or termios.tcgetattr(self._handle))[CC]
         except termios.error:
@@ -51,35 +52,35 @@ class ControllingTerminal:
         return size_of(self._handle)
 
     def hold(self) -> None:
-        """Read keys one by one and without echo; only in the foreground."""
+        """Read keys one by one without echo. Call this in the foreground only."""
         with suppress(termios.error):
             if self._found is None:
                 self._found = termios.tcgetattr(self._handle)
             self._set(_uninterpreted(self._found, self._verbatim))
 
     def give_back(self) -> None:
-        """Restore its settings."""
+        """Restore the terminal."""
         found, self._found = self._found, None
         if found is not None:
-            # A terminal that was closed needs no settings.
+            # The terminal may have hung up.
             with suppress(termios.error):
                 self._set(found)
 
     def hold_again(self) -> None:
-        """Hold it again after a stop; in the background it belongs to the shell."""
+        """Hold it after this command was stopped; in the background it belongs to the shell."""
         if not is_ours(self._handle):
             self._found = None
         elif self._found is not None:
             self.hold()
 
     def _set(self, attributes: list[Any]) -> None:
-        # TCSANOW keeps what was typed ahead. In the background, SIGTTOU would stop us.
+        # TCSANOW keeps what is typed ahead. In the background the blocked signal would stop us.
         with _blocked(signal.SIGTTOU):
             termios.tcsetattr(self._handle, termios.TCSANOW, attributes)
 
 
 def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
-    """Return `found` as cfmakeraw(3) changes it, with output processing unless `verbatim`."""
+    """Return `found` changed as by cfmakeraw(3), with output unchanged unless `verbatim`."""
     attributes = [*found[:CC], list(found[CC])]
     attributes[IFLAG] &= ~(
         termios.IGNBRK
@@ -113,20 +114,20 @@ def _blocked(signum: signal.Signals) -> Iterator[None]:
 _SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,32})([hl])")
 _UNFINISHED = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,32})?)?\Z")
 _CURSOR = 25
-"""The only mode that is on at first: the cursor is visible."""
+"""The visible cursor, the only mode that is set at the start."""
 _KNOWN = (1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004, _CURSOR)
-"""Private modes of xterm: cursor keys, mouse, focus, other screen, bracketed paste."""
+"""Private modes of xterm: cursor keys, mouse and focus reports, other screen, bracketed paste."""
 
 
 class Modes:
-    """Follow the private modes of a terminal by what is written to it. Pure."""
+    """Follows the private modes of a terminal in the bytes that are written to it."""
 
     def __init__(self) -> None:
         self._changed: dict[int, None] = {}
         self._rest = b""
 
     def note(self, piece: bytes) -> None:
-        """Note what is written."""
+        """Note written bytes."""
         text = self._rest + piece
         for found in _SWITCH.finditer(text):
             on = found[2] == b"h"
@@ -136,7 +137,7 @@ class Modes:
         self._rest = unfinished[0] if unfinished else b""
 
     def undo(self) -> bytes:
-        """Return what resets the modes of a terminal, the last change first."""
+        """Return the bytes that reset all modes, the last change first."""
         undone = [_set(mode, on=mode == _CURSOR) for mode in reversed(self._changed)]
         self._changed.clear()
         return b"".join([*undone, b"\x1b[0m"]) if undone else b""
