@@ -1,16 +1,16 @@
-"""Every failure that a user can meet: what happened, what to do, and the codes it travels under.
+"""Every failure that a user can meet, with its codes.
 
-The message reads *cannot X: why*; the hint says what to do next. The class has a code (a stable
-word for programs), an HTTP status (between daemon and command) and the exit code of the command.
-`GpuleaseError` is caught in two places: by the command and by the server. Any other exception is a
-bug and keeps its traceback.
+The message reads *cannot X: why*, and the hint says what to do. The class has a code (a stable word
+for programs), an HTTP status (between daemon and command) and the exit code of the command. Only
+the edges of the command and of the server catch `GpuleaseError`. Anything else is a bug and keeps
+its traceback.
 """
 
 from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
 from typing import ClassVar
 
 EXIT_OWN_FAILURE = 125
-"""gpulease itself failed; timeout(1) and env(1) use the same number."""
+"""gpulease itself failed; the same code as in timeout(1) and env(1)."""
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_GAVE_UP = 75
@@ -18,9 +18,9 @@ EXIT_GAVE_UP = 75
 EXIT_TIME_LIMIT = 124
 EXIT_USAGE = 2
 EXIT_CONFIGURATION = 78
-"""EX_CONFIG of sysexits(3): a restart would fail in the same way."""
+"""EX_CONFIG of sysexits(3): a restart would fail as well."""
 EXIT_TRY_AGAIN = EXIT_GAVE_UP
-"""The daemon cannot start now; a later restart may succeed."""
+"""Of the daemon: it cannot start now, and a later restart may succeed."""
 
 
 _HINT = "\n\nhint: "
@@ -38,7 +38,7 @@ def split_hint(text: str) -> tuple[str, str | None]:
 
 
 class GpuleaseError(Exception):
-    """A failure with a message for the user and, in most cases, a hint."""
+    """gpulease failed: a message for the user and, in most cases, a hint."""
 
     code: ClassVar[str] = "failed"
     http_status: ClassVar[int] = 500
@@ -49,7 +49,7 @@ class GpuleaseError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            # Shown with the traceback if nothing catches the error.
+            # An uncaught error shows its hint in the traceback.
             self.add_note(f"hint: {hint}")
 
     def text(self) -> str:
@@ -58,14 +58,14 @@ class GpuleaseError(Exception):
 
 
 class BadValue(GpuleaseError):
-    """A value, such as a size, a time or a name, cannot be read or is out of range."""
+    """A value cannot be read or used: a size, a time, a name."""
 
     code = "bad_value"
     http_status = 400
 
 
 class BadUsage(GpuleaseError):
-    """The command line is incomplete or contradicts itself."""
+    """The command line cannot be understood."""
 
     code = "bad_usage"
     http_status = 400
@@ -73,21 +73,21 @@ class BadUsage(GpuleaseError):
 
 
 class TooLarge(GpuleaseError):
-    """A request exceeds a limit of the daemon."""
+    """A request exceeds a limit that protects the daemon or is the kernel's."""
 
     code = "too_large"
     http_status = 413
 
 
 class TooMany(GpuleaseError):
-    """The user has reached a limit, such as that of open connections."""
+    """The user has reached a limit for one user, such as waiting jobs."""
 
     code = "too_many"
     http_status = 429
 
 
 class TooSlow(GpuleaseError):
-    """A request did not arrive in time."""
+    """A request did not arrive completely in time."""
 
     code = "too_slow"
     http_status = 408
@@ -101,7 +101,7 @@ class CannotLease(GpuleaseError):
 
 
 class NoRoomNow(GpuleaseError):
-    """The claim cannot be granted now, and the time to wait is over or zero."""
+    """The claim cannot be granted now, and the caller does not want to wait."""
 
     code = "no_room_now"
     http_status = 409
@@ -109,14 +109,14 @@ class NoRoomNow(GpuleaseError):
 
 
 class NoSuchJob(GpuleaseError):
-    """No job has this number."""
+    """No job has this number, or no job of the caller this name."""
 
     code = "no_such_job"
     http_status = 404
 
 
 class NoSuchRoute(GpuleaseError):
-    """The daemon does not know this request: it is of another version than the command."""
+    """The daemon does not know this request: it has another version than the command."""
 
     code = "no_such_route"
     http_status = 404
@@ -137,21 +137,21 @@ class NotAllowed(GpuleaseError):
 
 
 class WrongState(GpuleaseError):
-    """The state of the job does not allow this."""
+    """The job is not in a state in which this can be done."""
 
     code = "wrong_state"
     http_status = 409
 
 
 class AlreadyClaimed(GpuleaseError):
-    """The process has used its GPUs already, so a lease would have no effect."""
+    """The process already uses its GPUs: a lease would come too late."""
 
     code = "already_claimed"
     http_status = 409
 
 
 class AlreadyLeased(GpuleaseError):
-    """The process has a lease already: its own, or that of its job or shell."""
+    """The process already has a lease: its own, its job's, or its shell's."""
 
     code = "already_leased"
     http_status = 409
@@ -166,7 +166,7 @@ class CommandNotFound(GpuleaseError):
 
 
 class CommandNotExecutable(GpuleaseError):
-    """The command of the job exists and cannot be executed."""
+    """The command of the job cannot be executed."""
 
     code = "command_not_executable"
     http_status = 422
@@ -174,13 +174,13 @@ class CommandNotExecutable(GpuleaseError):
 
 
 class LaunchFailed(GpuleaseError):
-    """The worker of a job cannot be started."""
+    """The worker of the job could not be started."""
 
     code = "launch_failed"
 
 
 class LaunchDeferred(GpuleaseError):
-    """The worker of a job cannot be started now; the daemon tries again."""
+    """The worker of the job cannot be started now; the daemon tries again."""
 
     code = "launch_deferred"
     http_status = 503
@@ -194,21 +194,21 @@ class NoDaemon(GpuleaseError):
 
 
 class NoGpus(GpuleaseError):
-    """The machine has no driver or no GPU, and no simulation was requested."""
+    """This machine has no driver or no GPU, and none is simulated."""
 
     code = "no_gpus"
     http_status = 503
 
 
 class BadConfiguration(GpuleaseError):
-    """The daemon cannot start with its settings."""
+    """The daemon cannot start with these settings."""
 
     code = "bad_configuration"
     exit_code = EXIT_CONFIGURATION
 
 
 class SetupFailed(GpuleaseError):
-    """gpulease-setup cannot install or remove gpulease."""
+    """gpulease cannot be installed or removed."""
 
     code = "setup_failed"
 
@@ -221,42 +221,42 @@ class StateUnusable(GpuleaseError):
 
 
 class StateUnwritable(GpuleaseError):
-    """The state directory cannot be written now, as on a full disk; trying again may help."""
+    """The daemon cannot start now, for example on a full disk; it may succeed later."""
 
     code = "state_unwritable"
     exit_code = EXIT_TRY_AGAIN
 
 
 class RecordUnwritable(GpuleaseError):
-    """The database of the daemon cannot be written now, as on a full disk."""
+    """The database of the daemon cannot be written now, for example on a full disk."""
 
     code = "record_unwritable"
     http_status = 503
     is_in_the_log = False
-    """Whether the log has it already."""
+    """Whether it is already in the log."""
 
 
 class RecordDamaged(RecordUnwritable):
-    """The database of the daemon was damaged while it ran; no more leases are granted."""
+    """The database of the daemon is damaged; nothing new can be granted."""
 
     code = "record_damaged"
 
 
 class LeaseKept(UserWarning):
-    """A lease cannot be released before its process ends."""
+    """A lease could not be released, and lasts until its process ends."""
 
 
-_PASSING = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
+_TEMPORARY = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
 
 
 def state_fault(what: str, error: OSError) -> GpuleaseError:
-    """Return why a daemon cannot start with its state: StateUnwritable if trying again may help."""
+    """Return why a daemon cannot use its state: StateUnwritable if that may be temporary."""
     why = f"{what}: {error.strerror or error}"
-    if error.errno in _PASSING:
-        return StateUnwritable(why, "check the disk and its free space")
-    return StateUnusable(why, "pass a directory that this user can write with --state")
+    if error.errno in _TEMPORARY:
+        return StateUnwritable(why, "make sure that the disk has space and works")
+    return StateUnusable(why, "use --state with a directory that this user can write")
 
 
 _KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__(), RecordDamaged]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
-"""The class for the code in a response."""
+"""The class of each code, for the client."""

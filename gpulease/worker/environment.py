@@ -134,8 +134,6 @@ class WorkerOptions:
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: int = 1
-    threads: int | None = None
-    """CPU threads of every pool that is not given its own number below."""
     inter_op: int | None = None
     intra_op: int | None = None
     log_placement: bool = False
@@ -200,7 +198,7 @@ def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
         raise ValueError("a lease has at least one GPU")
     if any(not 0 < gpu.memory <= gpu.total for gpu in gpus):
         raise ValueError("a lease is larger than nothing, and no larger than its GPU")
-    counts = (options.split, options.threads, options.inter_op, options.intra_op)
+    counts = (options.split, options.inter_op, options.intra_op)
     if any(count is not None and count < 1 for count in counts):
         raise ValueError("there is at least one logical GPU for each GPU, and one thread")
 
@@ -293,11 +291,9 @@ def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> 
 def _asked_for(options: WorkerOptions) -> dict[str, str]:
     """Return what the options mean to processes that the hooks do not reach."""
     variables: dict[str, str] = {}
-    if options.threads is not None:
-        variables["OMP_NUM_THREADS"] = str(options.threads)
     for name, count in (
-        ("TF_NUM_INTEROP_THREADS", options.inter_op or options.threads),
-        ("TF_NUM_INTRAOP_THREADS", options.intra_op or options.threads),
+        ("TF_NUM_INTEROP_THREADS", options.inter_op),
+        ("TF_NUM_INTRAOP_THREADS", options.intra_op),
     ):
         if count is not None:
             variables[name] = str(count)
@@ -337,8 +333,8 @@ def _for_the_hooks(
         "options": {
             "growth": options.growth,
             "split": options.split,
-            "inter_op": options.inter_op or options.threads,
-            "intra_op": options.intra_op or options.threads,
+            "inter_op": options.inter_op,
+            "intra_op": options.intra_op,
             "log_placement": options.log_placement,
             "soft_placement": options.soft_placement,
         },

@@ -86,12 +86,11 @@ sys.stdin.read()
 # The command as another user; what it needs is imported before, from where only root may read.
 _RUN = """
 import importlib, pkgutil
-import contextlib, gpulease.cli, typer
+import gpulease.cli, typer
 for package in (gpulease.cli, typer):
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError, AssertionError):  # as of another platform
-                importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", "_winconsole")):
+            importlib.import_module(module.name)
 """
 
 

@@ -43,12 +43,11 @@ sys.stdin.read()  # it lives until it is let go
 # stand where only root can read.
 _COMMAND = """
 import importlib, os, pkgutil, pwd, sys
-import contextlib, gpulease.cli, typer
+import gpulease.cli, typer
 for package in (gpulease.cli, typer):
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError, AssertionError):  # as of another platform
-                importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", "_winconsole")):
+            importlib.import_module(module.name)
 user = sys.argv.pop(1)
 who = pwd.getpwnam(user)
 os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
