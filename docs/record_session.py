@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 SVG = Path(__file__).with_name("session.svg")
-COLUMNS, ROWS = 92, 30
+COLUMNS, ROWS = 96, 30
 
 JOBS = {
     "train.py": """

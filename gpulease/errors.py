@@ -1,26 +1,26 @@
-"""Every failure that a user can meet: what happened, what to do, and the codes it travels under.
+"""Every failure that a user can meet, with its codes.
 
-An error's text reads *cannot X: why*; its hint says what to do next. The class knows its code (a
-stable word for programs), its HTTP status (between daemon and command) and the exit code of the
-command. Two places catch `GpuleaseError`: the command's edge and the server's edge. Anything else
-is a bug and keeps its traceback.
+The message reads *cannot X: why*, and the hint says what to do. The class has a code (a stable word
+for programs), an HTTP status (between daemon and command) and the exit code of the command. Only
+the edges of the command and of the server catch `GpuleaseError`. Anything else is a bug and keeps
+its traceback.
 """
 
 from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
 from typing import ClassVar
 
 EXIT_OWN_FAILURE = 125
-"""gpulease itself failed; the number that timeout(1) and env(1) use for the same."""
+"""gpulease itself failed; the same code as in timeout(1) and env(1)."""
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_GAVE_UP = 75
-"""EX_TEMPFAIL of sysexits(3): nothing is wrong, try again later."""
+"""EX_TEMPFAIL of sysexits(3): try again later."""
 EXIT_TIME_LIMIT = 124
 EXIT_USAGE = 2
 EXIT_CONFIGURATION = 78
-"""EX_CONFIG of sysexits(3): a restart would fail in the same way."""
+"""EX_CONFIG of sysexits(3): a restart would fail as well."""
 EXIT_TRY_AGAIN = EXIT_GAVE_UP
-"""Of the daemon: it cannot start at this moment, and a restart may find things mended."""
+"""Of the daemon: it cannot start now, and a later restart may succeed."""
 
 
 _HINT = "\n\nhint: "
@@ -38,7 +38,7 @@ def split_hint(text: str) -> tuple[str, str | None]:
 
 
 class GpuleaseError(Exception):
-    """A failure with a sentence for the user and, mostly, a hint."""
+    """gpulease failed: a message for the user and, in most cases, a hint."""
 
     code: ClassVar[str] = "failed"
     http_status: ClassVar[int] = 500
@@ -49,23 +49,23 @@ class GpuleaseError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            # Where nobody catches it, the traceback shows what to do.
+            # An uncaught error shows its hint in the traceback.
             self.add_note(f"hint: {hint}")
 
     def text(self) -> str:
-        """Return the sentence and, after a blank line, the hint."""
+        """Return the message and, after a blank line, the hint."""
         return with_hint(self.message, self.hint)
 
 
 class BadValue(GpuleaseError):
-    """Something that the user wrote cannot be read: a size, a time, a name."""
+    """A value cannot be read or used: a size, a time, a name."""
 
     code = "bad_value"
     http_status = 400
 
 
 class BadUsage(GpuleaseError):
-    """The command line does not say what to do."""
+    """The command line cannot be understood."""
 
     code = "bad_usage"
     http_status = 400
@@ -73,21 +73,21 @@ class BadUsage(GpuleaseError):
 
 
 class TooLarge(GpuleaseError):
-    """A request is past one of the bounds that keep the daemon safe."""
+    """A request exceeds a limit that protects the daemon or is the kernel's."""
 
     code = "too_large"
     http_status = 413
 
 
 class TooMany(GpuleaseError):
-    """The user has as many of something at once as one user may."""
+    """The user has reached a limit for one user, such as waiting jobs."""
 
     code = "too_many"
     http_status = 429
 
 
 class TooSlow(GpuleaseError):
-    """A request did not come to its end in time."""
+    """A request did not arrive completely in time."""
 
     code = "too_slow"
     http_status = 408
@@ -101,7 +101,7 @@ class CannotLease(GpuleaseError):
 
 
 class NoRoomNow(GpuleaseError):
-    """The claim could be granted, but not now, and the caller did not want to wait."""
+    """The claim cannot be granted now, and the caller does not want to wait."""
 
     code = "no_room_now"
     http_status = 409
@@ -109,21 +109,21 @@ class NoRoomNow(GpuleaseError):
 
 
 class NoSuchJob(GpuleaseError):
-    """No job has this id."""
+    """No job has this number, or no job of the caller this name."""
 
     code = "no_such_job"
     http_status = 404
 
 
 class NoSuchRoute(GpuleaseError):
-    """The daemon does not know this request: it is older than the command, or newer."""
+    """The daemon does not know this request: it has another version than the command."""
 
     code = "no_such_route"
     http_status = 404
 
 
 class NoSuchGpu(GpuleaseError):
-    """No GPU is called so, or more than one."""
+    """No GPU has this name, or several have."""
 
     code = "no_such_gpu"
     http_status = 404
@@ -144,14 +144,14 @@ class WrongState(GpuleaseError):
 
 
 class AlreadyClaimed(GpuleaseError):
-    """The process has begun to use its GPUs, so that a lease would come too late for it."""
+    """The process already uses its GPUs: a lease would come too late."""
 
     code = "already_claimed"
     http_status = 409
 
 
 class AlreadyLeased(GpuleaseError):
-    """The process has a lease already: its own, its job's, or that of the shell it belongs to."""
+    """The process already has a lease: its own, its job's, or its shell's."""
 
     code = "already_leased"
     http_status = 409
@@ -166,7 +166,7 @@ class CommandNotFound(GpuleaseError):
 
 
 class CommandNotExecutable(GpuleaseError):
-    """The command of the job exists and cannot be executed."""
+    """The command of the job cannot be executed."""
 
     code = "command_not_executable"
     http_status = 422
@@ -174,13 +174,13 @@ class CommandNotExecutable(GpuleaseError):
 
 
 class LaunchFailed(GpuleaseError):
-    """The worker of a job could not be started."""
+    """The worker of the job could not be started."""
 
     code = "launch_failed"
 
 
 class LaunchDeferred(GpuleaseError):
-    """The worker of a job cannot be started at this moment; it is tried again."""
+    """The worker of the job cannot be started now; the daemon tries again."""
 
     code = "launch_deferred"
     http_status = 503
@@ -194,69 +194,69 @@ class NoDaemon(GpuleaseError):
 
 
 class NoGpus(GpuleaseError):
-    """No driver or no GPU is here, and no simulation was asked for."""
+    """This machine has no driver or no GPU, and none is simulated."""
 
     code = "no_gpus"
     http_status = 503
 
 
 class BadConfiguration(GpuleaseError):
-    """The daemon cannot start with the settings it was given."""
+    """The daemon cannot start with these settings."""
 
     code = "bad_configuration"
     exit_code = EXIT_CONFIGURATION
 
 
 class SetupFailed(GpuleaseError):
-    """gpulease cannot be installed on this machine, or removed from it, as it was asked."""
+    """gpulease cannot be installed or removed."""
 
     code = "setup_failed"
 
 
 class StateUnusable(GpuleaseError):
-    """The daemon's state directory or database cannot be used as it is."""
+    """The state directory or the database of the daemon cannot be used."""
 
     code = "state_unusable"
     exit_code = EXIT_CONFIGURATION
 
 
 class StateUnwritable(GpuleaseError):
-    """The daemon cannot start at this moment, as on a full disk; it is worth trying again."""
+    """The daemon cannot start now, for example on a full disk; it may succeed later."""
 
     code = "state_unwritable"
     exit_code = EXIT_TRY_AGAIN
 
 
 class RecordUnwritable(GpuleaseError):
-    """The daemon's record cannot be written at this moment, as on a full disk."""
+    """The database of the daemon cannot be written now, for example on a full disk."""
 
     code = "record_unwritable"
     http_status = 503
     is_in_the_log = False
-    """Whether an admin finds it in the log already."""
+    """Whether it is already in the log."""
 
 
 class RecordDamaged(RecordUnwritable):
-    """The daemon's record was damaged while it ran; nothing new can be granted."""
+    """The database of the daemon is damaged; nothing new can be granted."""
 
     code = "record_damaged"
 
 
 class LeaseKept(UserWarning):
-    """A lease could not be given back, and lasts until its process ends."""
+    """A lease could not be released, and lasts until its process ends."""
 
 
-_PASSING = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
+_TEMPORARY = (ENOSPC, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, EAGAIN)
 
 
 def state_fault(what: str, error: OSError) -> GpuleaseError:
-    """Return why a daemon cannot start with its state: StateUnwritable where that may pass."""
+    """Return why a daemon cannot use its state: StateUnwritable if that may be temporary."""
     why = f"{what}: {error.strerror or error}"
-    if error.errno in _PASSING:
-        return StateUnwritable(why, "see that the disk has room and is in order")
-    return StateUnusable(why, "give a directory that this user can write with --state")
+    if error.errno in _TEMPORARY:
+        return StateUnwritable(why, "make sure that the disk has space and works")
+    return StateUnusable(why, "use --state with a directory that this user can write")
 
 
 _KINDS: list[type[GpuleaseError]] = [GpuleaseError, *GpuleaseError.__subclasses__(), RecordDamaged]
 BY_CODE: dict[str, type[GpuleaseError]] = {kind.code: kind for kind in _KINDS}
-"""How the client finds the class again from the code in a response."""
+"""The class of each code, for the client."""

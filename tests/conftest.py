@@ -46,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, usual)
     # An active environment decides which python a .py runs under, and is nobody's in a test.
     os.environ.pop("VIRTUAL_ENV", None)
+    # The size of the terminal, if any, is told to who asks it: readline(3) exports it here.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     _refuse_a_mixture(config)
 
 

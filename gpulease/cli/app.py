@@ -1,7 +1,4 @@
-"""The way in and out of the `gpulease` command.
-
-Errors become a message and an exit code here and nowhere else.
-"""
+"""The entry point of the `gpulease` command: errors become a message and an exit code here."""
 
 import errno
 import os
@@ -22,11 +19,11 @@ _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main() -> None:
-    """Run the command of this process, and leave with its exit code."""
+    """Run the command line of this process, and exit with its exit code."""
     _open_closed_streams()
     match sys.argv[1:]:
         case ["--version"]:
-            sys.exit(_tell_version())
+            sys.exit(_print_version())
         case ["__complete", *words]:
             sys.exit(_complete(words))
         case line:
@@ -34,22 +31,22 @@ def main() -> None:
 
 
 def _complete(words: Sequence[str]) -> int:
-    # A shell asks this at every Tab, and waits for it.
+    # A shell runs this at every Tab and waits for it.
     from gpulease.cli.completion import answer
 
     answer(words)
     return 0
 
 
-def _tell_version() -> int:
-    # Scripts ask this often, and it needs nothing of what the verbs import.
+def _print_version() -> int:
+    # Scripts call this often, and it needs no import of the verbs.
     if sys.stdout is not None:
         sys.stdout.write(f"gpulease {described()}\n")
     return 0
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; what goes wrong has been said by then."""
+    """Run one command line, print what goes wrong, and return the exit code."""
     from gpulease.cli.render import OutputClosed, print_error, replace_unencodable
     from gpulease.cli.signals import EndedByInterrupt, Killed
     from gpulease.errors import GpuleaseError
@@ -66,12 +63,12 @@ def call(arguments: Sequence[str]) -> int:
         return _end_by(killed)
     except OutputClosed:
         # The interpreter would print_error once more as it flushes on its way out.
-        _write_no_more()
+        _discard_stdout()
         return _BROKEN_PIPE
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        _write_no_more()
+        _discard_stdout()
         print_error(GpuleaseError(f"cannot write the output: {error.strerror}"))
         return 1
 
@@ -79,8 +76,7 @@ def call(arguments: Sequence[str]) -> int:
 def _end_by(killed: "Killed") -> int:
     """End this process by the signal; return an exit code only if that signal is ignored.
 
-    A shell ends its loop only after a command that a signal has ended, and not after one that
-    exits with 130.
+    A shell ends its loop only if a signal ended the command, not if the command exited with 130.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
@@ -89,7 +85,7 @@ def _end_by(killed: "Killed") -> int:
     return 128 + killed.signum
 
 
-def _write_no_more() -> None:
+def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -116,8 +112,8 @@ def _misused(error: "typer.TyperException") -> int:
 
 
 def _open_closed_streams() -> None:
-    # With `>&-` the next file that is opened would become stdout, and a socket be written to as
-    # such. /dev/null the wrong way round keeps the place and refuses as a closed stream would.
+    # With `>&-` the next file or socket that is opened would become stdout. /dev/null, opened for
+    # the wrong direction, takes the place and fails as a closed stream does.
     for handle, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
         try:
             os.fstat(handle)

@@ -3,7 +3,7 @@
 At each Tab the script calls `gpulease __complete WORD...` with the words up to the cursor. The
 first line of the answer says what to do: "words" is followed by candidates, each with a tab and a
 description; "files", "folders" and "program" are left to the shell; "command 4" means that the
-line from word 4 on is a command with a completion of its own.
+line from word 4 on is another command with its own completion.
 """
 
 import os
@@ -122,7 +122,7 @@ class _CommandLine:
         self._arguments = [param for param in params if param.param_type_name == "argument"]
 
     def read(self, word: str) -> bool:
-        """Take in a word; return whether it begins a command with a completion of its own."""
+        """Take in a word; return whether it begins a command with its own completion."""
         if self._option is not None:
             self._take_value(word)
         elif word.startswith("-") and not self._only_arguments:

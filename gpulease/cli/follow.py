@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import Signals as Signum
 
 from gpulease.cli import messages
-from gpulease.cli.attachment import AttachMode, Detached, Hooks, Left, TurnedAway, attach
+from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
 from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.messages import waiting_text
@@ -239,7 +239,7 @@ def _stay(
         try:
             ending = attach(Path(job.directory), signals, hooks, _mode(job, options))
             return _Attachment(attached=True, ending=ending)
-        except TurnedAway as refusal:
+        except AttachRefused as refusal:
             if not options.started:
                 raise _refused(job.id, str(refusal)) from None
             stderr.print(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")

@@ -126,7 +126,7 @@ def label(job: JobView) -> str:
 
 
 def is_above(job: JobView, lease: LeaseView) -> bool:
-    """Tell whether a job uses more than it leased, at present without consequences.
+    """Return whether a job uses more than it leased, at present without consequences.
 
     It is within the tolerance, or no job waits for the memory and leases are elastic.
     """

@@ -26,7 +26,7 @@ from gpulease.cli.follow import CANCEL_WITHIN, RECONNECT_EVERY, current, wait_fo
 from gpulease.cli.format import clean, clock, size
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
-from gpulease.cli.signals import Interrupted, Killed, Signals
+from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode, indent
 from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
 from gpulease.wire.frames import FrameKind
@@ -67,9 +67,8 @@ def _pipe_of(pid: int | str) -> tuple[int, int] | None:
 
 
 def _parent_of(pid: int) -> int:
-    # The name of the program, in parentheses, may contain any character.
     with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        return parent_of(pid)
     return _INIT
 
 

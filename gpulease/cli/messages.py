@@ -87,15 +87,9 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
 
 
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
-    """Give the daemon's reason, with what is known about the jobs that it names."""
-    what, names_them, _ = (job.reason or "").partition(" before ")
-    if names_them and blockers:
-        parts = [_blocker(blocker, now, " ({} at the latest)") for blocker in blockers]
-        others = len(job.waits_for) - len(parts)
-        parts += ["another" if others == 1 else f"one of {others} more"] if others else []
-        return f": {clean(what)} before {' or '.join(parts)} ends{_brackets(_start(job, now))}"
+    """Give the daemon's reason, with what is known about the jobs in the way."""
     why = f": {sentence(job.reason)}" if job.reason else ""
-    parts = [_blocker(blocker, now, ", ends {}") for blocker in blockers]
+    parts = [_blocker(blocker, now) for blocker in blockers]
     return why + _brackets([*_for_whom(job, parts), *_start(job, now)])
 
 
@@ -114,8 +108,8 @@ def _brackets(said: list[str]) -> str:
     return f" ({'; '.join(said)})" if said else ""
 
 
-def _blocker(job: JobView, now: datetime, ends_as: str) -> str:
-    ends = ends_as.format(f"by {clock(job.expires_at, now)}") if job.expires_at else ""
+def _blocker(job: JobView, now: datetime) -> str:
+    ends = f", ends by {clock(job.expires_at, now)}" if job.expires_at else ""
     return f"job {job.id} of {clean(job.user)}{ends}"
 
 

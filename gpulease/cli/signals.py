@@ -186,12 +186,18 @@ def can_be_continued() -> bool:
     parent = os.getppid()
     try:
         while parent > 0 and os.getpgid(parent) == group:
-            parent = _parent_of(parent)
+            parent = parent_of(parent)
         return parent > 0 and os.getsid(parent) == session
     except (OSError, ValueError, IndexError):
         return True
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the parent of a process.
+
+    Raises:
+        OSError: the process has ended.
+        ValueError, IndexError: it ends at this moment.
+    """
     # The name of the program, in parentheses, may contain any character.
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -42,8 +42,7 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Launcher as LauncherPort
-from gpulease.service.ports import Policy, Quotas
+from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
 from gpulease.store.memory_history import MemoryHistory
@@ -197,7 +196,7 @@ def _scheduler(
     def policy() -> Policy:
         return leasing_policy(base.settings())
 
-    def launcher_of(job: Job) -> LauncherPort:
+    def launcher_of(job: Job) -> JobLauncher:
         return runner if job.holder is None else holds
 
     accounting = JobAccounting(

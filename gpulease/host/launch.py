@@ -148,8 +148,8 @@ def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
     """Return the device nodes that a program opens for one GPU; None if unknown."""
     if reading is None or reading.minor is None:
         return None
-    beside = () if reading.parent is None else reading.device_nodes
-    return None if beside is None else (f"/dev/nvidia{reading.minor}", *beside)
+    mig_nodes = () if reading.parent is None else reading.device_nodes
+    return None if mig_nodes is None else (f"/dev/nvidia{reading.minor}", *mig_nodes)
 
 
 def _leased(lease: Lease, reading: GpuReading | None, limits: Mapping[str, int]) -> LeasedGpu:

@@ -134,13 +134,13 @@ class Lease:
     def _keep(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            text = f"lease {self.id} is not released: {why}"
+            text = f"the lease of job {self.id} is not released: {why}"
             warnings.warn(text, LeaseKept, stacklevel=_STACK_LEVEL)
 
     def __enter__(self) -> Self:
         if self._over:
             raise GpuleaseError(
-                f"cannot use lease {self.id} again: it was released",
+                f"cannot use the lease of job {self.id} again: it was released",
                 "call gpulease.lease for a new one",
             )
         return self
@@ -324,7 +324,7 @@ def _refuse_second() -> None:
         mine.release()
     elif mine is not None:
         raise AlreadyLeased(
-            f"cannot lease: this process has a lease already: {mine.id}",
+            f"cannot lease: this process has a lease already, job {mine.id}",
             "ask for all memory in one lease, or release that one first; a lease that a framework "
             "has used ends with the process (in a notebook: restart the kernel)",
         )

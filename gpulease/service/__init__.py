@@ -1,1 +1,1 @@
-"""The use cases: a function for each verb, a transaction each, over ports alone."""
+"""The use cases: a function for each verb, a transaction each, over the ports."""

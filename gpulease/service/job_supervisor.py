@@ -19,7 +19,7 @@ from gpulease.service.log_once import LogOnce
 from gpulease.service.ports import (
     Clock,
     InThread,
-    Launcher,
+    JobLauncher,
     MainExited,
     Store,
     WorkerExited,
@@ -30,7 +30,7 @@ from gpulease.service.ports import (
 
 _log = logging.getLogger(__name__)
 
-LauncherOf = Callable[[Job], Launcher]
+LauncherOf = Callable[[Job], JobLauncher]
 """Returns the launcher of a job: that of workers, or that of leases without a job."""
 SettleExit = Callable[[JobId, WorkerExited], Awaitable[jobs.Settle]]
 """Examines the end of a job before it is stored; see `job_accounting`."""
@@ -157,7 +157,7 @@ class JobSupervisor:
         self.freed_at = self._clock.now()
         self._wake()
 
-    async def _launch(self, job: Job, launcher: Launcher) -> bool:
+    async def _launch(self, job: Job, launcher: JobLauncher) -> bool:
         """Start the worker; return whether there is one to follow."""
         try:
             if job.state is State.RELEASING:

@@ -316,7 +316,7 @@ class WorkerExited:
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
 
 
-class Launcher(Protocol):
+class JobLauncher(Protocol):
     """Starts workers and follows them, also those that an earlier daemon started."""
 
     async def launch(self, job: Job, invocation: Invocation) -> None:

@@ -130,8 +130,6 @@ class WorkerOptions:
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: int = 1
-    threads: int | None = None
-    """CPU threads of every thread pool without its own number below."""
     inter_op: int | None = None
     intra_op: int | None = None
     log_placement: bool = False
@@ -195,7 +193,7 @@ def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
         raise ValueError("a lease has at least one GPU")
     if any(not 0 < gpu.memory <= gpu.total for gpu in gpus):
         raise ValueError("a lease is more than 0 bytes and at most the size of its GPU")
-    counts = (options.split, options.threads, options.inter_op, options.intra_op)
+    counts = (options.split, options.inter_op, options.intra_op)
     if any(count is not None and count < 1 for count in counts):
         raise ValueError("the numbers of logical GPUs and threads are at least 1")
 
@@ -300,11 +298,9 @@ def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> 
 def _for_options(options: WorkerOptions) -> dict[str, str]:
     """Return the variables of the options, for processes without hooks."""
     variables: dict[str, str] = {}
-    if options.threads is not None:
-        variables["OMP_NUM_THREADS"] = str(options.threads)
     for name, count in (
-        ("TF_NUM_INTEROP_THREADS", options.inter_op or options.threads),
-        ("TF_NUM_INTRAOP_THREADS", options.intra_op or options.threads),
+        ("TF_NUM_INTEROP_THREADS", options.inter_op),
+        ("TF_NUM_INTRAOP_THREADS", options.intra_op),
     ):
         if count is not None:
             variables[name] = str(count)
@@ -344,8 +340,8 @@ def _for_the_hooks(
         "options": {
             "growth": options.growth,
             "split": options.split,
-            "inter_op": options.inter_op or options.threads,
-            "intra_op": options.intra_op or options.threads,
+            "inter_op": options.inter_op,
+            "intra_op": options.intra_op,
             "log_placement": options.log_placement,
             "soft_placement": options.soft_placement,
         },

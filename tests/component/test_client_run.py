@@ -146,7 +146,8 @@ def test_a_slow_reader_holds_up_the_job_and_loses_nothing(
 
     speaker = threading.Thread(target=speak)
     speaker.start()
-    taken = 0
+    assert said.acquire(timeout=20), "the command has started"
+    taken = 1
     while said.acquire(timeout=0.5):
         taken += 1
     # Nobody has read yet: what a pipe, two buffers and two sockets hold, and no more.

@@ -86,10 +86,11 @@ sys.stdin.read()
 # The command as another user; what it needs is imported before, from where only root may read.
 _RUN = """
 import importlib, pkgutil
-import gpulease.cli
-for module in pkgutil.walk_packages(gpulease.cli.__path__, "gpulease.cli."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+import gpulease.cli, typer
+for package in (gpulease.cli, typer):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", "_winconsole")):
+            importlib.import_module(module.name)
 """
 
 

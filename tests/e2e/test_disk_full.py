@@ -66,7 +66,7 @@ def test_what_is_over_its_lease_is_told_and_stopped_on_a_full_disk(
         fresh.write_text("800")
         fresh.rename(appetite)
         assert job.wait(60) == 124, (said.read_text(), daemon.log)
-    assert said.read_text().count("--mem") == 1, "told once"
+    assert said.read_text().count("gpulease: job 1 ") == 2, "told once, and once of the end"
     ballast.unlink()
     ended = daemon.wait_until(1, "ended")
     assert ended["outcome"] == "over_lease"

@@ -19,14 +19,14 @@ from daemon_rig import PATIENCE_S, Daemon
 from process_rig import PYTHON, ephemeral_user
 
 PROBE = Path(__file__).with_name("probe.py")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "commands" / "job-environment.md"
 
 ADDED = {
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING"),
     *("GPULEASE_JOB", "GPULEASE_WORKER", "GPULEASE_MEMORY", "GPULEASE_MEMORY_FRACTION"),
     *("GPULEASE_HOOK", "PYTHONPATH", "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"),
 }
-"""The variables that a lease sets; docs/commands.md names them."""
+"""The variables that a lease sets; docs/commands/job-environment.md names them."""
 
 AS_TYPED = "umask 027; ulimit -Sn 700; ulimit -Sc 0; cd {cwd}; exec nice -n 5 {command}"
 """What a careful user may have done before; `nice` is only ever raised."""

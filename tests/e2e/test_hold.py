@@ -260,7 +260,7 @@ def read_some(process: subprocess.Popen[bytes]) -> bytes:
 def test_a_wait_survives_a_restart_of_the_daemon(daemon: Daemon) -> None:
     filler, number, process = waiting_hold(daemon)
     daemon.kill()
-    wait_for("the command has seen it go", lambda: b"gone" in read_some(process))
+    wait_for("the command has seen it go", lambda: b"lost connection" in read_some(process))
     daemon.start()
     daemon.cancel(filler)
 

@@ -138,7 +138,7 @@ def seen_inside(daemon: Daemon, user: pwd.struct_passwd, **changes: Any) -> dict
 def test_a_job_has_nothing_of_the_daemon_that_launched_it(
     folder: Path, user: pwd.struct_passwd
 ) -> None:
-    daemon = OddDaemon(folder)
+    daemon = OddDaemon(folder, forked=False)
     try:
         daemon.start()
         assert daemon.process is not None
@@ -247,7 +247,7 @@ def test_no_path_of_a_user_is_touched_as_root(folder: Path, user: pwd.struct_pas
     (home / "their-data").write_text("theirs\n")
     for path in (home, *home.iterdir()):
         os.chown(path, user.pw_uid, user.pw_gid)
-    daemon = TracedDaemon(folder)
+    daemon = TracedDaemon(folder, forked=False)
     try:
         daemon.start()
         job = submit(

@@ -43,10 +43,11 @@ sys.stdin.read()  # it lives until it is let go
 # stand where only root can read.
 _COMMAND = """
 import importlib, os, pkgutil, pwd, sys
-import gpulease.cli
-for module in pkgutil.walk_packages(gpulease.cli.__path__, "gpulease.cli."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+import gpulease.cli, typer
+for package in (gpulease.cli, typer):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", "_winconsole")):
+            importlib.import_module(module.name)
 user = sys.argv.pop(1)
 who = pwd.getpwnam(user)
 os.initgroups(user, who.pw_gid); os.setgid(who.pw_gid); os.setuid(who.pw_uid)
@@ -162,7 +163,7 @@ _BODIES: dict[type | None, object] = {
 
 def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     """Return the status that `caller` gets, about a job of `owner` where it is about one."""
-    body = _BODIES.get(route.takes)
+    body = _BODIES.get(route.body)
     job = None
     if "{job_id}" in route.path:
         # A job of its own for each, which ends by itself where its stream is read to its end.

@@ -62,11 +62,11 @@ LEASES: dict[str, Callable[[], dict[str, str]]] = {
     "plain": variables,
     "growing": lambda: variables(growth=True),
     "split": lambda: variables(split=2),
-    "tuned": lambda: variables(threads=3, inter_op=2, log_placement=True, soft_placement=True),
+    "tuned": lambda: variables(intra_op=3, inter_op=2, log_placement=True, soft_placement=True),
     "unequal": lambda: variables(memory=(LEASE, LEASE - 1024 * MIB)),
     "small": lambda: variables(memory=(SMALL, SMALL)),
     "simulated": lambda: variables(simulated=True),
-    "simulated split": lambda: variables(simulated=True, split=2, threads=3),
+    "simulated split": lambda: variables(simulated=True, split=2, intra_op=3, inter_op=3),
 }
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event
 
 from gpulease.daemon import app
 from gpulease.host import job_runner, launcher
-from gpulease.service import jobs, scheduler
+from gpulease.service import jobs, scheduler, submission
 from gpulease.store import schema
 from torture import points
 from torture.points import cross
@@ -33,7 +33,6 @@ def install() -> None:
     event.listen(Engine, "commit", _before_a_commit)
     event.listen(Engine, "after_cursor_execute", _after_a_statement)
     for name, verb in (
-        ("submit", "submit"),
         ("cancel", "cancel"),
         ("revoke", "revoke"),
         ("note_notice", "notice"),
@@ -44,14 +43,15 @@ def install() -> None:
         ("note_launch_failed", "launch failed"),
     ):
         _wound_verb(jobs, name, verb)
+    _wound_verb(submission, "submit", "submit")
     _wound_verb(scheduler, "extend", "extend")
     _wound_verb(schema, "migrate", "migration")
     _wound(schema, "copy_database", "migration: before the copy", "migration: after the copy")
     _wound_grants()
     _wound_later(launcher.Launcher, "_pass_on", "launch: before it is handed on", "handed on")
-    _wound_later(job_runner.control, "stop", "stop: before the shim is told", "stop: told")
+    _wound_later(job_runner.shim_control, "stop", "stop: before the shim is told", "stop: told")
     _wound_later(
-        job_runner.control, "set_time_limit", "extend: before the shim is told", "extend: told"
+        job_runner.shim_control, "set_time_limit", "extend: before the shim is told", "extend: told"
     )
     _wound_spawner()
     _wound_enclosing()

@@ -68,6 +68,12 @@ def test_every_file_of_the_project_that_is_named_exists(page: Path) -> None:
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
+def test_every_page_that_the_code_names_exists() -> None:
+    for module in ROOT.glob("gpulease/**/*.py"):
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", module.read_text(encoding="utf-8")):
+            assert (ROOT / page).exists(), f"{names(module)} names {page}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_every_make_target_that_is_named_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w.$()/-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

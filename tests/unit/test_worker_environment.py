@@ -198,9 +198,8 @@ def test_the_hooks_come_first_and_the_callers_path_stays(
 
 
 def test_options_reach_processes_that_no_hook_reaches() -> None:
-    environment = made(threads=4, inter_op=2, growth=True, strict=True)
+    environment = made(inter_op=2, intra_op=4, growth=True, strict=True)
 
-    assert environment["OMP_NUM_THREADS"] == "4"
     assert environment["TF_NUM_INTEROP_THREADS"] == "2"
     assert environment["TF_NUM_INTRAOP_THREADS"] == "4"
     assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
@@ -216,12 +215,14 @@ def test_nothing_is_set_that_nobody_asked_for() -> None:
 
 
 def test_one_variable_carries_all_that_the_hooks_need() -> None:
-    carried = json.loads(made(gpus=[gpu(0), gpu(1)], split=3, threads=2)["GPULEASE_HOOK"])
+    carried = json.loads(
+        made(gpus=[gpu(0), gpu(1)], split=3, inter_op=1, intra_op=2)["GPULEASE_HOOK"]
+    )
 
     assert carried["visible"] == "GPU-00000000-feed-beef,GPU-00000001-feed-beef"
     assert carried["gpus"][1]["pools"]["tensorflow"] == 4 * GIB - 1400 * MIB
     assert carried["options"]["split"] == 3
-    assert carried["options"]["inter_op"] == carried["options"]["intra_op"] == 2
+    assert (carried["options"]["inter_op"], carried["options"]["intra_op"]) == (1, 2)
     assert carried["driver"] == "575.1"
 
 
@@ -241,7 +242,6 @@ def test_the_callers_variables_are_not_changed() -> None:
         {"gpus": [gpu(memory=0)]},
         {"gpus": [gpu(memory=81 * GIB)]},
         {"split": 0},
-        {"threads": 0},
     ],
 )
 def test_a_lease_that_makes_no_sense_is_an_error(wrong: dict[str, Any]) -> None:

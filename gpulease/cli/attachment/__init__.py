@@ -1,20 +1,20 @@
-"""Being attached to a job: our terminal or our pipes are the other end of its own.
+"""Attaching to a job: our terminal or pipes are connected to those of the job.
 
-`attach` is the one way in; what else is here says how one attaches, and in which ways it ends.
+`attach` is the entry point. The other names say how to attach, and how an attachment ends.
 """
 
 from gpulease.cli.attachment.keyboard import DEFAULT as DEFAULT_KEYS
 from gpulease.cli.attachment.keyboard import parse_keys
-from gpulease.cli.attachment.mode import AttachMode, Detached, Left, TurnedAway
+from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Detached, Left
 from gpulease.cli.attachment.session import Hooks, attach
 
 __all__ = [
     "DEFAULT_KEYS",
     "AttachMode",
+    "AttachRefused",
     "Detached",
     "Hooks",
     "Left",
-    "TurnedAway",
     "attach",
     "parse_keys",
 ]

@@ -1,10 +1,7 @@
-"""What keys mean while attached: for the job, for its end, or for this command alone.
+"""What keys mean while attached: input for the job, a request to cancel it, or to detach.
 
-Pure: the time is an argument, and what is to be done comes back as a value.
-
-The keys that leave a job to itself: how they are written, and how they are told from others.
-
-Pure: bytes go in as they were typed, and come out as they are to be passed on.
+Pure: bytes and the time are arguments, and the result says what to pass on and what to do. The
+notation of the detach keys is here too.
 """
 
 import signal
@@ -17,26 +14,26 @@ DEFAULT = r"ctrl-\ d"
 NONE = "none"
 _HINT = r"write them as ctrl-\,d or ctrl-p,ctrl-q; none turns them off"
 _PASTE_BEGINS, _PASTE_ENDS = b"\x1b[200~", b"\x1b[201~"
-"""What a terminal sends around a paste, where the program that reads has asked for it."""
+"""What a terminal sends around a paste if the program has enabled that."""
 _CONTROL = 0x40
-"""A control character is so far below the character that it is named after."""
+"""The distance of a control character from the character that it is named after."""
 
 
 def parse_keys(text: str) -> bytes:
     r"""Read what `--detach-keys` accepts: `ctrl-\,d` or `ctrl-p ctrl-q`; nothing for "none".
 
     Raises:
-        BadValue: a key is not understood, or the first is one that people type.
+        BadValue: a key is invalid, or the first is one that people type as text.
     """
     if text.strip().lower() == NONE:
         return b""
     keys = bytes(_key(word, text) for word in text.replace(",", " ").split())
     if not keys:
-        raise BadValue("cannot use the detach keys: none is named", _HINT)
+        raise BadValue("cannot use the detach keys: no key is given", _HINT)
     if keys[0] >= ord(" "):
         raise BadValue(
-            f"cannot use the detach keys {text!r}: the first must be one with ctrl, "
-            "or typing it would have to wait for the next",
+            f"cannot use the detach keys {text!r}: the first key must be typed with ctrl, "
+            "or each one typed in a text would be held back",
             _HINT,
         )
     return keys
@@ -50,11 +47,11 @@ def _key(word: str, text: str) -> int:
             return ord(letter) - _CONTROL
     if len(word) == 1 and "!" <= word <= "~":
         return ord(word)
-    raise BadValue(f"cannot use the detach keys {text!r}: {word!r} is no key", _HINT)
+    raise BadValue(f"cannot use the detach keys {text!r}: {word!r} is not a key", _HINT)
 
 
 def name_of(keys: bytes) -> str:
-    r"""Return what people call a sequence of keys, such as `Ctrl-\ d`."""
+    r"""Return the usual name of a sequence of keys, such as `Ctrl-\ d`."""
     return " ".join(
         chr(key) if key >= ord(" ") else f"Ctrl-{chr(key + _CONTROL).lower()}" for key in keys
     )
@@ -62,17 +59,17 @@ def name_of(keys: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What came of a piece of typing."""
+    """The result of a piece of typing."""
 
     passed: bytes
     detach: bool
-    """The keys were typed; what came after them is dropped."""
+    """The detach keys were typed; what follows is dropped."""
 
 
 class DetachKeys:
-    """Find a sequence of keys in what is typed, and pass on all else.
+    """Finds a sequence of keys in typed bytes, and passes on everything else.
 
-    The first key twice is passed on once. Inside of a paste nothing is looked for.
+    The first key typed twice is passed on once. In a paste the keys have no effect.
     """
 
     def __init__(self, keys: bytes) -> None:
@@ -83,11 +80,11 @@ class DetachKeys:
 
     @property
     def waits(self) -> bool:
-        """Whether a key is held back until the next one tells what it meant."""
+        """Whether a key is held back until the next one is typed."""
         return bool(self._held)
 
     def feed(self, piece: bytes) -> Typed:
-        """Take in what was typed."""
+        """Take typed bytes."""
         passed = bytearray()
         for key in piece:
             passed += self._passed_by(bytes([key]))
@@ -97,7 +94,7 @@ class DetachKeys:
         return Typed(bytes(passed), detach=False)
 
     def _passed_by(self, key: bytes) -> bytes:
-        self._mind_pastes(key)
+        self._note_paste(key)
         if self._pasting:
             passed, self._held = self._held + key, b""
             return passed
@@ -110,7 +107,7 @@ class DetachKeys:
             passed, self._held = passed + self._held[:1], self._held[1:]
         return passed
 
-    def _mind_pastes(self, key: bytes) -> None:
+    def _note_paste(self, key: bytes) -> None:
         self._recent = (self._recent + key)[-len(_PASTE_BEGINS) :]
         if self._recent == _PASTE_BEGINS:
             self._pasting = True
@@ -119,24 +116,24 @@ class DetachKeys:
 
 
 AGAIN_WITHIN = 1.0
-"""Seconds: a second Ctrl-C as soon as this means it."""
+"""Seconds between two Ctrl-C that cancel the job."""
 _HEARD = 16
 
 
 class Use(Enum):
-    """What a keyboard is there for."""
+    """What the keyboard does."""
 
     WRITE = "write"
-    """Keys are the job's, all but those that detach."""
+    """Keys go to the job, except those that detach."""
     COMMAND = "command"
-    """The job reads no keys: those that a terminal makes signals of are signals for it."""
+    """The job reads no keys. Keys that are signals in a terminal become signals for the job."""
     WATCH = "watch"
-    """Nothing that is typed reaches the job."""
+    """Nothing typed reaches the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The characters of a terminal that are signals, each one byte, or none where it is off."""
+    """A terminal's characters for signals, each one byte, or empty if disabled."""
 
     interrupt: bytes = b"\x03"
     quit: bytes = b"\x1c"
@@ -145,25 +142,25 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Pressed:
-    """What a piece of typing asks for."""
+    """What a piece of typing requests."""
 
     passed: bytes = b""
     """For the job's standard input."""
     signals: tuple[signal.Signals, ...] = ()
     interrupt: bool = False
-    """Ctrl-C is among what is passed."""
+    """Ctrl-C is among the passed bytes."""
     cancel: bool = False
     suspend: bool = False
-    """Stop this command, and nothing else."""
+    """Stop this command only."""
     detach: bool = False
 
 
 class Interrupts:
-    """Tell a Ctrl-C that insists from one that the job takes care of.
+    """Distinguishes a Ctrl-C that should cancel the job from one that the job handles.
 
-    It insists where the one before came just now, and all that the job's terminal has shown since
-    is its echo: a program that reads keys itself echoes none, and one that handles the signal
-    mostly has something to say.
+    A second Ctrl-C within a second cancels if the job's terminal has shown only the echo of the
+    first. A program that reads keys itself echoes none, and one that handles the signal usually
+    prints something.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -173,7 +170,7 @@ class Interrupts:
         self._heard = b""
 
     def typed(self, piece: bytes, now: float) -> bool:
-        """Return whether this piece insists on the end of the job; `now` is in seconds."""
+        """Return whether this piece should cancel the job; `now` is in seconds."""
         alone = bool(self._key) and piece == self._key
         recent = self._at is not None and now - self._at < AGAIN_WITHIN
         insists = alone and recent and self._heard == self._echo
@@ -187,7 +184,7 @@ class Interrupts:
 
 
 class Keyboard:
-    """Read the keys of one terminal for one job."""
+    """Interprets the keys of one terminal for one job."""
 
     def __init__(self, keys: bytes, controls: Controls, use: Use) -> None:
         self.use = use
@@ -197,11 +194,11 @@ class Keyboard:
 
     @property
     def waits(self) -> bool:
-        """Whether the first of the detach keys has come, and the next not yet."""
+        """Whether the first detach key was typed, and the next was not yet."""
         return self._detach.waits
 
     def press(self, piece: bytes, now: float) -> Pressed:
-        """Return what `piece`, typed just now, asks for."""
+        """Return what `piece`, typed at the time `now`, requests."""
         typed = self._detach.feed(piece)
         if self.use is Use.WRITE:
             insists = self._interrupts.typed(typed.passed, now) if typed.passed else False

@@ -1,6 +1,6 @@
-"""How one is attached to a job: as who started it, as one who joined it, or only to watch.
+"""How a command is attached to a job, and how an attachment ends before its job does.
 
-The ways in which an attachment ends before its job does.
+It started the job, joined it, or only watches it.
 """
 
 import signal
@@ -11,27 +11,27 @@ from gpulease.cli.attachment.keyboard import Use
 
 @dataclass(frozen=True, slots=True)
 class AttachMode:
-    """What an attachment is for."""
+    """How a command is attached to a job."""
 
     number: int
-    """The job's."""
+    """The number of the job."""
     started: bool = True
-    """This command is what started the job: our signals and our input are its own."""
+    """This command started the job: our signals and input belong to the job."""
     watches: bool = False
-    """Nothing here reaches the job."""
+    """No input and no signal reaches the job."""
     on_terminal: bool = False
-    """The job runs on a terminal of its own, and ours is its other end."""
+    """The job has a pseudo-terminal, which our terminal shows."""
     keys: bytes = b""
-    """Those that detach."""
+    """The keys that detach."""
 
     @property
     def role(self) -> str:
-        """What the shim is asked for."""
+        """The role in the HELLO frame."""
         return "watch" if self.watches else "attach"
 
     @property
     def passes_input(self) -> bool:
-        """Whether our standard input is the job's."""
+        """Whether our standard input is that of the job."""
         return not self.watches and (self.started or self.on_terminal)
 
     @property
@@ -41,14 +41,14 @@ class AttachMode:
 
     @property
     def use(self) -> Use:
-        """What keys are there for."""
+        """What the keyboard is used for."""
         if self.watches:
             return Use.WATCH
         return Use.WRITE if self.passes_input else Use.COMMAND
 
 
 class Left(Exception):
-    """The job goes on and nobody is attached: our terminal has gone, or we were told to go."""
+    """We left and the job continues: the terminal closed, or a signal ended this command."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
@@ -56,8 +56,8 @@ class Left(Exception):
 
 
 class Detached(Exception):
-    """The job goes on and nobody is attached: that is what was typed."""
+    """We left and the job continues: the detach keys were typed."""
 
 
-class TurnedAway(Exception):
-    """The shim lets this caller not attach; the text is its reason."""
+class AttachRefused(Exception):
+    """The shim refused the attachment; the text is its reason."""

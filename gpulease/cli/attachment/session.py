@@ -52,7 +52,7 @@ def attach(
         Left: SIGHUP arrived, or another signal that ends an attachment.
         Killed: a signal arrived that ends this command; the terminal was given back.
         Detached: the detach keys were typed.
-        TurnedAway: the shim refused the connection.
+        AttachRefused: the shim refused the connection.
     """
     with dial(directory / _SOCKET) as sock, signals.also(*WHILE_ATTACHED, *DEADLY):
         return _Attachment(sock, signals, hooks, mode, handles).run()

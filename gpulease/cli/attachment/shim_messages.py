@@ -7,7 +7,7 @@ from gpulease.cli.attachment import messages
 from gpulease.cli.attachment.console import Console
 from gpulease.cli.attachment.input import Suspension
 from gpulease.cli.attachment.keyboard import AGAIN_WITHIN
-from gpulease.cli.attachment.mode import AttachMode, Left, TurnedAway
+from gpulease.cli.attachment.mode import AttachMode, AttachRefused, Left
 from gpulease.cli.attachment.shim_connection import ShimConnection, read_json
 from gpulease.cli.exit_codes import JobEnd
 from gpulease.event_loop import EventLoop
@@ -44,7 +44,7 @@ class ShimMessages:
         """Act on one frame.
 
         Raises:
-            TurnedAway: the shim does not let this caller attach.
+            AttachRefused: the shim refused this caller.
         """
         number = self._mode.number
         match kind:
@@ -54,12 +54,12 @@ class ShimMessages:
                     self._insist_on_broken_pipe()
             case FrameKind.STOPPING:
                 reason = str(read_json(payload).get("reason", ""))
-                if said := messages.stopping(number, reason):
-                    self._console.say(said)
+                if message := messages.stopping(number, reason):
+                    self._console.say(message)
             case FrameKind.EXITED:
                 self._note_end(read_json(payload))
             case FrameKind.REFUSED:
-                raise TurnedAway(str(read_json(payload).get("message", "")))
+                raise AttachRefused(str(read_json(payload).get("message", "")))
             case _:
                 self._take_more(kind, read_json(payload))
 

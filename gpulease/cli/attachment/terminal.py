@@ -1,10 +1,8 @@
-"""Holding the terminal that this command sits on, for a job.
+"""The terminal of this command while it shows a job, and the modes that the job sets in it.
 
-Held, it interprets nothing: the job's own pseudo-terminal does. It is given back as it was found.
-
-What a job has switched on in the terminal, so that it can be switched off without the job.
-
-A full-screen program that is left behind cannot clean up after itself. Pure: bytes in, bytes out.
+While held, the terminal interprets no keys, since the job's pseudo-terminal does. Afterwards it is
+restored. When this command detaches from a full-screen program, that program cannot reset the modes
+that it has set, so `Modes` follows them.
 """
 
 import re
@@ -25,7 +23,7 @@ _DISABLED = b"\0"
 class ControllingTerminal:
     """The terminal open as `handle`.
 
-    `verbatim` says that output for it comes from another terminal, with line ends as they must be.
+    With `verbatim`, output comes from another terminal and already has the right line ends.
     """
 
     def __init__(self, handle: int, *, verbatim: bool) -> None:
@@ -35,12 +33,12 @@ class ControllingTerminal:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is as we need it, and not as it was found."""
+        """Whether the terminal is held."""
         return self._found is not None
 
     @property
     def controls(self) -> Controls:
-        """The characters that are signals here."""
+        """The terminal's characters for signals."""
         try:
             characters = (self._found or termios.tcgetattr(self._handle))[CC]
         except termios.error:
@@ -54,35 +52,35 @@ class ControllingTerminal:
         return size_of(self._handle)
 
     def hold(self) -> None:
-        """Have keys come one by one and unseen; only for the foreground."""
+        """Read keys one by one without echo. Call this in the foreground only."""
         with suppress(termios.error):
             if self._found is None:
                 self._found = termios.tcgetattr(self._handle)
             self._set(_uninterpreted(self._found, self._verbatim))
 
     def give_back(self) -> None:
-        """Leave it as it was found."""
+        """Restore the terminal."""
         found, self._found = self._found, None
         if found is not None:
-            # It may be gone altogether, which is no matter.
+            # The terminal may have hung up.
             with suppress(termios.error):
                 self._set(found)
 
     def hold_again(self) -> None:
-        """Hold it after we were stopped unawares; in the background it is the shell's by now."""
+        """Hold it after this command was stopped; in the background it belongs to the shell."""
         if not is_ours(self._handle):
             self._found = None
         elif self._found is not None:
             self.hold()
 
     def _set(self, attributes: list[Any]) -> None:
-        # What is typed ahead stays. From the background this would stop us, were it not blocked.
+        # TCSANOW keeps what is typed ahead. In the background the blocked signal would stop us.
         with _blocked(signal.SIGTTOU):
             termios.tcsetattr(self._handle, termios.TCSANOW, attributes)
 
 
 def _uninterpreted(found: Sequence[Any], verbatim: bool) -> list[Any]:
-    """Return `found` changed as cfmakeraw(3) would, with output as it was unless `verbatim`."""
+    """Return `found` changed as by cfmakeraw(3), with output unchanged unless `verbatim`."""
     attributes = [*found[:CC], list(found[CC])]
     attributes[IFLAG] &= ~(
         termios.IGNBRK
@@ -116,20 +114,20 @@ def _blocked(signum: signal.Signals) -> Iterator[None]:
 _SWITCH = re.compile(rb"\x1b\[\?([0-9;]{1,32})([hl])")
 _UNFINISHED = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,32})?)?\Z")
 _CURSOR = 25
-"""The one that is on at first: the cursor is seen."""
+"""The visible cursor, the only mode that is set at the start."""
 _KNOWN = (1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004, _CURSOR)
-"""Private modes of xterm: cursor keys, reports of mouse and focus, other screen, marked pastes."""
+"""Private modes of xterm: cursor keys, mouse and focus reports, other screen, bracketed paste."""
 
 
 class Modes:
-    """Follow the private modes of a terminal through what is written to it."""
+    """Follows the private modes of a terminal in the bytes that are written to it."""
 
     def __init__(self) -> None:
         self._changed: dict[int, None] = {}
         self._rest = b""
 
     def note(self, piece: bytes) -> None:
-        """Read what is written."""
+        """Note written bytes."""
         text = self._rest + piece
         for found in _SWITCH.finditer(text):
             on = found[2] == b"h"
@@ -139,7 +137,7 @@ class Modes:
         self._rest = unfinished[0] if unfinished else b""
 
     def undo(self) -> bytes:
-        """Return what sets a terminal back to where it was at first; the last change goes first."""
+        """Return the bytes that reset all modes, the last change first."""
         undone = [_set(mode, on=mode == _CURSOR) for mode in reversed(self._changed)]
         self._changed.clear()
         return b"".join([*undone, b"\x1b[0m"]) if undone else b""

@@ -23,7 +23,7 @@ from gpulease.service.jobs import revoke
 from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Policy, WorkerStarted
 
-from .test_keeper import World, at_once
+from .test_scheduler import World, at_once
 
 GPU = GpuUuid("GPU-a")
 GRACE = timedelta(seconds=40)
@@ -42,7 +42,7 @@ class Watched(World):
         """As after a restart of the daemon: with nothing but the record."""
         self.watch = OveruseWatch(lambda _: self.overuse)
         self.rests = IdleWatch(lambda _: self.idle)
-        self.overseer = EnforcementLoop(self.keeper, self.watch, self.rests, self.clock, at_once)
+        self.loop = EnforcementLoop(self.scheduler, self.watch, self.rests, self.clock, at_once)
 
     def hold(self, job: JobId, memory: int | None) -> None:
         """Let the processes of a job hold so many bytes; None: nobody can tell."""
@@ -52,10 +52,10 @@ class Watched(World):
     async def look(self, times: int = 1, **span: float) -> None:
         for _ in range(times):
             self.clock.forward(**(span or {"seconds": 1}))
-            seen = await self.keeper.observer.observe()
-            await self.overseer.check_overuse(seen)
-            await self.overseer.check_idleness(seen)
-            await self.overseer.check_shortfalls(seen)
+            seen = await self.scheduler.observer.observe()
+            await self.loop.check_overuse(seen)
+            await self.loop.check_idleness(seen)
+            await self.loop.check_shortfalls(seen)
         await self.settle()
 
     def told(self, job: JobId) -> list[str]:
@@ -76,12 +76,12 @@ def play(
 ) -> None:
     async def whole() -> None:
         world = kind()
-        granting = asyncio.create_task(world.keeper.run())
+        granting = asyncio.create_task(world.scheduler.run())
         try:
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.supervisor.stop()
+            await world.scheduler.supervisor.stop()
 
     asyncio.run(whole())
 
@@ -192,14 +192,14 @@ def test_a_daemon_that_died_before_it_could_stop_the_job_stops_it_for_the_same_r
     async def scenario(world: Watched) -> None:
         job = await running(world)
         revoke(world.store, job, Outcome.OVER_LEASE, "it held too much", world.clock)
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
 
-        world.keeper = world.new_keeper()
-        world.keeper.supervisor.recover()
+        world.scheduler = world.new_scheduler()
+        world.scheduler.supervisor.recover()
         world.launcher.hears(job, WorkerStarted(101, 201, NOON))
         await world.settle()
         assert (world.launcher.stopped, world.launcher.reasons) == ([job], ["over_lease"])
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
 
     play(scenario)
 
@@ -280,7 +280,7 @@ def test_a_hold_that_cannot_be_told_keeps_nothing_from_others_and_is_told_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: Watched) -> None:
-        hold = (await world.keeper.submit(hold_order(2 * G))).id
+        hold = (await world.scheduler.submit(hold_order(2 * G))).id
         job = await running(world)
         world.gpus.processes["GPU-a"] = {100 + hold: 3 * G, 100 + job: 3 * G}
         world.finder.jobs |= {100 + hold: hold, 100 + job: job}
@@ -334,7 +334,7 @@ def test_one_that_is_back_within_its_lease_is_so_on_record_too() -> None:
 
 def test_a_hold_is_told_on_record_and_never_taken_back_for_its_use() -> None:
     async def scenario(world: Watched) -> None:
-        job = (await world.keeper.submit(hold_order(2 * G))).id
+        job = (await world.scheduler.submit(hold_order(2 * G))).id
         await world.settle()
         world.hold(job, 3 * G)
         await world.look(100)
@@ -538,7 +538,7 @@ def test_use_without_a_lease_follows_the_settings_for_use_beyond_one() -> None:
         assert world.launcher.stopped == [job], "it is alone on its own GPU only"
 
     async def hold(world: Elsewhere) -> None:
-        job = (await world.keeper.submit(hold_order(2 * G))).id
+        job = (await world.scheduler.submit(hold_order(2 * G))).id
         await world.settle()
         world.uses_b(job, 3 * G)
         await world.look(100)

@@ -1,19 +1,24 @@
 """What is kept of ended jobs: output within a size, records within an age and a number."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from fakes import ALICE, BOB, NOON, order
-from gpulease.daemon.housekeeping import KeptOutput, over_limit
+from fakes import ALICE, BOB, NOON, FakeClock, order
+from gpulease.config import Settings
+from gpulease.daemon.housekeeping import KeptOutput, StateCleaner, over_limit
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Outcome, Owner, asked_to_end
 from gpulease.domain.lease import Trigger
+from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Event
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
+
+NONE = timedelta(0)
 
 
 @pytest.fixture
@@ -63,6 +68,44 @@ def test_of_each_user_the_newest_ended_jobs_stay(store: SqlStore) -> None:
     bobs = [ended(store, BOB, 9) for _ in range(2)]
     forgotten(store, 365, most=2)
     assert left(store) == alices[3:] + bobs
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDirectory]:
+    made = StateDirectory(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def with_output(state: StateDirectory, *jobs: JobId) -> None:
+    for job in jobs:
+        state.job(job).mkdir()
+        (state.job(job) / "stdout").write_bytes(b"x" * 8192)
+
+
+def kept_output(state: StateDirectory) -> list[int]:
+    return sorted(int(each.name) for each in state.jobs.iterdir())
+
+
+async def at_once(call: Callable[[], object]) -> object:
+    return call()
+
+
+@pytest.mark.parametrize("settings", [Settings(most_output=0), Settings(keep_output_for=NONE)])
+def test_the_output_of_a_job_that_has_not_ended_stays_however_much_and_old_it_is(
+    store: SqlStore, state: StateDirectory, settings: Settings
+) -> None:
+    gone = ended(store, ALICE, 5)
+    with store.write() as tx:
+        waiting = tx.add(order(), NOON - timedelta(days=500)).id
+    with_output(state, gone, waiting)
+    cleaner = StateCleaner(state, store, lambda: settings, FakeClock(), at_once)
+
+    asyncio.run(cleaner.limit_output())
+    asyncio.run(cleaner.remove_old())
+
+    assert kept_output(state) == [waiting]
+    assert left(store) == [gone, waiting], "the record of both is kept longer"
 
 
 def test_the_oldest_output_goes_first_of_whoever_keeps_the_most() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpulease.daemon.recover import surviving_jobs
 from gpulease.host import proc_reader
-from gpulease.host.proc_reader import PatientReader
+from gpulease.host.proc_reader import ProcReader
 from gpulease.host.processes import MARKER
 from gpulease.worker.environment import HOOK_VARIABLE
 from process_rig import PATH, job_directory, shell, start
@@ -28,7 +28,7 @@ def test_a_process_that_holds_up_its_reader_does_not_hold_up_a_recovery(
         # A FIFO that nobody writes to: to open it takes for ever.
         (tmp_path / str(pid)).mkdir()
         os.mkfifo(tmp_path / str(pid) / "environ")
-        monkeypatch.setattr(proc_reader, "_reader", PatientReader(tmp_path, 0.2))
+        monkeypatch.setattr(proc_reader, "_reader", ProcReader(tmp_path, 0.2))
         (seen,) = surviving_jobs(directory.parent)
         assert seen.alive
         assert seen.found is None

@@ -58,12 +58,12 @@ class World:
         self.policy = Policy()
         self.why_not: str | None = None
         """Why no job can be started on the machine."""
-        self.keeper = self.new_keeper()
+        self.scheduler = self.new_scheduler()
 
     async def obstacle(self) -> str | None:
         return self.why_not
 
-    def new_keeper(self) -> Scheduler:
+    def new_scheduler(self) -> Scheduler:
         def writing(call: Callable[[], T]) -> Awaitable[T]:
             return at_once(call)
 
@@ -78,7 +78,7 @@ class World:
         )  # fmt: skip
 
     async def submit(self, memory: int = 6 * G, **fields: Any) -> JobId:
-        return (await self.keeper.submit(order(memory, **fields))).id
+        return (await self.scheduler.submit(order(memory, **fields))).id
 
     async def settle(self) -> None:
         """Let everything happen that can happen now."""
@@ -96,12 +96,12 @@ def run(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
 
     async def play() -> None:
         world = World()
-        granting = asyncio.create_task(world.keeper.run())
+        granting = asyncio.create_task(world.scheduler.run())
         try:
             await scenario(world)
         finally:
             granting.cancel()
-            await world.keeper.supervisor.stop()
+            await world.scheduler.supervisor.stop()
 
     asyncio.run(play())
 
@@ -126,8 +126,8 @@ def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
     async def scenario(world: World) -> None:
         job, waiting = await world.submit(), await world.submit()
         await world.settle()
-        await world.keeper.notify_owner(job, "over\x1b[2J its\nlease")
-        await world.keeper.notify_owner(waiting, "not yet")
+        await world.scheduler.notify_owner(job, "over\x1b[2J its\nlease")
+        await world.scheduler.notify_owner(waiting, "not yet")
         await world.settle()
 
         assert world.launcher.notices == [(job, "over?[2J its lease")]
@@ -137,7 +137,7 @@ def test_an_owner_is_told_in_the_record_and_in_the_output() -> None:
 
         world.launcher.exits(job)
         await world.settle()
-        await world.keeper.notify_owner(job, "it took less")
+        await world.scheduler.notify_owner(job, "it took less")
         assert world.store.events(job)[-1].detail == "it took less"
         assert len(world.launcher.notices) == 1, "nobody is there to write it"
 
@@ -176,7 +176,7 @@ def test_memory_of_a_cancelled_job_is_free_only_when_its_worker_is_gone() -> Non
     async def scenario(world: World) -> None:
         first, second = await world.submit(), await world.submit()
         await world.settle()
-        await world.keeper.cancel(first, "alice")
+        await world.scheduler.cancel(first, "alice")
         await world.settle()
         assert world.launcher.stopped == [first]
         assert (world.state(first), world.state(second)) == (State.RELEASING, State.QUEUED)
@@ -191,9 +191,9 @@ def test_after_a_restart_jobs_are_followed_and_not_launched_again() -> None:
     async def scenario(world: World) -> None:
         job = await world.submit()
         await world.settle()
-        await world.keeper.supervisor.stop()
-        world.keeper = world.new_keeper()
-        assert world.keeper.supervisor.recover() == 1
+        await world.scheduler.supervisor.stop()
+        world.scheduler = world.new_scheduler()
+        assert world.scheduler.supervisor.recover() == 1
         await world.settle()
         assert world.launcher.launched == [job]
         world.launcher.exits(job, 3)
@@ -209,10 +209,10 @@ def test_a_job_granted_just_before_the_crash_is_launched_after_it() -> None:
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.GRANTED
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
         world.launcher.may_launch.set()
-        world.keeper = world.new_keeper()
-        world.keeper.supervisor.recover()
+        world.scheduler = world.new_scheduler()
+        world.scheduler.supervisor.recover()
         await world.settle()
         assert world.launcher.launched == [job]
 
@@ -224,7 +224,7 @@ def test_a_job_cancelled_while_it_was_being_launched_is_stopped_when_it_runs() -
         world.launcher.may_launch.clear()
         job = await world.submit()
         await world.settle()
-        await world.keeper.cancel(job, "alice")
+        await world.scheduler.cancel(job, "alice")
         assert world.state(job) is State.RELEASING
         world.launcher.may_launch.set()
         await world.settle()
@@ -239,17 +239,17 @@ async def cancelled_before_its_launch(world: World) -> JobId:
     world.launcher.may_launch.clear()
     job = await world.submit()
     await world.settle()
-    await world.keeper.cancel(job, "alice")
-    await world.keeper.supervisor.stop()
+    await world.scheduler.cancel(job, "alice")
+    await world.scheduler.supervisor.stop()
     assert world.state(job) is State.RELEASING
-    world.keeper = world.new_keeper()
+    world.scheduler = world.new_scheduler()
     return job
 
 
 def test_a_job_cancelled_before_its_launch_ends_when_no_launch_can_come_any_more() -> None:
     async def scenario(world: World) -> None:
         job = await cancelled_before_its_launch(world)
-        world.keeper.supervisor.recover()
+        world.scheduler.supervisor.recover()
         await world.settle()
         assert world.launcher.forbidden == [job]
         ended = world.store.job(job)
@@ -268,7 +268,7 @@ def test_a_launch_that_the_daemon_before_had_asked_for_is_followed_and_stopped()
             return False
 
         world.launcher.forbid = too_late  # type: ignore[method-assign,assignment]
-        world.keeper.supervisor.recover()
+        world.scheduler.supervisor.recover()
         await world.settle()
         assert world.launcher.stopped == [job]
         assert world.state(job) is State.RELEASING, "its memory is not free before it has gone"
@@ -283,8 +283,8 @@ def test_a_stranger_on_the_gpu_keeps_the_job_queued_until_they_leave() -> None:
         await world.settle()
         assert world.state(job) is State.QUEUED
         world.gpus.unmanaged.clear()
-        await world.keeper.observer.observe()
-        world.keeper.wake()
+        await world.scheduler.observer.observe()
+        world.scheduler.wake()
         await world.settle()
         assert world.state(job) is State.ACTIVE
 
@@ -321,10 +321,10 @@ def test_who_waited_long_enough_gives_up() -> None:
         await world.submit()
         impatient = await world.submit(wait_for=timedelta(minutes=5))
         world.clock.forward(minutes=4)
-        await world.keeper.one_pass()
+        await world.scheduler.one_pass()
         assert world.state(impatient) is State.QUEUED
         world.clock.forward(minutes=1)
-        await world.keeper.one_pass()
+        await world.scheduler.one_pass()
         ended = world.store.job(impatient)
         assert ended is not None
         assert ended.outcome is Outcome.GAVE_UP
@@ -336,7 +336,7 @@ def test_a_running_worker_is_told_its_new_time_limit() -> None:
     async def scenario(world: World) -> None:
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
-        await world.keeper.extend(job, timedelta(hours=2), "alice")
+        await world.scheduler.extend(job, timedelta(hours=2), "alice")
         await world.settle()
         assert world.launcher.told[-1] == (job, timedelta(hours=3))
 
@@ -348,7 +348,7 @@ def test_a_job_extended_while_it_was_being_launched_is_told_when_it_runs() -> No
         world.launcher.may_launch.clear()
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
-        extending = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
+        extending = asyncio.create_task(world.scheduler.extend(job, timedelta(hours=1), "alice"))
         await world.settle()
         assert world.launcher.told == []
         assert not extending.done(), "the promise is kept before it is given"
@@ -365,9 +365,9 @@ def test_of_two_extensions_that_overtake_each_other_the_worker_keeps_the_latest(
         job = await world.submit(time_limit=timedelta(hours=1))
         await world.settle()
         first = world.launcher.may_tell[timedelta(hours=2)] = asyncio.Event()
-        one = asyncio.create_task(world.keeper.extend(job, timedelta(hours=1), "alice"))
+        one = asyncio.create_task(world.scheduler.extend(job, timedelta(hours=1), "alice"))
         await world.settle()
-        await world.keeper.extend(job, timedelta(hours=1), "alice")
+        await world.scheduler.extend(job, timedelta(hours=1), "alice")
         assert not one.done(), "its worker has not been told yet"
         first.set()
         await one
@@ -384,12 +384,12 @@ def test_more_time_for_the_first_in_line_reaches_the_plan() -> None:
         await world.settle()
 
         def expected() -> object:
-            assert world.keeper.plan is not None
-            return world.keeper.plan.waiting[waiting].expected_start_at
+            assert world.scheduler.plan is not None
+            return world.scheduler.plan.waiting[waiting].expected_start_at
 
-        await world.keeper.one_pass()
+        await world.scheduler.one_pass()
         assert expected() == NOON + timedelta(hours=1)
-        await world.keeper.extend(running, timedelta(hours=2), "alice")
+        await world.scheduler.extend(running, timedelta(hours=2), "alice")
         await world.settle()
         assert expected() == NOON + timedelta(hours=3)
 
@@ -399,9 +399,9 @@ def test_more_time_for_the_first_in_line_reaches_the_plan() -> None:
 def test_a_lease_that_its_owner_cancels_is_released_and_by_anyone_else_cancelled() -> None:
     async def scenario(world: World) -> None:
         for by, outcome in (("alice", Outcome.RELEASED), ("uid 0", Outcome.CANCELLED)):
-            job = (await world.keeper.submit(hold_order(6 * G))).id
+            job = (await world.scheduler.submit(hold_order(6 * G))).id
             await world.settle()
-            await world.keeper.cancel(job, by)
+            await world.scheduler.cancel(job, by)
             await world.settle()
             assert world.launcher.stopped[-1] == job
             gone = WorkerExited(Outcome.RELEASED, None, NOON, "released")
@@ -418,9 +418,9 @@ def test_a_lease_that_its_owner_cancels_is_released_and_by_anyone_else_cancelled
 def test_a_lease_that_still_waits_is_cancelled_also_by_its_owner() -> None:
     async def scenario(world: World) -> None:
         await world.submit()
-        job = (await world.keeper.submit(hold_order(6 * G))).id
+        job = (await world.scheduler.submit(hold_order(6 * G))).id
         await world.settle()
-        ended = await world.keeper.cancel(job, "alice")
+        ended = await world.scheduler.cancel(job, "alice")
         assert (ended.state, ended.outcome) == (State.ENDED, Outcome.CANCELLED)
 
     run(scenario)
@@ -431,7 +431,7 @@ def test_who_is_withdrawn_leaves_the_queue_and_nobody_who_was_granted_does() -> 
         active, waiting = await world.submit(), await world.submit()
         await world.settle()
         for job in (active, waiting):
-            await world.keeper.withdraw(job, "who asked has gone")
+            await world.scheduler.withdraw(job, "who asked has gone")
         assert (world.state(active), world.state(waiting)) == (State.ACTIVE, State.ENDED)
 
     run(scenario)
@@ -454,7 +454,7 @@ def test_the_end_of_the_main_process_is_kept_once_and_the_memory_with_it() -> No
 def test_the_loop_makes_a_pass_now_and_then_though_nobody_wakes_it() -> None:
     async def scenario() -> None:
         world, passes = World(), asyncio.Semaphore(0)
-        granting = asyncio.create_task(world.keeper.run(0.01, passes.release))
+        granting = asyncio.create_task(world.scheduler.run(0.01, passes.release))
         async with asyncio.timeout(20):
             for _ in range(3):
                 await passes.acquire()
@@ -468,7 +468,7 @@ def test_a_pass_that_failed_is_not_told_as_one() -> None:
         world, passed = World(), []
         world.gpus.read = None  # type: ignore[method-assign,assignment]
         with pytest.raises(TypeError):
-            await world.keeper.run(0.01, lambda: passed.append(1))
+            await world.scheduler.run(0.01, lambda: passed.append(1))
         assert passed == []
 
     asyncio.run(scenario())
@@ -476,7 +476,7 @@ def test_a_pass_that_failed_is_not_told_as_one() -> None:
 
 def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> None:
     async def scenario(world: World) -> None:
-        await world.keeper.observer.observe()
+        await world.scheduler.observer.observe()
         world.gpus.unmanaged["GPU-a"] = 7 * G
         jobs = [await world.submit(2 * G) for _ in range(4)]
         await world.settle()
@@ -484,8 +484,8 @@ def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> 
         assert world.launcher.launched == []
 
         world.gpus.unmanaged.clear()
-        await world.keeper.observer.observe()
-        world.keeper.wake()
+        await world.scheduler.observer.observe()
+        world.scheduler.wake()
         await world.settle()
         assert world.launcher.launched == jobs
 
@@ -494,7 +494,7 @@ def test_nothing_is_granted_beside_a_stranger_who_came_after_the_last_look() -> 
 
 def test_a_job_that_may_not_wait_gives_up_where_a_stranger_was_faster() -> None:
     async def scenario(world: World) -> None:
-        await world.keeper.observer.observe()
+        await world.scheduler.observer.observe()
         world.gpus.unmanaged["GPU-a"] = 7 * G
         job = await world.submit(2 * G, wait_for=timedelta(0))
         await world.settle()
@@ -519,8 +519,8 @@ def test_many_submissions_at_once_cost_few_looks() -> None:
     async def scenario() -> None:
         world = World()
         world.gpus = CountedGpus({"GPU-a": 400 * G})
-        world.keeper = world.new_keeper()
-        granting = asyncio.create_task(world.keeper.run())
+        world.scheduler = world.new_scheduler()
+        granting = asyncio.create_task(world.scheduler.run())
         await asyncio.gather(*(world.submit(G) for _ in range(200)))
         await world.settle()
         assert len(world.launcher.launched) == 200
@@ -532,7 +532,7 @@ def test_many_submissions_at_once_cost_few_looks() -> None:
         assert len(world.launcher.launched) == 200, "none of these fits"
         assert world.gpus.reads == reads, "and a pass without grants needs no look"
         granting.cancel()
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
 
     asyncio.run(scenario())
 
@@ -541,11 +541,13 @@ def test_callers_that_come_during_a_look_share_the_next_one() -> None:
     async def scenario() -> None:
         world = World()
         world.gpus = CountedGpus({"GPU-a": 8 * G})
-        world.keeper = world.new_keeper()
-        first, *others = await asyncio.gather(*(world.keeper.observer.observe() for _ in range(10)))
+        world.scheduler = world.new_scheduler()
+        first, *others = await asyncio.gather(
+            *(world.scheduler.observer.observe() for _ in range(10))
+        )
         assert world.gpus.reads == 2
-        assert {id(each) for each in others} == {id(world.keeper.seen)}
-        assert first is not world.keeper.seen, "it began before the others came"
+        assert {id(each) for each in others} == {id(world.scheduler.seen)}
+        assert first is not world.scheduler.seen, "it began before the others came"
 
     asyncio.run(scenario())
 
@@ -559,13 +561,13 @@ def test_while_the_machine_shuts_down_a_grant_is_kept_and_nothing_more_is_grante
         second = await world.submit(G)
         await world.settle()
         assert (world.state(first), world.state(second)) == (State.GRANTED, State.QUEUED)
-        assert world.keeper.plan is not None
-        (find_obstacle,) = world.keeper.plan.waiting[second].refusal.obstacles
+        assert world.scheduler.plan is not None
+        (find_obstacle,) = world.scheduler.plan.waiting[second].refusal.obstacles
         assert find_obstacle.why == why
 
         # The shutdown was called off.
         world.launcher.refuse.clear()
-        world.keeper.supervisor.attend(first)
+        world.scheduler.supervisor.attend(first)
         await world.settle()
         assert (world.state(first), world.state(second)) == (State.ACTIVE, State.ACTIVE)
 
@@ -592,35 +594,35 @@ def test_a_grant_whose_pass_failed_after_the_commit_is_launched_by_the_next_pass
         world = World()
         world.store = FailsAfterCommit()
         world.store.fails = 1
-        world.keeper = world.new_keeper()
+        world.scheduler = world.new_scheduler()
         job = await world.submit()
         with pytest.raises(RecordUnwritable):
-            await world.keeper.one_pass()
+            await world.scheduler.one_pass()
         assert world.state(job) is State.GRANTED
         assert world.launcher.launched == []
 
-        await world.keeper.one_pass()
+        await world.scheduler.one_pass()
         await world.settle()
 
         assert world.launcher.launched == [job]
         assert world.state(job) is State.ACTIVE
-        await world.keeper.one_pass()
+        await world.scheduler.one_pass()
         await world.settle()
         assert world.launcher.launched == [job]
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
 
     asyncio.run(scenario())
 
 
 def test_a_pass_does_not_attend_to_a_job_that_waits_for_its_next_try() -> None:
     async def scenario(world: World) -> None:
-        world.keeper.supervisor.try_again_after_s = 3600.0
+        world.scheduler.supervisor.try_again_after_s = 3600.0
         world.launcher.refuse[JobId(1)] = RecordUnwritable("the disk is full")
         job = await world.submit()
         await world.settle()
         world.launcher.refuse.clear()
 
-        world.keeper.wake()
+        world.scheduler.wake()
         await world.settle()
 
         assert world.state(job) is State.GRANTED
@@ -631,7 +633,7 @@ def test_a_pass_does_not_attend_to_a_job_that_waits_for_its_next_try() -> None:
 
 def test_a_launch_that_is_deferred_is_tried_again() -> None:
     async def scenario(world: World) -> None:
-        world.keeper.supervisor.try_again_after_s = 0.0
+        world.scheduler.supervisor.try_again_after_s = 0.0
         world.launcher.refuse[JobId(1)] = LaunchDeferred("not now")
         job = await world.submit()
         await world.settle()
@@ -648,7 +650,7 @@ def test_a_daemon_that_leaves_launches_nothing_more() -> None:
         world.launcher.may_launch.clear()
         job = await world.submit(G)
         await world.settle()
-        await world.keeper.supervisor.stop()
+        await world.scheduler.supervisor.stop()
         world.launcher.may_launch.set()
         later = await world.submit(G)
         await world.settle()
@@ -684,14 +686,14 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
         job = await world.submit()
         await world.settle()
         assert world.state(job) is State.QUEUED
-        assert world.keeper.plan is not None
-        (hindrance,) = world.keeper.plan.waiting[job].refusal.obstacles
-        assert hindrance.why == world.keeper.closed == world.why_not
+        assert world.scheduler.plan is not None
+        (hindrance,) = world.scheduler.plan.waiting[job].refusal.obstacles
+        assert hindrance.why == world.scheduler.closed == world.why_not
 
         world.why_not = None
-        world.keeper.wake()
+        world.scheduler.wake()
         await world.settle()
         assert world.state(job) is State.ACTIVE
-        assert world.keeper.closed is None
+        assert world.scheduler.closed is None
 
     run(scenario)

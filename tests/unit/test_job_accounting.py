@@ -59,7 +59,7 @@ class World:
         self.tail = FULL
         self.idle = 0
         self.stops = True
-        self.endings = JobAccounting(
+        self.accounting = JobAccounting(
             self.store,
             self.observer,
             lambda: self.policy,
@@ -87,7 +87,7 @@ class World:
         self.observer.peaks.by_lease[JobId(1), GPU] = peak
 
     def end(self, news: WorkerExited = FAILED) -> Job:
-        settle = asyncio.run(self.endings.settle_exit(JobId(1), news))
+        settle = asyncio.run(self.accounting.settle_exit(JobId(1), news))
         return jobs.note_exited(self.store, JobId(1), news, settle)
 
 
@@ -235,7 +235,7 @@ def test_a_gpu_that_cannot_be_read_at_that_moment_keeps_nobody_from_a_new_try() 
 
 def test_what_gpus_offered_once_they_may_not_offer_now() -> None:
     world = World(retry=2.0)
-    world.endings._largest(world.job())
+    world.accounting._largest(world.job())
     (seen,) = a_look().readings
     world.observer.latest = Observation((replace(seen, total=3 * G),), {}, NOON)
 
