@@ -1,1 +1,1 @@
-"""What the project makes claims about, measured; each figure beside one from the same run."""
+"""Benchmarks of the project's performance claims; each figure has a reference from the same run."""

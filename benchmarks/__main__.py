@@ -1,6 +1,6 @@
 """Run the benchmarks: `python -m benchmarks [NAME...]`.
 
-Machines differ and are noisy: each figure is printed with its ratio to a plain thing that was
+Machines differ and are noisy: each figure is printed with its ratio to a reference
 measured in the same run.
 """
 

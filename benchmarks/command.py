@@ -1,4 +1,4 @@
-"""The start of the command, beside the start of Python."""
+"""The start time of the command, compared with that of Python."""
 
 import subprocess
 import sys

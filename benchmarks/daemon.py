@@ -1,4 +1,4 @@
-"""The daemon: what it costs to have, to submit to, and to launch through."""
+"""The daemon: memory and CPU when idle, the time of a submission and of a launch."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Running:
-    """A daemon of the benchmark's own."""
+    """A daemon for one benchmark."""
 
     pid: int
     socket: Path
@@ -69,7 +69,7 @@ def order(*argv: str, memory: int = G) -> SubmitRequest:
 
 
 def footprint() -> Iterator[str]:
-    """Memory after the start, and CPU of an idle minute."""
+    """Measure memory after the start, and CPU time in an idle minute."""
     with running() as daemon:
         time.sleep(3)
         begun = daemon.cpu_s()
@@ -80,7 +80,7 @@ def footprint() -> Iterator[str]:
 
 
 def submissions() -> Iterator[str]:
-    """One submission with an empty queue, and one with ten thousand jobs in it."""
+    """Measure a submission with an empty queue, and with 10,000 queued jobs."""
     with running() as daemon, contextlib.ExitStack() as stack:
         del stack
         client = daemon.client()
@@ -106,7 +106,7 @@ def submissions() -> Iterator[str]:
 
 
 def launches() -> Iterator[str]:
-    """Jobs that do nothing, from submission to end, beside starting as many processes."""
+    """Measure empty jobs from submission to end, compared with starting as many processes."""
     with running() as daemon:
         wanted = order("true")
         begun = time.perf_counter()

@@ -1,6 +1,6 @@
-"""One user floods the daemon; another user's `status` and `run -d`, beside the same without.
+"""The response times for one user while another floods the daemon, compared with no flood.
 
-`python -m benchmarks.flood [NAME...]`, as root: the daemon tells users by what the kernel says.
+`python -m benchmarks.flood [NAME...]`, as root: the kernel tells the daemon which user is calling.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from gpulease.client import Client
 from gpulease.errors import GpuleaseError
 
 FLOODER, OTHER = 54_321, 54_322
-"""Users that no database knows: nothing of theirs is ever launched."""
+"""Users without a passwd entry: their jobs are never launched."""
 PROCESSES = 4
 CONNECTIONS = 2000
 SLOW_BODIES = 900
@@ -67,7 +67,7 @@ def list_all(path: Path) -> None:
 
 
 def connect(path: Path) -> None:
-    """Hold as many connections as one gets, and go on asking for more."""
+    """Hold as many connections as possible, and keep opening more."""
     held: list[socket.socket] = []
     while True:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def talk_nonsense(path: Path) -> None:
 
 
 def trickle(path: Path) -> None:
-    """Send bodies that never end, a byte at a time."""
+    """Send endless bodies, one byte at a time."""
     held: list[socket.socket] = []
     while True:
         while len(held) < SLOW_BODIES // PROCESSES:
@@ -101,7 +101,7 @@ def trickle(path: Path) -> None:
 
 
 def burn(path: Path) -> None:
-    """Only use the processors, as the other floods do besides."""
+    """Only use CPU time, as the other floods also do."""
     del path
     while True:
         pass
@@ -119,11 +119,11 @@ FLOODS: dict[str, tuple[Callable[[Path], None], int]] = {
     f"list --all, {QUEUED} jobs": (list_all, QUEUED),
     f"submissions, {QUEUED} waiting": (submit, QUEUED),
 }
-"""What each does, and how many jobs of the flooder's wait before it begins."""
+"""Each flood, and the number of the flooder's queued jobs before it begins."""
 
 
 def run(names: list[str] | None = None) -> Iterator[str]:
-    """Measure each flood against a daemon of its own."""
+    """Measure each flood with a new daemon."""
     if os.geteuid() != 0:
         yield "left out: it takes root to be two users"
         return
@@ -141,7 +141,7 @@ def open_to_all(path: Path) -> None:
 
 
 def fill(daemon: Running, waiting: int) -> None:
-    """Lease all GPUs, and have the flooder's jobs wait for them."""
+    """Lease all GPUs, and queue the flooder's jobs for them."""
     for _ in range(8):
         daemon.client().submit(order("sleep", "3600", memory=80 * G))
     if waiting:
@@ -175,7 +175,7 @@ def _told(taken: list[float]) -> str:
 
 
 def measured(path: Path) -> dict[str, list[float]]:
-    """Return the seconds that each call of the other user took; one that failed took for ever."""
+    """Return the seconds of each call of the other user; infinity for a failed one."""
     ours, theirs = _fork.Pipe()
     with _as_user(OTHER, lambda: _measure(path, theirs)):
         taken: dict[str, list[float]] = ours.recv()

@@ -1,4 +1,4 @@
-"""A planning pass over a long queue, beside sorting as many jobs."""
+"""A planning pass over a long queue, compared with sorting as many jobs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ GPUS = 8
 
 
 def queue() -> Snapshot:
-    """Return eight full GPUs and ten thousand jobs that wait, of many shapes."""
+    """Return eight full GPUs and 10,000 queued jobs with various claims."""
     readings = [GpuReading(GpuUuid(f"GPU-{n}"), n, "Fake", 80 * G, 0, 0, ()) for n in range(GPUS)]
     owner = Owner(1000, 1000, "alice")
     jobs = [
@@ -37,7 +37,7 @@ def queue() -> Snapshot:
 
 
 def hopeless(snapshot: Snapshot) -> Snapshot:
-    """Return the same queue behind strangers: nobody can be served, so each is looked at."""
+    """Return the same queue with unmanaged use: no job can start, so each is considered."""
     used = [replace(reading, used=75 * G) for reading in snapshot.readings]
     waiting = [job for job in snapshot.jobs if not job.holds_memory]
     return replace(snapshot, jobs=waiting, readings=used)

@@ -1,4 +1,4 @@
-"""The watch's reaction: from a job's crossing of its lease to the line that says so."""
+"""The time from a job's exceeding its lease to the notice in its log."""
 
 import re
 import sys
@@ -22,11 +22,11 @@ print(time.time(), flush=True)
 over = b"x" * (100 << 20)
 time.sleep(3600)
 """
-"""With a lease of 400M and the default tolerance of 256M it crosses after the line."""
+"""With a lease of 400M and the default tolerance of 256M it is over after the line."""
 
 
 def run() -> Iterator[str]:
-    """In sampling periods: nothing can be seen before the next look, which is half of one away."""
+    """Measure in sampling periods; on average the next sample is half a period away."""
     reactions = []
     with running("1x80G") as daemon, tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "grows.py"
@@ -46,7 +46,7 @@ def run() -> Iterator[str]:
 
 
 def _reaction(client: Client, job: int) -> float:
-    """Return the seconds from the crossing, as the job tells it, to the line in its log."""
+    """Return the seconds from the time that the job reports to the notice in its log."""
     while not (place := client.job(job).directory):
         time.sleep(0.01)
     directory = Path(place)

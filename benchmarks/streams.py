@@ -1,4 +1,4 @@
-"""A stream through a job, `gpulease run -- cat < big > copy`, beside `cat big | cat > copy`.
+"""A stream through a job, `gpulease run -- cat < big > copy`, and `cat big | cat > copy`.
 
 `python -m benchmarks streams` takes a GiB; `python -m benchmarks.streams 256M` another size.
 """
@@ -22,7 +22,7 @@ _PIECE = 4 << 20
 
 
 def run(size: int = SIZE) -> Iterator[str]:
-    """Compare the two, in turn and over the same bytes, and check the copy."""
+    """Compare the two, alternating, with the same bytes, and check the copy."""
     with running() as daemon, tempfile.TemporaryDirectory(prefix="gpulease-streams-") as name:
         big, copy = Path(name, "big"), Path(name, "copy")
         _fill(big, size)

@@ -1,4 +1,4 @@
-"""Timing: medians of repetitions, interleaved so that a drifting machine drifts under both."""
+"""Timing: medians of interleaved repetitions, so that drift of the machine affects all alike."""
 
 import statistics
 import time
@@ -14,6 +14,6 @@ def seconds(call: Callable[[], object]) -> float:
 def paired(
     one: Callable[[], object], other: Callable[[], object], times: int
 ) -> tuple[float, float]:
-    """Return the median seconds of each, run in turn."""
+    """Return the median seconds of each call; the calls alternate."""
     both = [(seconds(one), seconds(other)) for _ in range(times)]
     return statistics.median(a for a, _ in both), statistics.median(b for _, b in both)

@@ -18,7 +18,7 @@ NEEDED = (
     "uvicorn",
 )
 """Names to import, of the distributions in the extra."""
-INSTALL_HINT = "pip install 'gpulease[daemon]'"
+INSTALL_HINT = "in a clone of gpulease: pip install '.[daemon]'"
 
 
 def missing() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How Alembic runs: always on a connection that the caller opened, never on one of its own."""
+"""Runs the migrations on the connection that the caller has opened."""
 
 from alembic import context
 

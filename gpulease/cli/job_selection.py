@@ -77,6 +77,10 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
         jobs = _own_jobs(client, ended=ended) if needs_list else ()
         return list(dict.fromkeys(_by_word(jobs, verb, word) for word in wanted.words))
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
+    if not found:
+        # A script that ends all its jobs has done so if there are none.
+        print_stderr(f"gpulease: you have no jobs to {verb}")
+        return []
     if verb == "attach":
         return [_newest(found, verb, f"match {wanted.pattern!r}").id]
     print_stderr(f"gpulease: {_count(found)}: {_listed(found)}")
@@ -151,7 +155,7 @@ def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
     else:
         applies = _APPLIES.get(wanted.verb)
         found = [job for job in jobs if applies is None or applies(job)]
-    if not found:
+    if not found and not wanted.every:
         raise _no_match(wanted)
     return found
 
@@ -179,8 +183,6 @@ def _no_match(wanted: Selection) -> NoSuchJob:
     verb, words = wanted.verb, wanted.words
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
     yours = "job of yours" if verb in _READS else "job of yours that waits or runs"
-    if wanted.every:
-        return NoSuchJob(f"cannot {verb} all your jobs: there is none that it applies to", hint)
     if wanted.pattern is not None:
         return NoSuchJob(f"cannot {verb}: no {yours} matches {wanted.pattern!r}", hint)
     return NoSuchJob(

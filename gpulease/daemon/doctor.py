@@ -150,10 +150,10 @@ class Doctor:
         """Yield each enforcement level; a missing one is a warning."""
         for each in self.levels():
             if each.available:
-                yield CheckView("enforcement", "ok", f"held by {each.rung}: {each.why}")
+                yield CheckView("enforcement", "ok", f"enforced by {each.rung}: {each.why}")
             else:
                 yield CheckView(
-                    "enforcement", "warning", f"not held by {each.rung}: {each.why}",
+                    "enforcement", "warning", f"not enforced by {each.rung}: {each.why}",
                     _CONSEQUENCES.get(EnforcementLevel(each.rung)),
                 )  # fmt: skip
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Connection, Delete, bindparam, delete, func, select, text, update
+from sqlalchemy import Connection, Delete, bindparam, delete, func, text, update
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.store.statements import remember_gpu
@@ -48,7 +47,7 @@ class Sample:
 
 
 class MemoryHistory:
-    """Writes, thins and reads the history of GPU memory."""
+    """Writes and thins the history of GPU memory."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -85,17 +84,6 @@ class MemoryHistory:
                 _fold(connection, fine, coarse, now)
             oldest = RESOLUTIONS[-1]
             connection.execute(_older(oldest, now - oldest.keep_for))
-
-    def history(self, gpu: GpuUuid, since: datetime) -> Sequence[tuple[datetime, int | None]]:
-        """Return (instant, bytes used) of one GPU, oldest first, at the finest resolution kept."""
-        with Session(self._store.engine) as session:
-            rows = session.execute(
-                select(GpuMemoryRow.at, GpuMemoryRow.used)
-                .where(GpuMemoryRow.uuid == gpu, GpuMemoryRow.resolution != NOW)
-                .where(GpuMemoryRow.at >= since)
-                .order_by(GpuMemoryRow.at)
-            )
-            return [(at, used) for at, used in rows]
 
 
 def _rows(sample: Sample) -> Iterable[dict[str, object]]:

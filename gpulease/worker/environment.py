@@ -152,17 +152,12 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     daemon: str = "",
     alone: bool = False,
 ) -> dict[str, str]:
-    """Return the environment of a job, based on the caller's variables.
+    """Return the environment of a job, based on the caller's variables `base`.
 
     Args:
-        base: the caller's variables.
-        job: the id of the job.
         marker: identifies the processes of the job.
-        gpus: the leased GPUs.
-        simulated: whether the GPUs are simulated.
         driver: the version of the GPUs' driver; None if unknown.
         hooks: the directory that goes first on PYTHONPATH.
-        options: the user's options for frameworks.
         overhead_of: the overheads observed on this machine; None for the defaults.
         daemon: the socket for reports of the hooks; "" for none.
         alone: whether device rules keep the job from opening any other GPU.
@@ -172,12 +167,10 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     """
     _check(gpus, options)
     overheads = _overheads(gpus, driver, overhead_of)
-    pools = {
-        framework: [max(0, gpu.memory - each) for gpu, each in zip(gpus, sizes, strict=True)]
-        for framework, sizes in overheads.items()
-    }
+    pools = _pools(gpus, overheads)
     visible = _visible_devices(gpus, simulated, options, alone)
-    environment = _without_unlimited(base)
+    # LAZY is the default since CUDA 12.2; it saves hundreds of MiB before. A caller may set EAGER.
+    environment = {"CUDA_MODULE_LOADING": "LAZY", **_without_unlimited(base)}
     environment |= {
         "CUDA_VISIBLE_DEVICES": visible,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -190,8 +183,6 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         ),
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
-    # The default since CUDA 12.2; saves hundreds of MiB before. The caller may set EAGER.
-    environment.setdefault("CUDA_MODULE_LOADING", "LAZY")
     environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools) | _for_options(options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
@@ -253,6 +244,14 @@ def _overheads(
 
     overhead = overhead_of or default
     return {framework: [overhead(framework, gpu) for gpu in gpus] for framework in FRAMEWORKS}
+
+
+def _pools(gpus: Sequence[LeasedGpu], overheads: _Sizes) -> _Sizes:
+    """Return the pool limit of each framework: the lease less the overhead."""
+    return {
+        framework: [max(0, gpu.memory - each) for gpu, each in zip(gpus, sizes, strict=True)]
+        for framework, sizes in overheads.items()
+    }
 
 
 def _fraction(parts: Sequence[tuple[int, int]]) -> int:

@@ -1,4 +1,4 @@
-"""Leases without a job, the end of the main process, terminals, and a grace of a job's own."""
+"""Leases without a command, the end of the main process, terminals, and grace periods by job."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The keys of submissions, so that one whose answer was lost can be repeated."""
+"""Idempotency keys of submissions, so that one can be repeated after a lost answer."""
 
 import sqlalchemy as sa
 from alembic import op

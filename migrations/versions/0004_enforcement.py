@@ -1,4 +1,4 @@
-"""What holding jobs to their leases has to remember."""
+"""The state of enforcement, of idle leases, sizes, retries, pools and GPU health."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -135,5 +135,5 @@ def test_what_needs_the_daemon_says_how_to_install_it(
 ) -> None:
     done = _run(python, *arguments, environment=environment)
     assert done.returncode == code, done
-    assert "hint: pip install 'gpulease[daemon]'" in done.stderr, done
+    assert "pip install '.[daemon]'" in done.stderr, done
     assert "Traceback" not in done.stderr

@@ -111,7 +111,7 @@ def test_a_process_that_shuts_the_hook_out_is_shown_with_its_job_and_says_why(
     assert all(rung in page.partition("not by: ")[2] for rung in lacks)
     examined = json.loads(daemon.run("doctor", "--json", check=False).stdout)["checks"]
     said = {each["message"] for each in examined}
-    assert said >= {f"not held by {rung}: {why}" for rung, why in lacks.items()}
+    assert said >= {f"not enforced by {rung}: {why}" for rung, why in lacks.items()}
 
 
 def _children(pid: int) -> list[int]:

@@ -23,7 +23,7 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
 ) -> None:
     checks = json.loads(gpulease.run("doctor", "--json", check=False))["checks"]
     said = {check["message"].partition(":")[0] for check in checks}
-    assert {"held by driver", "held by framework", "held by devices"} <= said
+    assert {"enforced by driver", "enforced by framework", "enforced by devices"} <= said
     script = f'python3 -c "{_OPEN}" 2>&1 | tail -n 1; sleep 600'
     job = gpulease.submit("--mem", "3000M", "--", "sh", "-c", script)
     gpulease.wait_until(job, "active")

@@ -23,13 +23,13 @@ def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:
 def test_where_gpus_are_simulated_nothing_is_said_to_be_limited(tmp_path: Path) -> None:
     found = checks(tmp_path, "2x8G")
     assert mentions(found["hooks"].message, "simulated")
-    assert mentions(found["not held by framework"].message, "simulated")
+    assert mentions(found["not enforced by framework"].message, "simulated")
 
 
 def test_what_does_not_hold_is_said_with_what_that_leaves_open(tmp_path: Path) -> None:
     for simulated in ("2x8G", None):
         found = checks(tmp_path, simulated)
-        missing = {name: each.mend or "" for name, each in found.items() if "not held" in name}
+        missing = {name: each.mend or "" for name, each in found.items() if "not enforced" in name}
         assert len(missing) == (4 if simulated else 3)
         assert len(set(missing.values())) == len(missing)
         assert not any(".md" in each for each in missing.values()), "not everybody has the docs"

@@ -125,3 +125,8 @@ def test_jobs_are_named_in_exactly_one_way(
 def test_last_of_nobody_is_an_error() -> None:
     with pytest.raises(NoSuchJob):
         select(Listing(), "show", "last")
+
+
+def test_all_of_no_jobs_is_none_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert select(Listing(), "cancel", every=True) == []
+    assert "no jobs to cancel" in capsys.readouterr().err
