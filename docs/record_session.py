@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from gpulease import Client
+
 SVG = Path(__file__).with_name("session.svg")
 COLUMNS, ROWS = 96, 30
 
@@ -61,6 +63,8 @@ PAUSE_S = 1.0
 """Before a command is typed."""
 LONGEST_S = 1.2
 """A longer pause in the output is cut to this."""
+END_WITHIN_S = 10.0
+"""For the jobs to end after the session."""
 
 
 class Style(NamedTuple):
@@ -326,9 +330,9 @@ def record(users: Sequence[str | None], folder: Path) -> Recording:
         wait_for_answer(daemon, folder / "log")
         for who, line in SESSION:
             type_and_run(recording, users[who % len(users)], line, folder)
+        cancel_all(os.environ["GPULEASE_SOCKET"])
         return recording
     finally:
-        cancel_all()
         daemon.terminate()
         daemon.wait()
 
@@ -341,10 +345,14 @@ def wait_for_answer(daemon: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.1)
 
 
-def cancel_all() -> None:
-    ids = [str(number + 1) for number, _ in enumerate(SESSION)]
-    command = [sys.executable, "-m", "gpulease.cli", "cancel", "--grace", "0s", *ids]
-    subprocess.run(command, check=False, capture_output=True)
+def cancel_all(socket: str) -> None:
+    """Cancel all jobs, and wait until they have ended: they would outlive the daemon."""
+    client = Client(Path(socket))
+    for job in client.jobs().jobs:
+        client.cancel(job.id, grace=0)
+    deadline = time.monotonic() + END_WITHIN_S
+    while client.jobs().jobs and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def main() -> None:
