@@ -12,7 +12,7 @@ TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench check wheel clean
 
-help:  ## tell what can be made
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.tensorflow  ## train a network under a 4 GiB lease, and show it
@@ -44,7 +44,7 @@ fmt: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev  ## write the generated pages of docs/ anew
+docs: $(VENV)/.dev  ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
 docs-picture: $(VENV)/.dev  ## record the session that the README shows (root: USERS='alice bob')
