@@ -23,8 +23,8 @@ from gpulease.server.context import (
     read_body,
     slot_of_request,
 )
+from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.output import OutputQuery, frames_of
-from gpulease.server.submissions import cancel_grace_of, keep_span_of, submission_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
     CancelRequest,

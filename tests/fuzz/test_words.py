@@ -20,7 +20,7 @@ from gpulease.gpu.simulated import parse_simulation
 from gpulease.server import validation
 from gpulease.server.auth import Caller
 from gpulease.server.holds import hold_submission_of
-from gpulease.server.submissions import submission_of
+from gpulease.server.job_requests import submission_of
 from gpulease.server.validation import Defaults
 from gpulease.service.ports import LivingProcess
 from gpulease.units import (

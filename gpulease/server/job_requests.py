@@ -1,6 +1,6 @@
-"""A submission as a job sends it over the wire, with every field checked.
+"""Requests about jobs, every field checked: a submission, and the spans of `cancel` and `keep`.
 
-Nothing here looks at the machine: whether it can grant the claim is decided by the service.
+Nothing here looks at the machine: `service.submission` decides whether it can grant the claim.
 """
 
 import shlex
