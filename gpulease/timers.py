@@ -43,8 +43,10 @@ class Timers:
         self,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
+        check_clock_every_s: float = _CHECK_CLOCK_EVERY_S,
     ) -> None:
         """`wall` and `steady` return seconds, of a clock that can be set and of one that cannot."""
+        self._check_clock_every_s = check_clock_every_s
         self._wall = wall
         self._steady = steady
         self._failures = LogOnce(_log)
@@ -99,4 +101,4 @@ class Timers:
                 entry.modify(next_run_time=now + entry.trigger.interval)
         self._offset_s = offset_s
         loop = asyncio.get_running_loop()
-        self._next_check = loop.call_later(_CHECK_CLOCK_EVERY_S, self._check_clock)
+        self._next_check = loop.call_later(self._check_clock_every_s, self._check_clock)
