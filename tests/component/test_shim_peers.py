@@ -44,7 +44,10 @@ AFTER_HELLO = [
 @pytest.fixture
 def directory() -> Iterator[Path]:
     with job_directory() as made:
-        start(shell(made, "trap 'echo hello' USR1; while :; do sleep 1000 & wait; done"))
+        answer = "trap 'echo hello' USR1; echo up >&2; while :; do sleep 1000 & wait; done"
+        start(shell(made, answer))
+        # Before, the signal of `answers` would end it.
+        wait_until(lambda: (made / "stderr").read_bytes() == b"up\n")
         yield made
 
 
