@@ -68,13 +68,13 @@ class OveruseState:
     stopped: bool = False
     """The job was asked to end because of this."""
     threatened: bool = False
-    """The owner was last told that the job is about to be stopped."""
+    """The last notice to the owner announced a stop."""
     owed: timedelta = _NOTHING
     """For a job that is no longer over: the remaining time over the lease at `owed_at`."""
     owed_at: timedelta | None = None
     """The instant of `owed`."""
     within_since: timedelta | None = None
-    """When it went back within its lease, if the owner is to be told of that."""
+    """When it went back within its lease, if the owner gets a notice of that."""
 
     def left(self, policy: OverusePolicy) -> timedelta | None:
         """Return the time until the job is stopped if nothing changes; None: it is not."""
@@ -125,8 +125,8 @@ def _within(
 ) -> tuple[OveruseState, OveruseAction]:
     """Return the state of a job within its lease.
 
-    The owner is told that the job will not be stopped once it has stayed within for a whole grace
-    period, so that a job around its limit does not cause a message each time.
+    The owner gets the all-clear once the job has stayed within for a whole grace period, so that a
+    job around its limit does not cause a message each time.
     """
     quiet = OveruseState(warned_at=before.warned_at, owed=_owed(before, now), owed_at=now)
     if not before.threatened:
