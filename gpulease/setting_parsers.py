@@ -19,6 +19,7 @@ LONGEST_GRACE = timedelta(days=1)
 _LARGEST_COUNT = 1_000_000
 _LARGEST_FILE = 4 << 20
 _SHOWN_LENGTH = 40
+_LONGEST_INTEGER_BITS = 64
 
 
 def parse_switch(text: str) -> bool:
@@ -147,6 +148,13 @@ def _given_twice(text: str) -> tuple[str, int, int] | None:
     return None
 
 
+def _text_of(value: str | int) -> str:
+    # Python refuses to write out an integer of thousands of digits.
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
+        raise BadValue("the number is too large")
+    return str(value)
+
+
 class Mistakes:
     """Collects the mistakes in a settings file, and reports them together.
 
@@ -165,7 +173,7 @@ class Mistakes:
         if not isinstance(value, str | int):
             return self._add(f'write {where} = "..."', None)
         with self._noting(where):
-            return parser(str(value))
+            return parser(_text_of(value))
 
     def unknown(self, what: str, key: str, known: Collection[str]) -> None:
         """Add an unknown key, with a suggestion."""

@@ -49,11 +49,11 @@ def read(words: list[str]) -> tuple[list[str], float]:
     """Return the jobs, and the seconds to add (below zero: to remove), in `JOB... +SPAN`.
 
     Raises:
-        BadUsage: the last word has no unit or sign, and may be the number of a job.
+        BadUsage: the last word is the number or the name of a job, by its form.
         BadValue: the last word is no span of time.
     """
     *jobs, span = words
-    if span.isdigit():
+    if span.isdigit() or span.isalpha():
         raise BadUsage(
             f"cannot extend: {span!r} is no span of time to add",
             "the time comes last: gpulease extend 17 +2h",

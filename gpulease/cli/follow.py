@@ -15,6 +15,7 @@ from gpulease.cli import messages
 from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
 from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.format import clean, index_of
+from gpulease.cli.job_selection import own_name
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.render import StderrStatus, write_output
 from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, Signals
@@ -251,7 +252,9 @@ def _stay(
                 return _Attachment(attached=False)
             signals.interruptible(lambda: time.sleep(0.05))
     if not options.started:
-        raise _refused(job.id, "its socket cannot be reached")
+        is_own = job.user == own_name()
+        why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
+        raise _refused(job.id, why)
     stderr.print(
         f"gpulease: cannot attach to job {job.id}; gpulease logs -f {job.id} shows its output"
     )

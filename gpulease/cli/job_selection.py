@@ -6,9 +6,11 @@ caller's own jobs, also for root.
 
 import os
 import pwd
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Literal, TypeVar
 
 from gpulease.cli.format import clean
@@ -55,9 +57,11 @@ def selection(
     """
     ways = sum((bool(words), pattern is not None, every))
     if ways == 0:
-        raise BadUsage(f"cannot {verb}: no job is named", _example(verb))
+        raise BadUsage(f"no job to {_doing(verb)}", _example(verb))
     if ways > 1:
-        raise BadUsage(f"cannot {verb}: JOB, --name and --all exclude each other", _example(verb))
+        raise BadUsage(
+            f"cannot {_doing(verb)}: JOB, --name and --all exclude each other", _example(verb)
+        )
     return Selection(verb, words or (), pattern, every)
 
 
@@ -79,11 +83,14 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
     if not found:
         # A script that ends all its jobs has done so if there are none.
-        print_stderr(f"gpulease: you have no jobs to {verb}")
+        print_stderr(f"gpulease: you have no jobs to {_doing(verb)}")
         return []
     if verb == "attach":
         return [_newest(found, verb, f"match {wanted.pattern!r}").id]
     print_stderr(f"gpulease: {_count(found)}: {_listed(found)}")
+    if verb == "cancel":
+        # Queued jobs first: memory that a running job frees would start them.
+        found = sorted(found, key=lambda job: job.state != "queued")
     return [job.id for job in found]
 
 
@@ -107,6 +114,11 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
     return status
 
 
+def _doing(verb: Verb) -> str:
+    """Return what a verb does, as it reads after "cannot"."""
+    return {"logs": "print the output of", "attach": "attach to"}.get(verb, verb)
+
+
 def _example(verb: Verb) -> str:
     more = "" if verb == "attach" else ", or --all for all your jobs"
     end = " +2h" if verb == "extend" else ""
@@ -119,10 +131,11 @@ def _is_number(word: str) -> bool:
 
 def _own_jobs(client: Client, *, ended: bool) -> Sequence[JobView]:
     """Return the jobs of the caller, oldest first."""
-    return client.jobs(everything=ended, user=_own_name()).jobs
+    return client.jobs(everything=ended, user=own_name()).jobs
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """Return the caller's user name as the daemon writes it."""
     # As the daemon names the owner of a job; the environment (USER) may say something else.
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -135,7 +148,9 @@ def _by_word(jobs: Sequence[JobView], verb: Verb, word: str) -> int:
         return int(word)
     if word == LAST:
         if not jobs:
-            raise NoSuchJob(f"cannot {verb} the last job: you have none", "gpulease run starts one")
+            raise NoSuchJob(
+                f"cannot {_doing(verb)} the last job: you have none", "gpulease run starts one"
+            )
         return jobs[-1].id
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
@@ -184,15 +199,16 @@ def _no_match(wanted: Selection) -> NoSuchJob:
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
     yours = "job of yours" if verb in _READS else "job of yours that waits or runs"
     if wanted.pattern is not None:
-        return NoSuchJob(f"cannot {verb}: no {yours} matches {wanted.pattern!r}", hint)
+        return NoSuchJob(f"cannot {_doing(verb)}: no {yours} matches {wanted.pattern!r}", hint)
     return NoSuchJob(
-        f"cannot {verb} {words[0]!r}: no {yours} has this name",
+        f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",
     )
 
 
 def _ambiguous(verb: Verb, word: str, found: Sequence[JobView]) -> GpuleaseError:
     return BadUsage(
-        f"cannot {verb} {word!r}: {len(found)} of your jobs have this name: {_listed(found)}",
-        f"give the number of one, or --name {word!r} for all of them",
+        f"cannot {_doing(verb)} {word!r}: {len(found)} of your jobs have this name: "
+        f"{_listed(found)}",
+        f"give the number of one, or --name {shlex.quote(escape(word))} for all of them",
     )

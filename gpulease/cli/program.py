@@ -169,7 +169,7 @@ def _not_on_path(
         )
     return CommandNotFound(
         f"cannot run {name}: no such command",
-        "options of gpulease run come before the command",
+        "check its spelling; options of gpulease run come before the command",
     )
 
 
@@ -182,8 +182,8 @@ def _how_to_run(path: str) -> str:
     suffix = Path(path).suffix
     if suffix == ".ipynb":
         return (
-            f"a notebook is no program: jupyter nbconvert --to script {path}, then run the script; "
-            "or gpulease hold, and start jupyter in that shell"
+            f"convert the notebook (jupyter nbconvert --to script {path}) and run the script, "
+            "or run gpulease hold and start jupyter in that shell"
         )
     interpreter = _INTERPRETERS.get(suffix)
     if interpreter is None:

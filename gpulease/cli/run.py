@@ -90,6 +90,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 
     \b
     Exit code: that of COMMAND, or
+        2  an option is wrong
        75  gave up waiting (--no-wait, --wait)
        97  with --strict: a framework cannot be limited to the lease
       124  a limit ended the job: its time, its lease, or idleness
@@ -167,23 +168,25 @@ def _run_a_copy(request: SubmitRequest) -> None:
 def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: bytes) -> int:
     if options.detach:
         job = client.submit(request)
-        _say_default(job, options)
+        _say_default(job, options, request.argv)
         print_stdout(str(job.id))
         return 0
     with Signals() as signals:
         job = client.submit(request)
-        _say_default(job, options)
+        _say_default(job, options, request.argv)
         follow_options = FollowOptions(
             keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
         )
         return follow(client, job, signals, stderr_status(), follow_options)
 
 
-def _say_default(job: JobView, options: RunOptions) -> None:
+def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
     if options.mem is None and job.sized:
         print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     elif options.mem is None:
         print_stderr(f"gpulease: job {job.id} leases the default, {requested(job)}; see --mem")
+    if options.mem is None and "--mem" in command:
+        print_stderr("gpulease: --mem after the command was passed to the command")
 
 
 # Within the lease of a job.

@@ -68,7 +68,8 @@ def show(
     replies = [client.job_json(number) for number in select_jobs(client, wanted)]
     if json:
         several = b'{"jobs":[' + b",".join(replies) + b"]}"
-        print_stdout(indent(replies[0] if len(replies) == 1 else several))
+        is_one = len(wanted.words) == 1
+        print_stdout(indent(replies[0] if is_one else several))
         return
     now = datetime.now(UTC).astimezone()
     screen = screen_of(sys.stdout, environment())
@@ -133,7 +134,10 @@ def fields(
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
-    yield "ran for", between(job.started_at, job.ended_at, now) if job.started_at else None
+    yield (
+        "running for" if job.ended_at is None else "ran for",
+        between(job.started_at, job.ended_at, now) if job.started_at else None,
+    )
     ends = job.expires_at if job.state != "ended" else None
     yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
     yield "exit status", _exit_status(job)

@@ -30,7 +30,7 @@ _NO_FILE = frozenset({"-c", "-m", "-e"})
 """Options of interpreters after which the program is no file."""
 _KEPT = timedelta(days=90)
 """How long a copy is kept that no further job has used."""
-_CLOCKS_DIFFER = timedelta(seconds=2)
+_CLOCKS_DIFFER = timedelta(seconds=0.1)
 """A file on another machine has its time from there."""
 
 

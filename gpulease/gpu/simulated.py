@@ -4,8 +4,8 @@ They report what NVML would: an identity that survives restarts, memory in use, 
 `SimulatedGpus.here` the memory is that of real processes on this machine; tests set numbers.
 
 A process is on a GPU if its environment names the GPU, no matter who launched it. A process that
-leased a GPU while it ran has changed its environment, which the kernel does not show. Such claims are passed
-in, and count for the process and its forks as long as the lease lasts.
+leased a GPU while it ran has changed its environment, which the kernel does not show. Such claims
+are passed in, and count for the process and its forks as long as the lease lasts.
 
 Processes: the kernel shows the environment at exec. Reading it is slow for large environments, so
 it is read once per exec. An exec is recognised by the auxiliary vector, a few hundred bytes with

@@ -63,7 +63,7 @@ def cancelled(job: Job, by: str, at: datetime) -> Job | None:
     except IllegalTransition:
         raise WrongState(
             f"cannot cancel job {job.id}: it has ended",
-            f"gpulease show {job.id} shows how",
+            f"see gpulease show {job.id}",
         ) from None
 
 

@@ -64,7 +64,7 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["run", "--nonsense", "x"], "gpulease run --help"),
         (["run", "--gpus", "two", "x"], "'two' is not a whole number"),
         (["run", "--visible", "both", "x"], "'both' is not one of uuid, index"),
-        (["cancel"], "no job is named"),
+        (["cancel"], "no job to cancel"),
         (["cancel", "17", "--all"], "exclude each other"),
         (["attach", "17", "18"], "unexpected extra argument"),
         (["extend", "17"], "no span of time"),

@@ -71,6 +71,7 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
         ("[users.a]\n[users.b]\n[users.a]", "[users.a] is given twice", "lines 1 and 3"),
         ("[[x]]\na = 1\n[[x]]\na = 1\nbad bad", "line 5", None),
         ("most_waiting = " + "1" * 5000, "limit", None),
+        ("most_waiting = 0x" + "f" * 9000, "too large", None),
         ("margin = " + "[" * 20_000, "recursion", None),
         (
             '[users.alice]\ncolour = "red"',

@@ -1,5 +1,6 @@
 """Which jobs a command line names: numbers, names, last, --name, --all."""
 
+import shlex
 from typing import Any, cast
 
 import pytest
@@ -27,7 +28,7 @@ class Listing:
 
 @pytest.fixture(autouse=True)
 def alice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_selection, "_own_name", lambda: "alice")
+    monkeypatch.setattr(job_selection, "own_name", lambda: "alice")
 
 
 SWEEP = (
@@ -96,18 +97,18 @@ def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
 
 @pytest.mark.parametrize(
     ("verb", "numbers"),
-    [("cancel", [3, 6, 7]), ("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
+    [("cancel", [6, 3, 7]), ("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
 )
 def test_all_is_the_live_jobs_that_the_verb_applies_to(
     verb: Verb, numbers: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert selected(verb, every=True) == numbers
-    assert f"{numbers[0]} (" in capsys.readouterr().err
-
+    assert "6 (" in capsys.readouterr().err
+    assert f"{min(numbers)} (" in capsys.readouterr().err
 
 def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
     assert selected("show", pattern="sweep*") == [3, 5, 6]
-    assert selected("cancel", pattern="sweep*") == [3, 6]
+    assert selected("cancel", pattern="sweep*") == [6, 3], "queued jobs first"
     with pytest.raises(NoSuchJob):
         selected("cancel", pattern="nothing*")
 
@@ -125,6 +126,15 @@ def test_jobs_are_named_in_exactly_one_way(
 def test_last_of_nobody_is_an_error() -> None:
     with pytest.raises(NoSuchJob):
         select(Listing(), "show", "last")
+
+
+def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
+    named = [views.job(number, user="alice", name="lr[0.1]") for number in (3, 4)]
+    with pytest.raises(BadUsage) as refused:
+        select(Listing(*named), "cancel", "lr[0.1]")
+    hint = refused.value.hint or ""
+    pattern = shlex.split(hint[hint.index("--name") :])[1]
+    assert select(Listing(*named), "cancel", pattern=pattern) == [3, 4]
 
 
 def test_all_of_no_jobs_is_none_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
