@@ -244,7 +244,7 @@ def _parse_group(group: str) -> list[int]:
     try:
         size = parse_size(found.group(2))
     except BadValue as error:
-        raise BadValue(error.message, _HINT) from error
+        raise BadValue(f"cannot simulate {group!r}: its size cannot be read", _HINT) from error
     # One more than allowed is enough for the error.
     return [size] * min(count, _MOST_GPUS + 1)
 

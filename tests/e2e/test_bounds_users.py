@@ -51,7 +51,7 @@ def test_a_queue_has_room_for_so_many_jobs_of_one_user_and_for_any_of_others_and
     ids = [call(daemon, STRANGER, "POST", "/v1/jobs", job())[1]["id"] for _ in range(3)]
     status, why = error(call(daemon, STRANGER, "POST", "/v1/jobs", job()))
     assert (status, why["code"]) == (429, "too_many")
-    assert "3 jobs" in why["message"]
+    assert "3 queued jobs" in why["message"]
     assert why["hint"]
     assert call(daemon, OTHER, "POST", "/v1/jobs", job())[0] == 201
     for _ in range(4):

@@ -67,7 +67,7 @@ def test_a_job_on_a_gpu_that_it_did_not_lease_is_shown_told_and_stopped(
     page = daemon.run("status").stdout
     assert re.search(rf"sleep 600.*job {job}\b", page)
     alone = daemon.submit("--mem", "70G", "--gpus", "2", "--exclusive", "--", "true")
-    _, there = daemon.job(alone)["refusals"]
+    _, there = wait_for("why it waits", lambda: daemon.job(alone)["refusals"])
     assert f"job {job} " in there["why"]
 
     stand_in.change(1, used=30 * G, processes=[(pid, 30 * G)])

@@ -233,7 +233,8 @@ def test_through_the_real_abi_a_figure_that_is_missing_is_no_overuse_and_one_tha
     before = daemon.status()["at"]
     wait_for("some looks later", lambda: daemon.status()["at"][:18] > before[:18])
     assert daemon.job(job)["leases"][0]["over_since_at"] is None
-    assert notices(daemon, job) == []
+    # After some seconds on a GPU its owner learns that no hook limits `sleep`.
+    assert all("framework hook" in each for each in notices(daemon, job))
 
     stand_in.change(0, used=3 * G, processes=[(pid, 3 * G)])
     end = ended(daemon, job)

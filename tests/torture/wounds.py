@@ -156,7 +156,7 @@ def _wound_enclosing() -> None:
 
     def launcher_of(**options: Any) -> launcher.Launcher:
         if ENCLOSED in os.environ:
-            options["enclose"] = enclose
+            options["sandbox"] = enclose
         return real(**options)
 
     app.Launcher = launcher_of
