@@ -16,12 +16,12 @@ def test_it_is_ready_says_how_it_stands_and_will_start_at_boot(gpulease: Gpuleas
     shown = gpulease.machine.unit(SERVICE, "ActiveState", "StatusText", "UnitFileState")
     assert shown == {
         "ActiveState": "active",
-        "StatusText": "2 simulated GPUs; 0 jobs running, 0 waiting",
+        "StatusText": "2 simulated GPUs; 0 jobs running, 0 queued",
         "UnitFileState": "enabled",
     }
     gpulease.wait_until(gpulease.submit("--mem", "6G", "--", "sleep", "600"), "active")
     gpulease.submit("--gpus", "2", "--mem", "6G", "--", "true")
-    gpulease.machine.wait_for_unit(SERVICE, StatusText="2 simulated GPUs; 1 job running, 1 waiting")
+    gpulease.machine.wait_for_unit(SERVICE, StatusText="2 simulated GPUs; 1 job running, 1 queued")
 
 
 def test_a_job_is_all_its_users_and_sees_the_files_that_they_see(gpulease: Gpulease) -> None:

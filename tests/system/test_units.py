@@ -106,7 +106,7 @@ def test_what_was_installed_can_be_removed_without_a_trace(other_machine: Machin
 
     # There is no terminal to ask on.
     refused = other_machine.run(SETUP, "remove", "--purge", check=False)
-    assert mentions(refused.stderr, "0 waiting", "0 holds", "0 running", "1 ended")
+    assert mentions(refused.stderr, "0 queued", "0 holds", "0 running", "1 ended")
     assert "hint: " in refused.stderr
     assert gpulease.job(job)["state"] == "ended", "nothing was changed"
     other_machine.run(SETUP, "remove", "--purge", "--yes")
