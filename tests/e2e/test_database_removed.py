@@ -3,7 +3,8 @@
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -163,8 +164,15 @@ def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(
     short_grace: Daemon,
 ) -> None:
     daemon = short_grace
-    copy = back_up(daemon.state / "gpulease.db")
     database = daemon.state / "gpulease.db"
+
+    def copied() -> Path | None:
+        # SQLite may refuse for a moment while the daemon that has just started checks the file.
+        with suppress(RecordUnwritable):
+            return back_up(database)
+        return None
+
+    copy = wait_for("it is copied", copied)
     job, pid = running(daemon)
     former = database.rename(daemon.folder / "former")
     other = copy.read_bytes()
