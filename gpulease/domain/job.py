@@ -13,6 +13,7 @@ from fractions import Fraction
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
 from gpulease.domain.placement import Placement
+from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ class Outcome(StrEnum):
     IDLE = "idle"
     """It was idle while other jobs waited for the memory."""
     GAVE_UP = "gave_up"
+    PREEMPTED = "preempted"
+    """It made way for another job."""
+    REQUEUED = "requeued"
+    """It was stopped to be queued again."""
+    DEPENDENCY_FAILED = "dependency_failed"
+    """A job that it waited for ended in another way than it asked for."""
     LAUNCH_FAILED = "launch_failed"
     LOST = "lost"
 
@@ -214,6 +221,19 @@ class Job:
     kept_until_at: datetime | None = None
     """Until when idleness has no consequences."""
     usage: JobUsage = NO_USAGE
+    queue: QueueOptions = NO_OPTIONS
+    predicted_run_for: timedelta | None = None
+    """The run time that was expected when it was granted."""
+    predicted_start_at: datetime | None = None
+    """The start that was expected first."""
+    utilization: int | None = None
+    """Percent, the mean over its run and its GPUs; known after its end."""
+
+    @property
+    def label(self) -> str:
+        """The id as people see it: 17, or 17_3 for the element of an array with index 3."""
+        array = self.queue.array
+        return str(self.id) if array is None else f"{array.job}_{array.index}"
 
     @property
     def holds_memory(self) -> bool:
@@ -290,6 +310,12 @@ def shifted(job: Job, by: timedelta) -> Job:
         started_at=at(job.started_at),
         main_exited_at=at(job.main_exited_at),
         kept_until_at=at(job.kept_until_at),
+        queue=replace(
+            job.queue,
+            begin_at=at(job.queue.begin_at),
+            aging_since_at=at(job.queue.aging_since_at),
+        ),
+        predicted_start_at=at(job.predicted_start_at),
     )
 
 

@@ -15,6 +15,7 @@ from gpulease.domain.job import Job, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
+from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.reasons import WaitReasonCache, exit_status, reason
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
@@ -31,6 +32,7 @@ from gpulease.wire.views import (
     LeaseView,
     OveruseView,
     PoolView,
+    QueueView,
     ReportView,
     UnheldView,
     UseView,
@@ -133,6 +135,8 @@ class JobViews:
             out_of_memory=job.usage.out_of_memory,
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,
+            label=job.label,
+            queue=_queue_view(job.queue),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
@@ -256,6 +260,23 @@ def claim_view(claim: Claim) -> ClaimView:
         gpus=claim.gpus,
         exclusive=claim.exclusive,
         time_limit=_seconds(claim.time_limit),
+    )
+
+
+def _queue_view(options: QueueOptions) -> QueueView:
+    array = options.array
+    return QueueView(
+        priority=options.priority.value,
+        nice=options.nice,
+        held=options.held,
+        begin_at=instant(options.begin_at),
+        after=[str(each) for each in options.after],
+        requeue=options.requeue,
+        preemptible=options.preemptible,
+        array=None if array is None else array.job,
+        array_index=None if array is None else array.index,
+        array_most=None if array is None else array.most_running,
+        requeued=options.requeued,
     )
 
 

@@ -32,6 +32,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Submission:
     usage: JobUsage = NO_USAGE
     sizes_itself: bool = False
     """The request names no size: the use of similar jobs decides, or else the claim."""
+    queue: QueueOptions = NO_OPTIONS
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""
@@ -79,6 +81,7 @@ class Submission:
             grace=self.invocation.grace,
             holder=self.holder,
             usage=self.usage,
+            queue=self.queue,
         )
 
 

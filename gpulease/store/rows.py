@@ -23,6 +23,13 @@ from gpulease.domain.job import (
     TerminalSettings,
 )
 from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.queue_options import (
+    ArrayElement,
+    Condition,
+    Dependency,
+    Priority,
+    QueueOptions,
+)
 from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
 from gpulease.units import Share
 
@@ -58,10 +65,66 @@ def job_values(job: Job) -> dict[str, object]:
         "exit_signal": exit_.signal,
         "main_exited_at": job.main_exited_at,
         "terminal": job.terminal,
-        "grace_us": None if job.grace is None else job.grace // _MICROSECOND,
+        "grace_us": _microseconds(job.grace),
         "kept_until_at": job.kept_until_at,
         **_account_values(job.usage),
+        **_queue_values(job.queue),
+        "predicted_run_us": _microseconds(job.predicted_run_for),
+        "predicted_start_at": job.predicted_start_at,
+        "utilization": job.utilization,
     }
+
+
+def _microseconds(span: timedelta | None) -> int | None:
+    return None if span is None else span // _MICROSECOND
+
+
+def _queue_values(options: QueueOptions) -> dict[str, object]:
+    array = options.array
+    return {
+        "priority": options.priority.value,
+        "queue_nice": options.nice,
+        "held": options.held,
+        "begin_at": options.begin_at,
+        "after": ",".join(map(str, options.after)) or None,
+        "requeue": options.requeue,
+        "preemptible": options.preemptible,
+        "array": array and array.job,
+        "array_index": None if array is None else array.index,
+        "array_most": array and array.most_running,
+        "aging_since_at": options.aging_since_at,
+        "moved_before": options.moved_before,
+        "moved_by_admin": options.moved_by_admin,
+        "requeued": options.requeued,
+    }
+
+
+def _queue_of(row: JobRow) -> QueueOptions:
+    return QueueOptions(
+        priority=Priority(row.priority),
+        nice=row.queue_nice,
+        held=row.held,
+        begin_at=row.begin_at,
+        after=tuple(_dependency_of(each) for each in (row.after or "").split(",") if each),
+        requeue=row.requeue,
+        preemptible=row.preemptible,
+        array=_array_of(row),
+        aging_since_at=row.aging_since_at,
+        moved_before=None if row.moved_before is None else JobId(row.moved_before),
+        moved_by_admin=row.moved_by_admin,
+        requeued=row.requeued,
+    )
+
+
+def _dependency_of(text: str) -> Dependency:
+    job, _, condition = text.partition(":")
+    return Dependency(JobId(int(job)), Condition(condition))
+
+
+def _array_of(row: JobRow) -> ArrayElement | None:
+    if row.array is None or row.array_index is None:
+        return None
+    return ArrayElement(JobId(row.array), row.array_index, row.array_most)
 
 
 def _account_values(account: JobUsage) -> dict[str, object]:
@@ -144,6 +207,12 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         holder=None if holder is None else _holder_of(holder),
         kept_until_at=row.kept_until_at,
         usage=_account_of(row),
+        queue=_queue_of(row),
+        predicted_run_for=(
+            None if row.predicted_run_us is None else row.predicted_run_us * _MICROSECOND
+        ),
+        predicted_start_at=row.predicted_start_at,
+        utilization=row.utilization,
     )
 
 

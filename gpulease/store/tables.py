@@ -137,6 +137,8 @@ class JobRow(Row):
         Index("ix_jobs_live", "state", sqlite_where=text("state <> 'ended'")),
         Index("ix_jobs_user", "user"),
         Index("ix_jobs_alike", "uid", "alike", sqlite_where=text("alike IS NOT NULL")),
+        Index("ix_jobs_array", "array", sqlite_where=text("array IS NOT NULL")),
+        Index("ix_jobs_ended", "ended_at", sqlite_where=text("ended_at IS NOT NULL")),
         # An id is never used again, even after the last job was deleted.
         {"sqlite_autoincrement": True},
     )
@@ -178,6 +180,27 @@ class JobRow(Row):
     retry_of: Mapped[int | None]
     retried_as: Mapped[int | None]
     out_of_memory: Mapped[bool] = mapped_column(server_default=text("0"))
+    priority: Mapped[str] = mapped_column(server_default=text("'normal'"))
+    queue_nice: Mapped[int] = mapped_column(server_default=text("0"))
+    held: Mapped[bool] = mapped_column(server_default=text("0"))
+    begin_at: Mapped[datetime | None]
+    after: Mapped[str | None]
+    """The jobs that it still waits for, such as "12:ok,13:any"; null for none."""
+    requeue: Mapped[bool] = mapped_column(server_default=text("0"))
+    preemptible: Mapped[bool] = mapped_column(server_default=text("0"))
+    array: Mapped[int | None]
+    """The id of the array, which is the id of its first element."""
+    array_index: Mapped[int | None]
+    array_most: Mapped[int | None]
+    aging_since_at: Mapped[datetime | None]
+    moved_before: Mapped[int | None]
+    """The queued job that it goes before; 0: before all others of its owner."""
+    moved_by_admin: Mapped[bool] = mapped_column(server_default=text("0"))
+    requeued: Mapped[int] = mapped_column(server_default=text("0"))
+    predicted_run_us: Mapped[int | None]
+    predicted_start_at: Mapped[datetime | None]
+    utilization: Mapped[int | None]
+    """Percent, the mean over its run and its GPUs."""
 
 
 class HolderRow(Row):
@@ -282,3 +305,27 @@ class EventRow(Row):
     at: Mapped[datetime]
     kind: Mapped[str]
     detail: Mapped[str | None]
+
+
+class WindowRow(Row):
+    """A span of time, once or recurring, for which an admin sets GPUs apart."""
+
+    __tablename__ = "windows"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    gpus: Mapped[int | None]
+    """How many GPUs, if it names none."""
+    uuids: Mapped[str | None]
+    """The GPUs, separated by commas."""
+    begins_at: Mapped[datetime]
+    """The first start; a recurring window starts at the instants of `cron` from then on."""
+    span_us: Mapped[int]
+    cron: Mapped[str | None]
+    """Five fields as in crontab(5); null for once."""
+    users: Mapped[str | None]
+    """The users whose jobs may run on these GPUs then, separated by commas."""
+    groups: Mapped[str | None]
+    created_by: Mapped[str]
+    created_at: Mapped[datetime]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpulease.wire.requests import KeepRequest as KeepRequest
     from gpulease.wire.requests import NestedRequest as NestedRequest
     from gpulease.wire.requests import PoolUsage as PoolUsage
+    from gpulease.wire.requests import QueueRequest as QueueRequest
     from gpulease.wire.requests import SubmitRequest as SubmitRequest
     from gpulease.wire.requests import TerminalRequest as TerminalRequest
     from gpulease.wire.requests import UsageRequest as UsageRequest
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gpulease.wire.views import OveruseView as OveruseView
     from gpulease.wire.views import PoolView as PoolView
     from gpulease.wire.views import ProcessView as ProcessView
+    from gpulease.wire.views import QueueView as QueueView
     from gpulease.wire.views import RefusalView as RefusalView
     from gpulease.wire.views import ReportView as ReportView
     from gpulease.wire.views import StatusView as StatusView

@@ -68,6 +68,23 @@ class EarlySignalRequest:
 
 
 @dataclass(slots=True)
+class QueueRequest:
+    """When a job may start, and in what order."""
+
+    priority: Literal["low", "normal", "high"] = "normal"
+    nice: int = 0
+    held: bool = False
+    begin_at: str | None = None
+    """An instant in ISO 8601."""
+    after: list[str] = field(default_factory=list)
+    """Jobs that have to end first, such as "17", "17_3:any" or "18:fail"."""
+    array: str | None = None
+    """The indices of an array of jobs, such as "0-99%8" or "1,3,5"."""
+    requeue: bool = False
+    preemptible: bool = False
+
+
+@dataclass(slots=True)
 class SubmitRequest:
     """A job to queue. `argv`, `cwd` and `environment` are one character per byte."""
 
@@ -93,6 +110,7 @@ class SubmitRequest:
     key: str | None = None
     """Identifies this submission: sent again under the same key, after a lost answer, it returns
     the job of the first time and makes no second one."""
+    queue: QueueRequest = field(default_factory=QueueRequest)
     retry_oom: float | None = None
     """After an out-of-memory error the job is tried again with its memory times this, above 1."""
 

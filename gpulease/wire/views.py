@@ -16,6 +16,9 @@ Outcome = Literal[
     "over_lease",
     "idle",
     "gave_up",
+    "preempted",
+    "requeued",
+    "dependency_failed",
     "launch_failed",
     "lost",
 ]
@@ -124,6 +127,27 @@ class EventView:
 
 
 @dataclass(slots=True)
+class QueueView:
+    """What was asked of the queue for a job."""
+
+    priority: str
+    nice: int
+    held: bool
+    begin_at: str | None
+    after: list[str]
+    """The jobs that it still waits for, such as "17:ok"."""
+    requeue: bool
+    preemptible: bool
+    array: int | None
+    """The id of its array, which is the id of the first element."""
+    array_index: int | None
+    array_most: int | None
+    """How many elements of the array may run at once."""
+    requeued: int
+    """How often it was queued again."""
+
+
+@dataclass(slots=True)
 class JobView:
     """A job."""
 
@@ -185,6 +209,11 @@ class JobView:
     """The job that ran out of memory, of which this is the next attempt."""
     retried_as: int | None = None
     """The next attempt of this job."""
+    label: str = ""
+    """The id as people see it: 17, or 17_3 for an element of an array; empty from an older
+    daemon."""
+    queue: QueueView | None = None
+    """Null from an older daemon."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 
