@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -190,6 +191,15 @@ class Transaction(Protocol):
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
 
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
+
 
 class Store(Protocol):
     """The database of jobs and leases."""
@@ -217,6 +227,9 @@ class Store(Protocol):
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
@@ -395,6 +408,20 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
+
+
+class LocalTime(Protocol):
+    """The machine's time zone: begins of recurring windows, and instants as text."""
+
+    def next(self, cron: str, at: datetime) -> datetime | None:
+        """Return the first begin at or after `at`; None: there is none.
+
+        Raises:
+            BadValue: `cron` is not five fields of crontab(5).
+        """
+
+    def text(self, at: datetime, now: datetime) -> str:
+        """Return an instant for people, without the day if that is today."""
 
 
 class NotLimited(Exception):
