@@ -27,7 +27,8 @@ from typing import NamedTuple
 from gpulease.domain.fragmentation import Workload, fragmentation_gradient, points, typical
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import Placement, Score, best_fit, granted, place
+from gpulease.domain.placement import Placement, granted, place
+from gpulease.domain.rooms import Score, best_fit
 
 WHOLE = 1000
 """The memory of one GPU, in the unit of the trace."""
@@ -217,13 +218,13 @@ def inflation(policy: str, seed: int) -> float:
     return inflate(nodes, order, rates[policy], chance)
 
 
-def fill(pods: Sequence[Pod], score: Score) -> float:
+def fill(pods: Sequence[Pod], score_of_next: Callable[[], Score]) -> float:
     """Return the percentage of a server with 8 GPUs that is leased when all was asked for."""
     gpus = [_empty_gpu(index) for index in range(8)]
     asked = leased = 0
     for number, pod in enumerate(pods):
         claim = Claim(pod.memory, pod.gpus)
-        placement = place(claim, gpus, score)
+        placement = place(claim, gpus, score_of_next())
         if isinstance(placement, Placement):
             leased += pod.gpus * pod.memory
             sizes = dict(placement.allocations)
@@ -242,16 +243,22 @@ def _empty_gpu(index: int) -> GpuMemory:
     return build_ledger(reading, (), {})
 
 
+def random_score(chance: random.Random) -> Score:
+    drawn: dict[GpuUuid, float] = {}
+    return lambda _claim, room: drawn.setdefault(room.uuid, chance.random())
+
+
 def server(policy: str, runs: int) -> list[float]:
     """Return the results of so many runs of G2."""
     pods = [pod for pod in openb_pods() if pod.gpus]
     shapes = typical(Counter(pod.memory for pod in pods))
     chance = random.Random(runs)
-    scores: dict[str, Score] = {
-        "fgd": fragmentation_gradient(Workload.of(shapes.items())),
-        "best fit": best_fit,
-        "random": lambda _claim, _gpu: chance.random(),
-        "spread": lambda _claim, gpu: gpu.headroom or 0,
+    gradient = fragmentation_gradient(Workload.of(shapes.items()))
+    scores: dict[str, Callable[[], Score]] = {
+        "fgd": lambda: gradient,
+        "best fit": lambda: best_fit,
+        "random": lambda: random_score(chance),
+        "spread": lambda: lambda _claim, room: room.free,
     }
     orders = (arrivals(pods, 8 * WHOLE, random.Random(seed)) for seed in range(runs))
     return [fill(order, scores[policy]) for order in orders]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self, TypeVar
 
-from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import Score
+from gpulease.domain.rooms import Room, Score
 
 Shape = TypeVar("Shape", bound=Hashable)
 
@@ -67,10 +66,9 @@ def points(fewer: float) -> int:
 def fragmentation_gradient(workload: Workload) -> Score:
     """Return the placement policy for `workload`; equal scores go to the best fit."""
 
-    def score(claim: Claim, gpu: GpuMemory) -> float:
-        size, before = gpu.allocatable or 1, gpu.headroom or 0
-        after = 0 if claim.exclusive else before - claim.memory_on(size)
-        fewer = workload.fragments(before) - workload.fragments(after)
-        return points(fewer / size) - after / (size + 1)
+    def score(claim: Claim, room: Room) -> float:
+        after = 0 if claim.exclusive else room.free - claim.memory_on(room.allocatable)
+        fewer = workload.fragments(room.free) - workload.fragments(after)
+        return points(fewer / room.allocatable) - after / (room.allocatable + 1)
 
     return score

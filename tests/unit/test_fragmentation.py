@@ -4,9 +4,10 @@ import pytest
 
 from fakes import G, reading
 from gpulease.domain.fragmentation import Workload, fragmentation_gradient, points, typical
-from gpulease.domain.gpu import GpuMemory, JobId, LedgerEntry, build_ledger
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import Placement, best_fit, place
+from gpulease.domain.placement import Placement, place
+from gpulease.domain.rooms import best_fit
 
 HALF_AND_HALF = Workload.of([(4 * G, 0.5), (1 * G, 0.5)])
 
@@ -21,6 +22,10 @@ def gpus(*leased: int) -> list[GpuMemory]:
         )
         for index, size in enumerate(leased)
     ]
+
+
+def on(uuid: str) -> Placement:
+    return Placement(((GpuUuid(uuid), 1 * G),))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +46,14 @@ def test_a_placement_that_leaves_no_fragment_is_preferred_to_the_best_fit() -> N
     claim, partly = Claim(1 * G), gpus(4, 3)  # 4 and 5 GiB are free
     gradient = place(claim, partly, fragmentation_gradient(HALF_AND_HALF))
 
-    assert place(claim, partly, best_fit) == Placement((("GPU-0", 1 * G),))
-    assert gradient == Placement((("GPU-1", 1 * G),))
+    assert place(claim, partly, best_fit) == on("GPU-0")
+    assert gradient == on("GPU-1")
 
 
 def test_equal_gradients_go_to_the_best_fit() -> None:
     score = fragmentation_gradient(HALF_AND_HALF)
 
-    assert place(Claim(1 * G), gpus(0, 2, 1), score) == Placement((("GPU-1", 1 * G),))
+    assert place(Claim(1 * G), gpus(0, 2, 1), score) == on("GPU-1")
 
 
 def test_differences_that_do_not_matter_get_equal_points() -> None:
