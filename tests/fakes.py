@@ -17,6 +17,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    aging,
     with_over_for,
 )
 from gpulease.domain.lease import Claim, State
@@ -237,6 +238,10 @@ class MemoryStore:
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
+
+    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+        for job in jobs:
+            self._jobs[job] = aging(self._jobs[job], since)
 
     def note(self, job: JobId, event: Event) -> None:
         self._events.append((job, event))

@@ -167,6 +167,9 @@ class Transaction(Protocol):
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
+    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+        """Store that the age of these queued jobs counts from now on."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
 

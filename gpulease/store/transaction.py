@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
-from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_for
+from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
@@ -150,6 +150,15 @@ class SqlTransaction:
         which = {"this": job, "that": gpu, "over_for_us": span}
         self._connection.execute(statements.NOTE_OVER, which)
         self._live[job] = with_over_for(held, gpu, over_for)
+
+    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+        """Store since when the age of these queued jobs counts."""
+        if not jobs:
+            return
+        which = [{"this": job, "since": since} for job in jobs]
+        self._connection.execute(statements.NOTE_AGING, which)
+        for job in jobs:
+            self._live[job] = aging(self._live[job], since)
 
     def restore(self, job: Job, event: Event) -> None:
         """Store a job that the record has lost, under the id that it had."""
