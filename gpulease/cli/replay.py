@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _SPANS = (
     ("mean wait", "mean_wait_s"),
     ("median wait", "median_wait_s"),
-    ("95 % wait at most", "p95_wait_s"),
-    ("99 % wait at most", "p99_wait_s"),
+    ("95% wait at most", "p95_wait_s"),
+    ("99% wait at most", "p99_wait_s"),
     ("longest wait", "longest_wait_s"),
     ("mean completion", "mean_completion_s"),
     ("makespan", "makespan_s"),
@@ -58,7 +58,7 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
         Literal["none", "pairs", "slices"],
         typer.Option(
             "--contention",
-            help="How much jobs on a GPU slow each other down: not; by 7 % for each other job, as "
+            help="How much jobs on a GPU slow each other down: not; by 7% for each other job, as "
             "measured; or n jobs to 1/n each, the worst case.",
         ),
     ] = "none",
@@ -126,7 +126,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
         print_stdout(indent(encode(report(results, machines, left_out))))
         return
     if left_out:
-        print_stderr(f"left out {left_out} jobs that fit on no server")
+        jobs = "1 job that fits" if left_out == 1 else f"{left_out} jobs that fit"
+        print_stderr(f"left out {jobs} on no server")
     show_page(page(results, kept, machines), screen_of(sys.stdout, environment()))
 
 
@@ -149,8 +150,11 @@ def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int
 def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]") -> Page:
     """Lay out the figures, one column for each replay; the first is what was asked for."""
     columns = (
-        Column("", wraps=True),
-        *(Column(each.settings.name.upper(), right=True) for each in results),
+        Column(""),
+        *(
+            Column(each.settings.name.upper(), right=True, leaves=number)
+            for number, each in enumerate(results)
+        ),
     )
     found = [asdict(each.figures) for each in results]
     rows = (
@@ -167,9 +171,7 @@ def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]")
 
 def _machines(servers: "tuple[Server, ...]") -> str:
     kinds = Counter((server.gpus, server.memory) for server in servers)
-    return ", ".join(
-        f"{count} x {gpus} x {size(memory)}" for (gpus, memory), count in kinds.items()
-    )
+    return ",".join(f"{count}x{gpus}x{size(memory)}" for (gpus, memory), count in kinds.items())
 
 
 def _span(seconds: float) -> Line:
@@ -177,7 +179,7 @@ def _span(seconds: float) -> Line:
 
 
 def _percent(part: float) -> Line:
-    return line(f"{100 * part:.1f} %")
+    return line(f"{100 * part:.1f}%")
 
 
 def _verdict(asked: "Result", other: "Result") -> str:
@@ -188,4 +190,4 @@ def _verdict(asked: "Result", other: "Result") -> str:
         return f"with {other.settings.name} no job waits"
     side = "below" if mine < theirs else "above"
     change = 100 * abs(mine / theirs - 1)
-    return f"the mean wait is {change:.0f} % {side} that of {other.settings.name}"
+    return f"the mean wait is {change:.0f}% {side} that of {other.settings.name}"

@@ -38,8 +38,8 @@ class FragmentationGradient:
 
     def __call__(self, claim: Claim, gpu: Room) -> float:
         """Return the score of a GPU for a claim."""
-        free = gpu.headroom or 0
-        left = free - claim.memory_on(gpu.allocatable or 0)
+        free = gpu.free
+        left = free - claim.memory_on(gpu.allocatable)
         gradient = self._useless(left) - self._useless(free)
         return _TIE_BREAK * best_fit(claim, gpu) - gradient
 

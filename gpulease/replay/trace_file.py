@@ -161,7 +161,7 @@ class _Line:
             memory=int(self._number("memory_mib", 1, _LARGEST_MIB, _MEMORY) * MIB),
             user=self._required("user"),
             time_limit_s=self._optional("time_limit_s", 1, _LONGEST_S, _LIMIT),
-            utilization=self._optional("utilization", 0, 1, "35 % is 0.35; empty is unknown"),
+            utilization=self._optional("utilization", 0, 1, "35% is 0.35; empty is unknown"),
             # Runs of the same script are similar, whatever follows.
             command=CommandFingerprint(command.split()[0], command) if command else None,
         )
@@ -247,7 +247,7 @@ def refuse_too_large(trace: Trace, jobs: Sequence[TraceJob]) -> None:
     if not jobs:
         return
     first = jobs[0]
-    others = f", and neither do {len(jobs) - 1} other jobs" if len(jobs) > 1 else ""
+    others = f"; this job and {len(jobs) - 1} more are too large" if len(jobs) > 1 else ""
     times = f"{first.gpus} x " if first.gpus > 1 else ""
     raise BadValue(
         f"cannot replay job {trace.names[first.id]}: its {times}{format_size(first.memory)} "
