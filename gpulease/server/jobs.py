@@ -56,7 +56,9 @@ class JobHandlers:
         """Queue a job; the answer means that it is on disk."""
         caller, context = caller_of_request(request), self._context
         body = read_body(SubmitRequest, await request.body())
-        job = await context.scheduler.submit(submission_of(body, caller, context.defaults))
+        is_admin = context.rights.is_admin(caller)
+        submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        job = await context.scheduler.submit(submission)
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def jobs(

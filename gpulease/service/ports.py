@@ -32,7 +32,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
+from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -66,6 +66,10 @@ class Submission:
     sizes_itself: bool = False
     """The request names no size: the use of similar jobs decides, or else the claim."""
     queue: QueueOptions = NO_OPTIONS
+    after: tuple[WantedDependency, ...] = ()
+    """What it waits for, before `queue.after` is known."""
+    indices: Indices | None = None
+    """Of an array of jobs; None for a single job."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""
