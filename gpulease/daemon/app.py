@@ -371,8 +371,8 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
 def queue_policy(settings: Settings) -> QueuePolicy:
     """Return the order of the queue, the reservation and the sharing of GPUs."""
     # Simulated GPUs compute nothing, so jobs do not slow each other down on them.
-    usual = {"most_sharing": sys.maxsize} if settings.simulate is not None else {}
-    given = {**usual, **settings.queue}
+    unguarded = {"most_sharing": sys.maxsize, "most_utilization": float(sys.maxsize)}
+    given = {**(unguarded if settings.simulate is not None else {}), **settings.queue}
     name = PolicyName(given.pop("policy", PolicyName.FAIR))
     return QueuePolicy(name, **given)
 
