@@ -19,11 +19,12 @@ from gpulease.domain.oom import (
     diagnose_oom,
     find_memory_errors,
 )
-from gpulease.errors import TooMany, with_hint
+from gpulease.errors import CannotLease, TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Submission, Transaction, WorkerExited
 from gpulease.service.submission import most_of, refuse_one_more
+from gpulease.service.user_limits import refuse_what_is_never_within
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
@@ -153,8 +154,11 @@ class JobAccounting:
             ),
         )
         try:
-            refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
-        except TooMany as error:
+            policy, user = self._policy(), job.owner.user
+            refuse_one_more(policy, submission, tx.user_count(job.owner.uid))
+            limits = policy.limits(job.owner)
+            refuse_what_is_never_within(submission.claim, limits, memory, user)
+        except (TooMany, CannotLease) as error:
             hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)
         new = tx.add(submission, at)

@@ -31,8 +31,10 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
+from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -90,6 +92,42 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that has let go of its memory: what the queue learns from it."""
+
+    owner: Owner
+    claim: Claim
+    fingerprint: CommandFingerprint | None
+    submitted_at: datetime
+    granted_at: datetime
+    started_at: datetime | None
+    released_at: datetime
+    memory: int
+    """Bytes of all its leases."""
+    outcome: Outcome | None
+    utilization: int | None = None
+    """Percent."""
+
+    @classmethod
+    def of(cls, job: Job, outcome: Outcome | None, at: datetime) -> "PastJob | None":
+        """Return what is learnt from `job`, which held memory until `at`; None if it held none."""
+        if job.granted_at is None or not job.leases:
+            return None
+        return cls(
+            owner=job.owner,
+            claim=job.claim,
+            fingerprint=job.usage.fingerprint,
+            submitted_at=job.submitted_at,
+            granted_at=job.granted_at,
+            started_at=job.started_at,
+            released_at=max(at, job.granted_at),
+            memory=sum(lease.memory for lease in job.leases),
+            outcome=outcome,
+            utilization=job.utilization,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class UserCount:
     """The current counts of one user, to compare with the quotas."""
 
@@ -105,10 +143,8 @@ class UserCount:
 class Quotas:
     """The limits of each user."""
 
-    waiting: int = 10_000
-    """Queued jobs and leases."""
     waiting_bytes: int = 256 * MIB
-    """Size of their arguments and environments in the database."""
+    """Size of the arguments and environments of queued jobs in the database."""
     holds: int = 100
     """Leases without a job, queued or held."""
     exempt: frozenset[int] = field(default=frozenset({0}))
@@ -124,6 +160,16 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    limits_of: Callable[[Owner], UserLimits] = no_limits
+    """The limits of a user, from the settings."""
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return the limits of a user; those who are exempt keep the default time only."""
+        limits = self.limits_of(owner)
+        if owner.uid in self.quotas.exempt:
+            return UserLimits(default_time=limits.default_time)
+        return limits
 
 
 class Transaction(Protocol):
@@ -158,8 +204,8 @@ class Transaction(Protocol):
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a changed job, and why it changed."""
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a changed job, and why it changed; None: not worth a line in its history."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
@@ -211,6 +257,12 @@ class Store(Protocol):
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since then, in that order."""
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""

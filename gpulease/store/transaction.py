@@ -12,7 +12,7 @@ from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_f
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
-from gpulease.service.ports import Event, Submission, UserCount
+from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
@@ -33,6 +33,8 @@ class SqlTransaction:
         self._tallies = user_counts
         self.changes: list[tuple[Job | None, Job, int | None]] = []
         """Each job before and after, and for a new one the bytes of its invocation."""
+        self.released: list[PastJob] = []
+        """The jobs that let go of their memory."""
         self._live = dict(live)
         self._known_gpus = known_gpus
 
@@ -124,18 +126,28 @@ class SqlTransaction:
         self.changes.append((None, job, len(content)))
         return job
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a job as it is now, and why."""
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a job as it is now, and why; None: not worth a line in its history."""
         before = self._live.get(job.id)
         if job is not before:
             self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
-        self._log(job.id, event)
+        if event is not None:
+            self._log(job.id, event)
+            self._note_release(before, job, event.at)
         self._live[job.id] = job
         self.changes.append((before, job, None))
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+
+    def _note_release(self, before: Job | None, job: Job, at: datetime) -> None:
+        if before is None or not before.holds_memory or job.holds_memory:
+            return
+        held = job if job.leases else before
+        past = PastJob.of(held, job.outcome, job.ended_at or at)
+        if past is not None:
+            self.released.append(past)
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of a job that stays as it is; it may have ended."""
