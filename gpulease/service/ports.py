@@ -251,8 +251,19 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in any state, the oldest first."""
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest jobs in any state, the oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""
