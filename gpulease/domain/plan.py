@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
@@ -66,6 +67,13 @@ class Plan:
     """The reserved GPUs, and the job of each."""
     holders: tuple[JobId, ...] = ()
     """The jobs that hold memory after the grants."""
+    blocked: Mapping[JobId, Block] = field(default_factory=dict)
+    """The queued jobs that may not start now, and why."""
+
+    @property
+    def wakes_at(self) -> datetime | None:
+        """When the next begin time comes, and the queue has to be planned again."""
+        return next_begin(self.blocked)
 
     @property
     def is_closed(self) -> bool:
@@ -102,8 +110,11 @@ def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the headroom and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
+    blocked = blocks(snapshot.jobs, snapshot.at)
     for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
-        if planning.has_unreserved_gpus or wait_has_expired(job, snapshot.at):
+        if job.id in blocked:
+            planning.pass_over(job)
+        elif planning.has_unreserved_gpus or wait_has_expired(job, snapshot.at):
             planning.consider(job)
     return Plan(
         tuple(planning.grants),
@@ -112,6 +123,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         tuple(planning.gpus.values()),
         planning.reserved,
         (*planning.ends, *(job for job, _ in planning.grants)),
+        blocked,
     )
 
 
@@ -148,6 +160,11 @@ class _PlanningPass:
             self.gives_up.append(job.id)
         else:
             self._reserve(job, waiting.reserved)
+
+    def pass_over(self, job: Job) -> None:
+        """Note that a blocked job gives up."""
+        if wait_has_expired(job, self.at):
+            self.gives_up.append(job.id)
 
     def _grant(self, job: Job, placement: Placement) -> None:
         self.grants.append((job.id, placement))

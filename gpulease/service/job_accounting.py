@@ -151,6 +151,8 @@ class JobAccounting:
                 out_of_memory=False,
                 size_reason=None,
             ),
+            # It has met its begin time and its dependencies.
+            queue=replace(job.queue, begin_at=None, aging_since_at=None, moved_before=None),
         )
         try:
             refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
