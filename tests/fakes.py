@@ -30,6 +30,7 @@ from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
+    PastJob,
     Submission,
     UserCount,
     WorkerExited,
@@ -165,6 +166,7 @@ class MemoryStore:
         self.known_runs: list[PastRun] = []
         self.writes = 0
         self._ended: list[Job] = []
+        self._released: list[PastJob] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -292,9 +294,14 @@ class MemoryStore:
                 return job
         return None
 
-    def save(self, job: Job, event: Event) -> None:
+    def save(self, job: Job, event: Event | None) -> None:
+        before = self._jobs[job.id]
         self._jobs[job.id] = job
-        self._events.append((job.id, event))
+        if event is not None:
+            self._events.append((job.id, event))
+            if before.holds_memory and not job.holds_memory:
+                past = PastJob.of(job if job.leases else before, job.outcome, event.at)
+                self._released += [past] if past is not None else []
         if job.state is State.ENDED:
             self._ended.append(job)
 
@@ -302,10 +309,18 @@ class MemoryStore:
         for job in jobs:
             self.save(job, event)
 
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())
+        return [past for past in found if past is not None and past.released_at > since]
+
+    def take_released(self) -> Sequence[PastJob]:
+        released, self._released = self._released, []
+        return released
+
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
         for job in jobs:
             self._jobs[job] = aging(self._jobs[job], since)
 
