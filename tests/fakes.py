@@ -269,19 +269,16 @@ class MemoryStore:
             for place, index in enumerate(indices.indices)
         ]
 
-    def elements(self, array: JobId) -> Sequence[Job]:
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        places = ((job, job.queue.array) for job in self._jobs.values())
         return [
             job
-            for job in self._jobs.values()
-            if job.queue.array is not None and job.queue.array.job == array
+            for job, place in places
+            if place is not None and place.job == array and index in (None, place.index)
         ]
 
     def element(self, array: JobId, index: int) -> Job | None:
-        found = [
-            job
-            for job in self.elements(array)
-            if job.queue.array is not None and job.queue.array.index == index
-        ]
+        found = self.elements(array, index)
         return found[-1] if found else None
 
     def live_elements(self, array: JobId) -> int:

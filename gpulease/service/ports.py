@@ -269,8 +269,8 @@ class Store(Protocol):
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first."""
 
-    def elements(self, array: JobId) -> Sequence[Job]:
-        """Return all elements of an array, in any state, oldest first."""
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""

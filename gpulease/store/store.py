@@ -149,10 +149,13 @@ class SqlStore:
         with translate_errors(self.path), Session(self.engine) as session:
             yield session
 
-    def elements(self, array: JobId) -> Sequence[Job]:
-        """Return all elements of an array, in any state, oldest first."""
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
         with self._reading() as session:
-            return jobs_where(session, JobRow.array == array)
+            which = JobRow.array == array
+            return jobs_where(
+                session, which if index is None else which & (JobRow.array_index == index)
+            )
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest `limit` jobs in any or one state, oldest first."""
