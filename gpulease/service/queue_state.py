@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
@@ -66,7 +67,9 @@ class QueueState:
         """Return everything that a decision depends on; `jobs` are all live ones."""
         bare = snapshot(jobs, seen, policy, drained, at)
         gpus = ledgers(bare)
-        queue = self._indexed(jobs, capacity(gpus), policy.queue, at)
+        blocked = blocks(jobs, at)
+        eligible = (job for job in jobs if job.id not in blocked)
+        queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
         limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
         return replace(
@@ -77,6 +80,7 @@ class QueueState:
             usual_wait_s=_percentile(self._waits, 0.9),
             policy=policy.queue,
             gpus=gpus,
+            blocked=blocked,
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
         )
