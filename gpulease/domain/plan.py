@@ -5,7 +5,7 @@
 """
 
 import heapq
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +14,7 @@ from itertools import islice
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
-from gpulease.domain.job import Job, wait_has_expired
+from gpulease.domain.job import Job, Outcome, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
@@ -24,6 +24,7 @@ from gpulease.domain.placement import (
     granted,
     reserved_for,
 )
+from gpulease.domain.preemption import Preemptible, who_makes_way, without
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
@@ -32,6 +33,8 @@ from gpulease.domain.run_time import RunTimes
 NOTHING_KNOWN = RunTimes()
 UNUSED = PastUse(1.0)
 DEFAULT_POLICY = QueuePolicy()
+_MOST_TRIED = 50
+"""Claims for which a pass finds no jobs that could make way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for and their GPUs, as of the plan before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,10 @@ class Plan:
     """For the job that has waited longest."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
+    preempts: tuple[tuple[JobId, JobId], ...] = ()
+    """The jobs that have to make way, each with the job that it makes way for."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for, and the GPUs whose memory is kept for them."""
 
     @cached_property
     def holders(self) -> tuple[JobId, ...]:
@@ -139,9 +148,10 @@ class Plan:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
             return {gpu.uuid: self.closed for gpu in self.gpus}
+        kept = {gpu: job for job, gpus in self.promised.items() for gpu in gpus}
         if self.reservation is None:
-            return {}
-        return dict.fromkeys(self.reservation.memory, self.reservation.job)
+            return kept
+        return dict.fromkeys(self.reservation.memory, self.reservation.job) | kept
 
     @property
     def is_closed(self) -> bool:
@@ -157,7 +167,7 @@ class Plan:
         for job in self.snapshot.jobs:
             if not job.holds_memory and job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first)
+                key = (job.claim, first, self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -167,9 +177,12 @@ class Plan:
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
+    planning.keep_promises()
     planning.start_the_oldest()
     if planning.closed is None:
-        planning.start_what_fits()
+        planning.start_what_fits(preemptible=False)
+        planning.make_way()
+    planning.start_what_fits(preemptible=True)
     grants = planning.grants
     return Plan(
         snapshot,
@@ -178,6 +191,8 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.closed,
+        tuple(planning.preempts.items()),
+        planning.promised,
     )
 
 
@@ -198,6 +213,14 @@ class _PlanningPass:
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
         self.usual_wait_s = snapshot.usual_wait_s
+        self.promised_before = snapshot.promised
+        self.promised: dict[JobId, frozenset[GpuUuid]] = {}
+        self.preempts: dict[JobId, JobId] = {}
+        self._going = self._preemptible(lambda job: job.outcome is Outcome.PREEMPTED)
+        """The jobs that are making way."""
+        self._running = self._preemptible(lambda job: job.outcome is None)
+        """The jobs that could."""
+        self._no_way: set[Claim] = set()
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
@@ -212,10 +235,10 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.claim in tried or self._start(job, need):
+            if job.id in self.promised or job.claim in tried or self._start(job, need):
                 continue
             tried.add(job.claim)
-            if wait_has_expired(job, self.at):
+            if wait_has_expired(job, self.at) or self._make_way_for(job, need):
                 continue
             self.reservation = self._reserve(job, need)
             if self.reservation is not None:
@@ -226,14 +249,15 @@ class _PlanningPass:
     def _oldest(self) -> Iterator[Job]:
         """Return the jobs that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
-            return iter(self.queue.in_submission_order())
+            jobs = self.queue.in_submission_order()
+            return (job for job in jobs if not job.queue.preemptible)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
                 age = self.order.age_s(job)
-                if age >= enough:
+                if age >= enough and not job.queue.preemptible:
                     oldest.append((self.queue.need(job).rank, -age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
@@ -241,7 +265,7 @@ class _PlanningPass:
         hard = self._is_hard(job)
         ends = [
             End(
-                expected_end(held, self.now_s, self.history, self.policy, hard=hard),
+                self._end_of(held, hard=hard),
                 tuple((lease.gpu, lease.memory) for lease in held.job.leases),
                 held.job.claim.exclusive,
                 self.history.utilization(held.need.keys),
@@ -260,6 +284,12 @@ class _PlanningPass:
             self.score,
             hard=hard,
         )
+
+    def _end_of(self, held: Holding, *, hard: bool) -> float:
+        """Return when the memory of a job is expected to be free, for one that may preempt."""
+        if held.need.preemptible:
+            return self.now_s
+        return expected_end(held, self.now_s, self.history, self.policy, hard=hard)
 
     def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
         job = self.queue.jobs[job_id]
@@ -280,9 +310,17 @@ class _PlanningPass:
 
     # The others.
 
-    def start_what_fits(self) -> None:
-        """Start every job that fits and delays no reservation, by descending score."""
-        heap = [entry for group in self._groups_that_fit() if (entry := self._entry(group, 0))]
+    def start_what_fits(self, *, preemptible: bool) -> None:
+        """Start every job that fits and delays no reservation, by descending score.
+
+        Preemptible jobs start after all others, and delay no reservation in any case.
+        """
+        groups = self._groups_that_fit(preemptible=preemptible)
+        self._try_in_order(groups, self._start)
+
+    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+        """Call `attempt` for the jobs of each group by descending score, until one fails."""
+        heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
         while heap:
             rank, score, _, position, group = heapq.heappop(heap)
@@ -294,7 +332,7 @@ class _PlanningPass:
                 heapq.heappush(heap, fresh)
                 continue
             job = self.queue.jobs[fresh[2]]
-            if self._start(job, group.need):
+            if attempt(job, group.need):
                 following = self._entry(group, fresh[3] + 1)
                 if following is not None:
                     heapq.heappush(heap, following)
@@ -303,19 +341,21 @@ class _PlanningPass:
         """Return the next job of a group for the heap; None if there is none."""
         for index in range(position, len(group.turns)):
             job_id = JobId(group.turns[index][2])
-            if job_id not in self.grants:
+            if job_id not in self.grants and job_id not in self.promised:
                 score = self.order.score(group.need, self.queue.jobs[job_id])
                 return group.need.rank, -score, job_id, index, group
         return None
 
-    def _groups_that_fit(self) -> Iterator[Group]:
+    def _groups_that_fit(self, *, preemptible: bool) -> Iterator[Group]:
         """Return the groups with a claim that fits now, apart from the reservation."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
             if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
-                yield from groups.values()
+                yield from (
+                    group for group in groups.values() if group.need.preemptible is preemptible
+                )
 
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits and delays no reservation."""
@@ -325,7 +365,7 @@ class _PlanningPass:
             for room in self.rooms
             if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
-        held_back = self.reservation is not None and self._outlasts(need, self.reservation)
+        held_back = self._is_held_back(need)
         if held_back:
             able = [room for room in able if self._beside(job.claim, utilization, room)]
         chosen = choose(job.claim, able, self.score)
@@ -333,6 +373,12 @@ class _PlanningPass:
             return False
         self._grant(job, need, chosen, utilization, held_back=held_back)
         return True
+
+    def _is_held_back(self, need: Need) -> bool:
+        """Tell whether a job that starts now may take what is reserved for another one."""
+        if self.reservation is None or need.preemptible:
+            return False
+        return self._outlasts(need, self.reservation)
 
     def _outlasts(self, need: Need, reservation: Reservation) -> bool:
         """Tell whether a job that starts now may run into a reservation."""
@@ -369,6 +415,93 @@ class _PlanningPass:
                 later.take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
         self.order.started(need)
+
+    # Preemption.
+
+    def _preemptible(self, wanted: Callable[[Job], bool]) -> dict[JobId, Preemptible]:
+        """Return the preemptible jobs that hold memory, those that are `wanted`."""
+        return {
+            held.job.id: Preemptible(
+                held.job.id,
+                held.need.rank,
+                max(0.0, self.now_s - held.start_s),
+                {lease.gpu: lease.memory for lease in held.job.leases},
+                held.job.claim.exclusive,
+                self.history.utilization(held.need.keys),
+            )
+            for held in self.queue.holding.values()
+            if held.need.preemptible and wanted(held.job)
+        }
+
+    def keep_promises(self) -> None:
+        """Start the jobs that others made way for, or keep for them what is being freed."""
+        every = self.rooms
+        for job_id, gpus in self.promised_before.items():
+            job = self.queue.jobs.get(job_id)
+            if job is None:
+                continue
+            # Elsewhere it would take what others have been promised.
+            self.rooms = [room for room in every if room.uuid in gpus]
+            if not self._start(job, need := self.queue.need(job)):
+                self._promise(job, need)
+        self.rooms = every
+
+    def make_way(self) -> None:
+        """Have preemptible jobs make way for those that do not fit, by descending score."""
+        if not self._running and not self._going:
+            return
+        groups = (
+            group
+            for groups in self.queue.groups.values()
+            for group in groups.values()
+            if not group.need.preemptible
+        )
+        self._try_in_order(groups, self._make_way_for)
+
+    def _make_way_for(self, job: Job, need: Need) -> bool:
+        """Have the jobs make way without which a job fits; return whether it has room then."""
+        if not (self._running or self._going) or wait_has_expired(job, self.at):
+            return False
+        if job.claim in self._no_way or len(self._no_way) >= _MOST_TRIED:
+            return False
+        utilization = self.history.utilization(need.keys)
+        rooms = self._rooms_without_going(job.claim, need)
+        way = who_makes_way(job.claim, utilization, rooms, self._running.values(), self.policy)
+        if way is None:
+            self._no_way.add(job.claim)
+            return False
+        for each in way:
+            self._going[each.job] = self._running.pop(each.job)
+            self.preempts[each.job] = job.id
+        return self._promise(job, need)
+
+    def _rooms_without_going(self, claim: Claim, need: Need) -> list[Room]:
+        """Return the GPUs as they are when the jobs that make way have ended."""
+        rooms = without(self.rooms, self._going.values())
+        if not self._is_held_back(need):
+            return rooms
+        utilization = self.history.utilization(need.keys)
+        return [room for room in rooms if self._beside(claim, utilization, room)]
+
+    def _promise(self, job: Job, need: Need) -> bool:
+        """Keep for a job the memory that others free for it; return whether that is enough."""
+        utilization = self.history.utilization(need.keys)
+        able = [
+            room
+            for room in self._rooms_without_going(job.claim, need)
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
+        ]
+        chosen = choose(job.claim, able, self.score)
+        if chosen is None:
+            return False
+        kept = frozenset(room.uuid for room in chosen)
+        for room in self.rooms:
+            if room.uuid in kept:
+                memory = job.claim.memory_on(room.allocatable)
+                room.take(memory, job.claim.exclusive, utilization)
+        self.promised[job.id] = kept
+        self.order.started(need)
+        return True
 
     # What else the plan says.
 

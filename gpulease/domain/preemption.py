@@ -13,7 +13,8 @@ from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Room, best_fit, choose, fits
 
-_CLASSES = len(Priority)
+_RANKS = 2 * len(Priority)
+"""Of priority classes; those of preemptible jobs are the second half."""
 RESTART_S = 60.0
 """What a restart costs besides the lost work: of two ways, the one with fewer jobs is better."""
 
@@ -135,4 +136,4 @@ def _by_size(job: Preemptible) -> tuple[int, float, JobId]:
 
 def _cost(way: Sequence[Preemptible]) -> tuple[float, ...]:
     """Return the loss in each priority class, the highest class first."""
-    return tuple(sum(each.loss for each in way if each.rank == rank) for rank in range(_CLASSES))
+    return tuple(sum(each.loss for each in way if each.rank == rank) for rank in range(_RANKS))
