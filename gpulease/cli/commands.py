@@ -32,6 +32,7 @@ VERBS = {
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
     "report": "Compare what jobs asked for and used.",
+    "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
     "completion": "Print completion for your shell.",
 }

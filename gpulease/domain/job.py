@@ -300,6 +300,11 @@ def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
     return replace(job, leases=tuple(leases))
 
 
+def aging(job: Job, since: datetime) -> Job:
+    """Return a queued job whose age counts from now on."""
+    return replace(job, queue=replace(job.queue, aging_since_at=since))
+
+
 def shifted(job: Job, by: timedelta) -> Job:
     """Return `job` with all instants shifted after the clock was set; spans stay the same."""
 

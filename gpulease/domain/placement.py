@@ -10,7 +10,6 @@ from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
 from gpulease.units import format_size
 
 
-
 class ObstacleKind(StrEnum):
     """Which dimension of a claim failed on a GPU."""
 

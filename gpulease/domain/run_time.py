@@ -34,9 +34,7 @@ def limit_class(limit: timedelta | None) -> int:
     return sum(limit > bound for bound in _CLASSES)
 
 
-def keys_of(
-    user: str, claim: Claim, share: float, fingerprint: CommandFingerprint | None
-) -> Keys:
+def keys_of(user: str, claim: Claim, share: float, fingerprint: CommandFingerprint | None) -> Keys:
     """Return the series that a job belongs to.
 
     Args:

@@ -57,6 +57,7 @@ def reconcile(
             return decided
         for job_id, placement in decided.grants:
             _grant(tx, live[job_id], placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
+        tx.note_aging(decided.aging, at)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
