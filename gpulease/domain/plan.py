@@ -14,7 +14,7 @@ from itertools import islice
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
-from gpulease.domain.job import Job, Outcome, wait_has_expired
+from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
@@ -24,7 +24,7 @@ from gpulease.domain.placement import (
     granted,
     reserved_for,
 )
-from gpulease.domain.preemption import Preemptible, who_makes_way, without
+from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
@@ -33,8 +33,6 @@ from gpulease.domain.run_time import RunTimes
 NOTHING_KNOWN = RunTimes()
 UNUSED = PastUse(1.0)
 DEFAULT_POLICY = QueuePolicy()
-_MOST_TRIED = 50
-"""Claims for which a pass finds no jobs that could make way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class Plan:
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
-    planning.keep_promises()
+    planning.keep_promises(snapshot.promised)
     planning.start_the_oldest()
     if planning.closed is None:
         planning.start_what_fits(preemptible=False)
@@ -191,8 +189,8 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.closed,
-        tuple(planning.preempts.items()),
-        planning.promised,
+        tuple(planning.making_way.preempts.items()),
+        planning.making_way.promised,
     )
 
 
@@ -214,14 +212,9 @@ class _PlanningPass:
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
         self.usual_wait_s = snapshot.usual_wait_s
-        self.promised_before = snapshot.promised
-        self.promised: dict[JobId, frozenset[GpuUuid]] = {}
-        self.preempts: dict[JobId, JobId] = {}
-        self._going = self._preemptible(lambda job: job.outcome is Outcome.PREEMPTED)
-        """The jobs that are making way."""
-        self._running = self._preemptible(lambda job: job.outcome is None)
-        """The jobs that could."""
-        self._no_way: set[Claim] = set()
+        self.making_way = MakingWay(
+            self.queue.holding.values(), self.history, self.policy, self.now_s
+        )
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
@@ -246,7 +239,7 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.id in self.promised or job.claim in tried or self._start(job, need):
+            if job.id in self.making_way.promised or job.claim in tried or self._start(job, need):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at) or self._make_way_for(job, need):
@@ -352,7 +345,7 @@ class _PlanningPass:
         """Return the next job of a group for the heap; None if there is none."""
         for index in range(position, len(group.turns)):
             job_id = JobId(group.turns[index][2])
-            if job_id not in self.grants and job_id not in self.promised:
+            if job_id not in self.grants and job_id not in self.making_way.promised:
                 score = self.order.score(group.need, self.queue.jobs[job_id])
                 return group.need.rank, -score, job_id, index, group
         return None
@@ -429,90 +422,41 @@ class _PlanningPass:
 
     # Preemption.
 
-    def _preemptible(self, wanted: Callable[[Job], bool]) -> dict[JobId, Preemptible]:
-        """Return the preemptible jobs that hold memory, those that are `wanted`."""
-        return {
-            held.job.id: Preemptible(
-                held.job.id,
-                held.need.rank,
-                max(0.0, self.now_s - held.start_s),
-                {lease.gpu: lease.memory for lease in held.job.leases},
-                held.job.claim.exclusive,
-                self.history.utilization(held.need.keys),
-            )
-            for held in self.queue.holding.values()
-            if held.need.preemptible and wanted(held.job)
-        }
-
-    def keep_promises(self) -> None:
+    def keep_promises(self, promised: Mapping[JobId, frozenset[GpuUuid]]) -> None:
         """Start the jobs that others made way for, or keep for them what is being freed."""
         every = self.rooms
-        for job_id, gpus in self.promised_before.items():
+        for job_id, gpus in promised.items():
             job = self.queue.jobs.get(job_id)
             if job is None:
                 continue
             # Elsewhere it would take what others have been promised.
             self.rooms = [room for room in every if room.uuid in gpus]
             if not self._start(job, need := self.queue.need(job)):
-                self._promise(job, need)
+                self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms)
         self.rooms = every
 
     def make_way(self) -> None:
         """Have preemptible jobs make way for those that do not fit, by descending score."""
-        if not self._running and not self._going:
-            return
-        groups = (
-            group
-            for groups in self.queue.groups.values()
-            for group in groups.values()
-            if not group.need.preemptible
-        )
-        self._try_in_order(groups, self._make_way_for)
+        if self.making_way.is_possible:
+            every = (group for groups in self.queue.groups.values() for group in groups.values())
+            others = (group for group in every if not group.need.preemptible)
+            self._try_in_order(others, self._make_way_for)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
         """Have the jobs make way without which a job fits; return whether it has room then."""
-        if not (self._running or self._going) or wait_has_expired(job, self.at):
+        if not self.making_way.is_possible or wait_has_expired(job, self.at):
             return False
-        if job.claim in self._no_way or len(self._no_way) >= _MOST_TRIED:
+        wanted, able = self._wanted(need), self.rooms
+        if self._is_held_back(need):
+            able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
+        if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
-        utilization = self.history.utilization(need.keys)
-        rooms = self._rooms_without_going(job.claim, need)
-        way = who_makes_way(job.claim, utilization, rooms, self._running.values(), self.policy)
-        if way is None:
-            self._no_way.add(job.claim)
-            return False
-        for each in way:
-            self._going[each.job] = self._running.pop(each.job)
-            self.preempts[each.job] = job.id
-        return self._promise(job, need)
-
-    def _rooms_without_going(self, claim: Claim, need: Need) -> list[Room]:
-        """Return the GPUs as they are when the jobs that make way have ended."""
-        rooms = without(self.rooms, self._going.values())
-        if not self._is_held_back(need):
-            return rooms
-        utilization = self.history.utilization(need.keys)
-        return [room for room in rooms if self._beside(claim, utilization, room)]
-
-    def _promise(self, job: Job, need: Need) -> bool:
-        """Keep for a job the memory that others free for it; return whether that is enough."""
-        utilization = self.history.utilization(need.keys)
-        able = [
-            room
-            for room in self._rooms_without_going(job.claim, need)
-            if fits(job.claim, room) and room.shares(utilization, self.policy)
-        ]
-        chosen = choose(job.claim, able, self.score)
-        if chosen is None:
-            return False
-        kept = frozenset(room.uuid for room in chosen)
-        for room in self.rooms:
-            if room.uuid in kept:
-                memory = job.claim.memory_on(room.allocatable)
-                room.take(memory, job.claim.exclusive, utilization)
-        self.promised[job.id] = kept
         self.order.started(need)
         return True
+
+    def _wanted(self, need: Need) -> Wanted:
+        utilization = need.utilization(self.history, self.policy)
+        return Wanted(need.claim, utilization, self.policy, self.score)
 
     # What else the plan says.
 
