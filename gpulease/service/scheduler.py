@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.errors import RecordUnwritable
@@ -38,12 +39,14 @@ def reconcile(
     clock: Clock,
     closed: str | None = None,
     *,
+    before: Plan | None = None,
     fresh: bool = True,
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
     Args:
         closed: why no GPU takes a lease now, or None.
+        before: the latest plan; what it promised is kept.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
     """
@@ -52,7 +55,9 @@ def reconcile(
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
+        promised = before.promised if before is not None else {}
+        given = snapshot(tuple(live.values()), seen, policy, drained, at)
+        decided = plan(replace(given, promised=promised))
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
@@ -342,7 +347,7 @@ class Scheduler:
         await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
-        if decided is None or decided.grants:
+        if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
         self.closed = closed
@@ -350,7 +355,18 @@ class Scheduler:
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)
         self._changes.notify()
+        for victim, winner in decided.preempts:
+            await self._preempt(victim, winner)
         return decided
+
+    async def _preempt(self, victim: JobId, winner: JobId) -> None:
+        """Have a job make way; if that cannot be stored now, the next pass decides again."""
+        labels = {job.id: job.label for job in self.store.live()}
+        other = f"job {labels.get(winner, winner)}"
+        why = f"it made way for {other}"
+        notice = f"job {labels.get(victim, victim)} makes way for {other}, and is queued again"
+        with contextlib.suppress(IllegalTransition):  # it has ended meanwhile
+            await self.revoke(victim, Outcome.PREEMPTED, why, notice)
 
     async def _follow_clock(self) -> None:
         by = await self._in_writer(lambda: follow_clock(self.store, self._clock))
@@ -369,5 +385,7 @@ class Scheduler:
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.observer.recent()
         return await self._in_writer(
-            lambda: reconcile(self.store, seen, self.policy, self._clock, closed, fresh=fresh)
+            lambda: reconcile(
+                self.store, seen, self.policy, self._clock, closed, before=self.plan, fresh=fresh
+            )
         )
