@@ -12,10 +12,12 @@ from functools import cached_property
 from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import LimitCheck, OverLimit, RecentUse, UserLimits
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
     Placement,
@@ -62,6 +64,12 @@ class Snapshot:
     """The ledgers, if they are known already."""
     promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
     """The jobs that others make way for and their GPUs, as of the plan before."""
+    blocked: Mapping[JobId, Block] | None = None
+    """The waiting jobs that are not in `queue`, if it is given: they may not start now."""
+    limits: Mapping[int, UserLimits] = field(default_factory=dict)
+    """By uid; users who are not here have no limits."""
+    recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
+    """By uid: the use of leases that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class WaitReason:
     expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs with memory reserved for the job."""
+    over_limit: OverLimit | None = None
+    """The limit of its user that it waits for, if it does."""
 
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
@@ -118,12 +128,23 @@ class Plan:
     """The jobs that are among the first of their user from now on, so that their age counts."""
     reservation: Reservation | None
     """For the job that has waited longest."""
+    limits: LimitCheck
+    """What the limits of users leave after the grants."""
+    stops_aging: tuple[JobId, ...] = ()
+    """The jobs that may not start now: they begin to age again when they may."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
     preempts: tuple[tuple[JobId, JobId], ...] = ()
     """The jobs that have to make way, each with the job that it makes way for."""
     promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
     """The jobs that others make way for, and the GPUs whose memory is kept for them."""
+    blocked: Mapping[JobId, Block] = field(default_factory=dict)
+    """The waiting jobs that may not start now, whatever memory is free."""
+
+    @property
+    def wakes_at(self) -> datetime | None:
+        """The next begin time of a job, at which the queue has to be planned again."""
+        return next_begin(self.blocked)
 
     @cached_property
     def holders(self) -> tuple[JobId, ...]:
@@ -163,9 +184,12 @@ class Plan:
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
         for job in self.snapshot.jobs:
-            if not job.holds_memory and job.id not in granted_now:
+            if job.holds_memory or job.id in self.blocked:
+                continue
+            if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first, self.promised.get(job.id))
+                limit = self.limits.exceeded_by(job)
+                key = (job.claim, first, limit, self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -188,10 +212,23 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.gives_up(),
         planning.newly_aging(),
         planning.reservation,
+        planning.limits,
+        planning.stops_aging(),
         planning.closed,
         tuple(planning.making_way.preempts.items()),
         planning.making_way.promised,
+        planning.blocked,
     )
+
+
+def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
+    """Return the jobs that may not start now, and the index of the others."""
+    blocked = snapshot.blocked
+    if blocked is None:
+        blocked = blocks(snapshot.jobs, snapshot.at)
+    if snapshot.queue is not None:
+        return blocked, snapshot.queue
+    return blocked, Queue.of((job for job in snapshot.jobs if job.id not in blocked), largest)
 
 
 class _PlanningPass:
@@ -199,7 +236,8 @@ class _PlanningPass:
 
     def __init__(self, snapshot: Snapshot, score: Score) -> None:
         gpus = ledgers(snapshot)
-        self.queue = snapshot.queue or Queue.of(snapshot.jobs, capacity(gpus))
+        self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
+        self.jobs = snapshot.jobs
         self.policy = snapshot.policy
         self.history = snapshot.history
         self.at = snapshot.at
@@ -211,6 +249,13 @@ class _PlanningPass:
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
+        self.limits = LimitCheck.of(
+            snapshot.limits,
+            snapshot.recent_use,
+            (held.job for held in self.queue.holding.values()),
+            capacity(gpus),
+            snapshot.at,
+        )
         self.usual_wait_s = snapshot.usual_wait_s
         self.making_way = MakingWay(
             self.queue.holding.values(), self.history, self.policy, self.now_s
@@ -239,7 +284,8 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.id in self.making_way.promised or job.claim in tried or self._start(job, need):
+            passed = job.id in self.making_way.promised or job.claim in tried
+            if passed or self.limits.exceeded_by(job) or self._start(job, need):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at) or self._make_way_for(job, need):
@@ -362,7 +408,9 @@ class _PlanningPass:
                 )
 
     def _start(self, job: Job, need: Need) -> bool:
-        """Grant `job` its claim if it fits and delays no reservation."""
+        """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
+        if self.limits.exceeded_by(job) is not None:
+            return False
         utilization = need.utilization(self.history, self.policy)
         able = [
             room
@@ -418,6 +466,7 @@ class _PlanningPass:
             if held_back and later is not None:
                 later.take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
+        self.limits.start(job, sum(memory for _, memory in allocations))
         self.order.started(need)
 
     # Preemption.
@@ -431,8 +480,10 @@ class _PlanningPass:
                 continue
             # Elsewhere it would take what others have been promised.
             self.rooms = [room for room in every if room.uuid in gpus]
-            if not self._start(job, need := self.queue.need(job)):
-                self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms)
+            if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
+                continue
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms):
+                self._count(job, need)
         self.rooms = every
 
     def make_way(self) -> None:
@@ -446,13 +497,22 @@ class _PlanningPass:
         """Have the jobs make way without which a job fits; return whether it has room then."""
         if not self.making_way.is_possible or wait_has_expired(job, self.at):
             return False
+        if self.limits.exceeded_by(job) is not None:
+            return False
         wanted, able = self._wanted(need), self.rooms
         if self._is_held_back(need):
             able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
-        self.order.started(need)
+        self._count(job, need)
         return True
+
+    def _count(self, job: Job, need: Need) -> None:
+        """Count a job for which others make way as if it had started."""
+        kept = self.making_way.promised[job.id]
+        sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
+        self.limits.start(job, sum(job.claim.memory_on(size) for size in sizes))
+        self.order.started(need)
 
     def _wanted(self, need: Need) -> Wanted:
         utilization = need.utilization(self.history, self.policy)
@@ -462,7 +522,13 @@ class _PlanningPass:
 
     def gives_up(self) -> tuple[JobId, ...]:
         """Return the jobs that have waited for as long as they may."""
-        over = (job for job, at in self.queue.impatient.items() if at <= self.at)
+        over = [job for job, at in self.queue.impatient.items() if at <= self.at]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.id in self.blocked and wait_has_expired(job, self.at)
+            )
         return tuple(sorted(job for job in over if job not in self.grants))
 
     def newly_aging(self) -> tuple[JobId, ...]:
@@ -471,8 +537,24 @@ class _PlanningPass:
             job.id
             for turns in self.queue.turns.values()
             for job in self._first(turns)
-            if job.queue.aging_since_at is None
+            if job.queue.aging_since_at is None and self.limits.exceeded_by(job) is None
         )
+
+    def stops_aging(self) -> tuple[JobId, ...]:
+        """Return the jobs that gained age, and are blocked or over a limit now."""
+        over = [
+            job.id
+            for turns in self.queue.turns.values()
+            for job in self._first(turns)
+            if job.queue.aging_since_at is not None and self.limits.exceeded_by(job) is not None
+        ]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.queue.aging_since_at is not None and job.id in self.blocked
+            )
+        return tuple(over)
 
     def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
         left = (self.queue.jobs[JobId(turn[2])] for turn in turns if turn[2] not in self.grants)
@@ -481,6 +563,9 @@ class _PlanningPass:
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, as of a plan that may not know it."""
+    over = plan_.limits.exceeded_by(job)
+    if over is not None:
+        return WaitReason(Refusal(()), over.until_at, over_limit=over)
     obstacles = []
     fitting = []
     for gpu in plan_.gpus:
