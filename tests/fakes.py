@@ -21,6 +21,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
@@ -158,6 +159,7 @@ class MemoryStore:
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
+        self.paused: QueuePause | None = None
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -204,6 +206,12 @@ class MemoryStore:
 
     def note_gpu(self, event: GpuEvent) -> None:
         self.noted.append(event)
+
+    def pause(self) -> QueuePause | None:
+        return self.paused
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        self.paused = pause
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         return [each for each in self.noted if each.at >= since][-most:]

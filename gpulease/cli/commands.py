@@ -30,6 +30,8 @@ VERBS = {
     "keep": "Protect idle leases from being released.",
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
+    "pause": "Start no more jobs.",
+    "unpause": "Start jobs again.",
     "report": "Compare what jobs asked for and used.",
     "doctor": "Diagnose problems and suggest fixes.",
     "completion": "Print completion for your shell.",

@@ -27,6 +27,7 @@ from gpulease.wire.requests import (
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
     SubmitRequest,
 )
 from gpulease.wire.views import (
@@ -36,6 +37,7 @@ from gpulease.wire.views import (
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
 )
@@ -232,6 +234,23 @@ class Client:
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
+
+    def pause(self, *, why: str | None = None) -> PauseChangeView:
+        """Start no more jobs on this machine; running jobs continue.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(PauseRequest(why))
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
+
+    def unpause(self) -> PauseChangeView:
+        """Start jobs again.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
 
     def status(self) -> StatusView:
         """Return the state of the machine, with the jobs that wait or hold memory."""

@@ -29,6 +29,7 @@ from gpulease.wire.requests import (
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
     SubmitRequest,
     UsageRequest,
 )
@@ -41,12 +42,13 @@ from gpulease.wire.views import (
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
 )
 
 _SCHEMAS = "#/components/schemas/"
-_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest)
+_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,14 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(
             post, "/gpus/{gpu}/resume", admin, "resume a GPU", machine.resume, GpuAvailabilityView
+        ),
+        Route(
+            post, "/queue/pause", admin, "pause the queue", machine.pause, PauseChangeView,
+            PauseRequest,
+        ),
+        Route(
+            post, "/queue/unpause", admin, "end the pause of the queue", machine.unpause,
+            PauseChangeView,
         ),
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ class JobViews:
         """
         plan = self._scheduler.plan if job.state is State.QUEUED else None
         waits = None if plan is None else self._wait_reasons.of(job, plan)
-        why, hint = reason(job, waits.why if waits else None)
+        why, hint = reason(job, self._scheduler.closed or (waits.why if waits else None))
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(

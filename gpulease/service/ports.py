@@ -32,7 +32,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions
+from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions, QueuePause
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -175,6 +175,12 @@ class Transaction(Protocol):
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
 
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
+
 
 class Store(Protocol):
     """The database of jobs and leases."""
@@ -208,6 +214,9 @@ class Store(Protocol):
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a known GPU, without a reading."""
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
 
 
 class GpuProbe(Protocol):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
@@ -15,6 +16,7 @@ from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shi
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -43,7 +45,7 @@ def reconcile(
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
     Args:
-        closed: why no GPU takes a lease now, or None.
+        closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
     """
@@ -51,6 +53,7 @@ def reconcile(
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
+        closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
         decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
         if decided.grants and not fresh:
@@ -60,6 +63,11 @@ def reconcile(
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
+
+
+def said(pause: QueuePause | None) -> str | None:
+    """Return a pause of the queue as the reason why no job starts."""
+    return None if pause is None else str(pause)
 
 
 def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> None:
@@ -102,6 +110,8 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
             tx.save(shifted(job, by), event)
         for gpu, availability in tx.availabilities().items():
             tx.set_availability(gpu, availability.shifted(by))
+        if (pause := tx.pause()) is not None:
+            tx.set_pause(replace(pause, at=pause.at + by))
     clock.follow()
     return by
 
@@ -144,7 +154,7 @@ class Scheduler:
         self.plan: Plan | None = None
         """The latest."""
         self.closed: str | None = None
-        """Why the latest pass granted no lease of any size, or None."""
+        """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
         self._launcher_of = launcher_of
@@ -332,7 +342,7 @@ class Scheduler:
         if decided is None or decided.grants:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
-        self.closed = closed
+        self.closed = closed or said(self.store.pause())
         self.plan = decided
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)

@@ -171,16 +171,18 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     )
 
 
+_WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"
+
+
 def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy) -> None:
+    if (pause := tx.pause()) is not None:
+        raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
     decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
     reasons = why_waiting(decided, job).refusal.obstacles
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
-    raise NoRoomNow(
-        f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
-        "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m",
-    )
+    raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
 
 
 def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -> None:

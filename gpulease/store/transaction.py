@@ -11,6 +11,7 @@ from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Submission, UserCount
 from gpulease.store import gpus, statements
@@ -71,6 +72,14 @@ class SqlTransaction:
     def note_gpu(self, event: GpuEvent) -> None:
         """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+        return statements.pause_of(self._connection)
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
+        statements.set_pause(self._connection, pause)
 
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store GPUs that are not known yet; a lease refers to a known one."""

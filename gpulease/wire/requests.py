@@ -179,6 +179,13 @@ class DrainRequest:
 
 
 @dataclass(slots=True)
+class PauseRequest:
+    """Why the queue is paused. The body may be left out."""
+
+    why: str | None = None
+
+
+@dataclass(slots=True)
 class CancelRequest:
     """How to cancel a job. The body may be left out."""
 

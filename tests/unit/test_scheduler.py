@@ -26,6 +26,7 @@ from gpulease.domain.lease import State
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import Scheduler
 
@@ -695,5 +696,37 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
         await world.settle()
         assert world.state(job) is State.ACTIVE
         assert world.scheduler.closed is None
+
+    run(scenario)
+
+
+def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
+    async def scenario(world: World) -> None:
+        pauses = Pauses(world.store, world.clock, at_once, world.scheduler.wake)
+        running = await world.submit()
+        await world.settle()
+        pause, changed = await pauses.pause("root", "new driver")
+        waiting = await world.submit(G)
+        await world.settle()
+        assert changed
+        assert (world.state(running), world.state(waiting)) == (State.ACTIVE, State.QUEUED)
+        assert world.scheduler.closed == str(pause)
+        with pytest.raises(NoRoomNow) as refused:
+            await world.submit(G, wait_for=timedelta(0))
+        assert mentions(refused.value.message, "root", "new driver")
+        assert await pauses.pause("eve", "") == (pause, False)
+
+        world.scheduler = world.new_scheduler()
+        await world.scheduler.one_pass()
+        assert world.scheduler.closed == str(pause), "it survives a restart"
+        assert world.state(waiting) is State.QUEUED
+
+        assert await pauses.unpause()
+        assert not await pauses.unpause()
+        await world.scheduler.one_pass()
+        await world.settle()
+        assert world.state(waiting) is State.ACTIVE
+        assert world.scheduler.closed is None
+        await world.scheduler.supervisor.stop()
 
     run(scenario)
