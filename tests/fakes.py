@@ -262,6 +262,9 @@ class FakeLauncher:
         self.may_launch = asyncio.Event()
         """Cleared, a launch takes until it is set."""
         self.may_launch.set()
+        self.may_stop = asyncio.Event()
+        """Cleared, a stop takes until it is set."""
+        self.may_stop.set()
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
         self.forbidden: list[JobId] = []
@@ -299,6 +302,7 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
         self.reasons.append(reason)
+        await self.may_stop.wait()
 
     def grace(self, job: Job) -> timedelta | None:
         return job.grace

@@ -12,7 +12,7 @@ def unpause(ctx: typer.Context, socket: SocketOption = None) -> None:
     Drained GPUs stay drained; gpulease resume opens them.
 
     \b
-    Example:
+    Examples:
       gpulease unpause
     """
     view = connect(ctx, socket).unpause()

@@ -21,6 +21,7 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
@@ -31,6 +32,7 @@ from gpulease.wire.requests import (
     SubmitRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
@@ -44,6 +46,8 @@ from gpulease.wire.views import (
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_MANY_WITHIN = 120.0
+"""The same for a request that changes many jobs."""
 _SHORTEST_TIMEOUT = 0.05
 
 
@@ -213,6 +217,17 @@ class Client:
         """
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
+
+    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
+        """Cancel many jobs in one transaction; those that have ended are left out.
+
+        Raises:
+            NotAllowed: they belong to another user, and the caller is not an admin.
+        """
+        body = msgspec.json.encode(request)
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.

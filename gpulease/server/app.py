@@ -23,6 +23,7 @@ from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import UsageHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
@@ -34,6 +35,7 @@ from gpulease.wire.requests import (
     UsageRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     ErrorBody,
@@ -70,12 +72,14 @@ class Route:
 def routes(context: RequestContext) -> tuple[Route, ...]:
     """Return every route with its access, which the router checks before the handler runs.
 
-    Handlers do not check access again; they decide which fields of an answer a caller sees.
+    Handlers do not check access again, except of EACH; they decide which fields of an answer a
+    caller sees.
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
+    each = Access.EACH
     get, post = "GET", "POST"
     read_env, read_logs = "read the environment of", "read the output of"
     return (
@@ -97,6 +101,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(
             post, "/jobs/{job_id}/cancel", manager, "cancel", jobs.cancel, JobView, CancelRequest
+        ),
+        Route(
+            post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
+            CancelJobsRequest,
         ),
         Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 from fastapi import Request
@@ -24,15 +25,18 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
+from gpulease.server.job_sets import chosen_by
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     ExtendRequest,
     KeepRequest,
     SubmitRequest,
     to_wire,
 )
+from gpulease.wire.views import CancelledView
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"
@@ -41,6 +45,8 @@ _REFRESH_S = 1.0
 """How often `watch` checks whether the reason of a waiting job has changed."""
 _KEEP_ALIVE_S = 15.0
 _MOST_LISTED = 10_000
+_MOST_NAMED = 20
+"""Jobs in the answer to a change of many."""
 
 
 class JobHandlers:
@@ -132,9 +138,26 @@ class JobHandlers:
     async def cancel(self, request: Request, job_id: int) -> Response:
         """Remove a job from the queue, or ask a running one to end."""
         caller, job = caller_of_request(request), self._job(job_id)
-        grace = cancel_grace_of(read_body(CancelRequest, await request.body() or b"{}"), job)
+        asked = read_body(CancelRequest, await request.body() or b"{}")
+        grace = cancel_grace_of(asked.grace, f"job {job.id}")
         cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
+
+    async def cancel_all(self, request: Request) -> Response:
+        """Cancel all jobs that match, in one transaction."""
+        caller, context = caller_of_request(request), self._context
+        asked = read_body(CancelJobsRequest, await request.body())
+        grace = cancel_grace_of(asked.grace, "these jobs")
+        chosen = chosen_by(asked, caller, context.rights)
+        await slot_of_request(request).for_expensive()
+        cancelled = await context.scheduler.cancel_all(chosen, partial(_by, caller), grace)
+        return json_response(
+            CancelledView(
+                len(cancelled),
+                sum(job.state is not State.ENDED for job in cancelled),
+                [context.view_for(caller, job) for job in cancelled[:_MOST_NAMED]],
+            )
+        )
 
     async def extend(self, request: Request, job_id: int) -> Response:
         """Add time to the time limit of a job, or subtract it."""

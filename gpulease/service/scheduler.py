@@ -7,7 +7,7 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -121,6 +121,9 @@ _log = logging.getLogger(__name__)
 _SHIM_ANSWERS_WITHIN_S = 15.0
 """A shim that is stopped, or a launch that hangs, delays an answer for no longer."""
 
+_STOPS_AT_ONCE = 32
+"""Jobs that are stopped at the same time; each takes a connection to its shim."""
+
 Obstacle = Callable[[], Awaitable[str | None]]
 """Returns why no job can start on this machine now, or None."""
 
@@ -212,12 +215,43 @@ class Scheduler:
             changed = jobs.cancelled(job, by, self._clock.now())
             job = self._keep_unrecorded(job if changed is None else changed, error)
         self._changes.notify()
-        launcher = self._launcher_of(job)
-        has_begun = job.started_at is not None or launcher.was_launched(job)
-        if job.state is State.RELEASING and has_begun:
-            self.supervisor.background(launcher.stop(job, "cancelled", grace))
+        self.supervisor.background(self._stop_cancelled((job,), grace))
         self.wake()
         return job
+
+    async def cancel_all(
+        self,
+        chosen: Callable[[Job], bool],
+        by: Callable[[Job], str],
+        grace: timedelta | None = None,
+    ) -> Sequence[Job]:
+        """Cancel all chosen jobs that wait or run, and return them. `by` names who cancels a job.
+
+        Raises:
+            RecordUnwritable: nothing has changed. `cancel` stops running jobs even then.
+        """
+        changed = await self._in_writer(
+            lambda: jobs.cancel_all(self.store, chosen, by, self._clock)
+        )
+        self._changes.notify()
+        self.supervisor.background(self._stop_cancelled(changed, grace))
+        self.wake()
+        return changed
+
+    async def _stop_cancelled(self, cancelled: Iterable[Job], grace: timedelta | None) -> None:
+        """Stop the workers of those jobs that have one, some at a time."""
+        turns = asyncio.Semaphore(_STOPS_AT_ONCE)
+
+        async def stop(job: Job) -> None:
+            async with turns:
+                await self._launcher_of(job).stop(job, "cancelled", grace)
+
+        await asyncio.gather(*(stop(job) for job in cancelled if self._has_worker_to_stop(job)))
+
+    def _has_worker_to_stop(self, job: Job) -> bool:
+        # A launch that has not begun is forbidden where the job is followed.
+        has_begun = job.started_at is not None or self._launcher_of(job).was_launched(job)
+        return job.state is State.RELEASING and has_begun
 
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""

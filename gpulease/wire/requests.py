@@ -194,6 +194,20 @@ class CancelRequest:
 
 
 @dataclass(slots=True)
+class CancelJobsRequest:
+    """Which jobs to cancel together: those that wait or run and match every field that is given."""
+
+    jobs: list[int] | None = None
+    """Their ids; null: any."""
+    user: str | None = None
+    """Their owner; null: the caller, or with `jobs` anyone."""
+    name: str | None = None
+    """A pattern for their names, such as "sweep*"."""
+    grace: float | None = None
+    """As in `CancelRequest`."""
+
+
+@dataclass(slots=True)
 class KeepRequest:
     """For how many seconds a job may be idle; by default an hour, at most a day."""
 

@@ -239,6 +239,17 @@ class JobList:
 
 
 @dataclass(slots=True)
+class CancelledView:
+    """Jobs that were cancelled together."""
+
+    count: int
+    ending: int
+    """How many of them still run, and are being stopped."""
+    jobs: list[JobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
 class UseView:
     """What the ended jobs of one user asked for and used, where the use is known."""
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from fakes import (
+    ALICE,
+    BOB,
     NOON,
     FakeClock,
     FakeFinder,
@@ -728,5 +730,47 @@ def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
         assert world.state(waiting) is State.ACTIVE
         assert world.scheduler.closed is None
         await world.scheduler.supervisor.stop()
+
+    run(scenario)
+
+
+def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        running = [await world.submit(2 * G) for _ in range(4)]
+        await world.settle()
+        others = await world.submit(owner=BOB)
+        with world.store.write() as tx:
+            waiting = [tx.add(order(G), NOON).id for _ in range(10_000)]
+        before = world.store.writes
+
+        done = await world.scheduler.cancel_all(
+            lambda job: job.owner == ALICE, lambda job: job.owner.user
+        )
+        assert world.store.writes == before + 1
+        assert len(done) == len(running) + len(waiting)
+        await world.settle()
+        assert world.launcher.stopped == running
+        for job in running:
+            world.launcher.exits(job, outcome=Outcome.CANCELLED)
+        await world.settle()
+        assert world.launcher.launched == [*running, others]
+        assert {world.state(job) for job in waiting} == {State.ENDED}
+
+    run(scenario)
+
+
+def test_workers_are_stopped_together_and_not_all_at_once() -> None:
+    async def scenario(world: World) -> None:
+        world.gpus.sizes = {f"GPU-{number}": 8 * G for number in range(40)}
+        running = [await world.submit(8 * G) for _ in range(40)]
+        await world.settle()
+        stops = world.launcher.may_stop
+        stops.clear()
+        await world.scheduler.cancel_all(lambda _: True, lambda _: "root")
+        await world.settle()
+        assert 1 < len(world.launcher.stopped) < len(running)
+        stops.set()
+        await world.settle()
+        assert sorted(world.launcher.stopped) == running
 
     run(scenario)
