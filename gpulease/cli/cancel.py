@@ -84,11 +84,13 @@ def _together(client: Client, wanted: Selection, user: str | None, grace: float 
 
 def summary(view: CancelledView) -> str:
     """Describe many jobs that were cancelled together."""
-    ended = view.count - view.ending
-    if not view.ending:
-        return f"{ended} jobs are cancelled"
-    running = f"{view.ending} running jobs are ending; processes that remain are killed"
-    return f"{ended} jobs are cancelled; {running}" if ended else running
+    parts = []
+    if ended := view.count - view.ending:
+        parts.append("1 job is cancelled" if ended == 1 else f"{ended} jobs are cancelled")
+    if view.ending:
+        ending = "1 job is ending" if view.ending == 1 else f"{view.ending} jobs are ending"
+        parts.append(f"{ending}; processes that remain after the grace are killed")
+    return "; ".join(parts)
 
 
 def result(job: JobView, grace: float | None = None) -> str:

@@ -25,6 +25,7 @@ VERBS = {
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
+    "wait": "Wait for the end of jobs.",
     "cancel": "End jobs, and release leases.",
     "extend": "Change the time limits of jobs.",
     "keep": "Protect idle leases from being released.",
@@ -56,7 +57,7 @@ _SUGGESTIONS = {
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
     **dict.fromkeys(("cordon", "disable"), "gpulease drain stops granting leases on a GPU"),
     **dict.fromkeys(("uncordon", "undrain", "enable"), "gpulease resume grants leases again"),
-    **dict.fromkeys(("wait", "fg", "reattach"), "gpulease attach connects to a running job"),
+    **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""
 

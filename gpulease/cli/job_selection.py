@@ -21,11 +21,13 @@ from gpulease.wire.views import JobView
 
 T = TypeVar("T")
 
-Verb = Literal["show", "logs", "attach", "cancel", "extend", "keep"]
+Verb = Literal["show", "logs", "attach", "wait", "cancel", "extend", "keep"]
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
+_FINDS_ENDED = _READS | {"wait"}
+"""The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
 _APPLIES: dict[str, Callable[[JobView], bool]] = {
@@ -76,7 +78,7 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
     verb = wanted.verb
     if wanted.words:
         needs_list = not all(map(_is_number, wanted.words))
-        ended = verb in _READS or LAST in wanted.words
+        ended = verb in _FINDS_ENDED or LAST in wanted.words
         jobs = _own_jobs(client, ended=ended) if needs_list else ()
         return list(dict.fromkeys(_by_word(jobs, verb, word) for word in wanted.words))
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
@@ -118,7 +120,8 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
 
 def _doing(verb: Verb) -> str:
     """Return what a verb does, as it reads after "cannot"."""
-    return {"logs": "print the output of", "attach": "attach to"}.get(verb, verb)
+    other = {"logs": "print the output of", "attach": "attach to", "wait": "wait for"}
+    return other.get(verb, verb)
 
 
 def _example(verb: Verb) -> str:
@@ -156,7 +159,7 @@ def _by_word(jobs: Sequence[JobView], verb: Verb, word: str) -> int:
         return jobs[-1].id
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
-    if verb in _READS and named:
+    if verb in _FINDS_ENDED and named:
         return _newest(named, verb, f"have the name {clean(word)!r}").id
     if len(live) > 1:
         raise _ambiguous(verb, word, live)

@@ -3,7 +3,7 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -30,6 +30,7 @@ from gpulease.wire.requests import (
     NestedRequest,
     PauseRequest,
     SubmitRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
     CancelledView,
@@ -309,6 +310,22 @@ class Client:
                     yield last
         if last is None or last.state != "ended":
             raise lost(self.path)
+
+    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
+        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
+
+        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
+        as well. All use one connection. The iteration also ends if the daemon stops.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NoDaemon: the stream ended too early.
+        """
+        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
+        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
+            for line in lines(reply, self.path):
+                if line:
+                    yield decode(JobView, line)
 
     def logs(
         self,

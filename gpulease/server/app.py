@@ -33,6 +33,7 @@ from gpulease.wire.requests import (
     PauseRequest,
     SubmitRequest,
     UsageRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
     CancelledView,
@@ -89,6 +90,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
+        Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),

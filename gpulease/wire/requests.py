@@ -194,6 +194,15 @@ class CancelRequest:
 
 
 @dataclass(slots=True)
+class WaitRequest:
+    """The jobs to wait for."""
+
+    jobs: list[int]
+    timeout: float | None = None
+    """Seconds after which the answer ends; null: when all jobs have ended."""
+
+
+@dataclass(slots=True)
 class CancelJobsRequest:
     """Which jobs to cancel together: those that wait or run and match every field that is given."""
 
