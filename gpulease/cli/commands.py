@@ -27,6 +27,7 @@ VERBS = {
     "attach": "Connect this terminal to a job.",
     "wait": "Wait for the end of jobs.",
     "cancel": "End jobs, and release leases.",
+    "requeue": "Stop jobs, and queue them again.",
     "extend": "Change the time limits of jobs.",
     "keep": "Protect idle leases from being released.",
     "drain": "Stop granting leases on GPUs.",

@@ -74,6 +74,8 @@ class GpuReading:
     """It is in MIG mode: its MIG devices are leased, not the GPU itself."""
     compute_mode: ComputeMode | None = ComputeMode.DEFAULT
     """None while the driver does not answer; DEFAULT for a driver without compute modes."""
+    server: str = ""
+    """The machine that it is in. Only a replay has several."""
 
     @property
     def label(self) -> str:
@@ -159,6 +161,16 @@ class GpuMemory:
         if self.reading.processes is None:
             return bool(self.unmanaged)
         return any(not process.graphics for process in self.unmanaged_processes)
+
+    @property
+    def has_unmanaged_process(self) -> bool:
+        """Whether an unmanaged process is on it; unknown counts as yes.
+
+        Memory that no process holds (left over by the driver) does not prevent an exclusive lease.
+        """
+        if self.reading.processes is None:
+            return bool(self.unmanaged)
+        return bool(self.unmanaged_processes)
 
     @property
     def mode_restriction(self) -> str | None:

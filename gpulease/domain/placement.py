@@ -1,17 +1,13 @@
-"""Chooses GPUs for a claim: filter, score, pick; or explains for each GPU why it does not fit.
+"""Places one claim on GPUs, or explains for each GPU why it does not fit."""
 
-Placement policies are functions of one signature, `Score`; the highest score wins.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
+from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
 from gpulease.units import format_size
-
-Score = Callable[[Claim, GpuMemory], float]
 
 
 class ObstacleKind(StrEnum):
@@ -76,24 +72,19 @@ class Refusal:
         return tuple(sorted({job for each in self.obstacles for job in each.waits_for}))
 
 
-def best_fit(claim: Claim, gpu: GpuMemory) -> float:
-    """Prefer the GPU with the least headroom left."""
-    return -float((gpu.headroom or 0) - claim.memory_on(gpu.allocatable or 0))
-
-
 def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> Placement | Refusal:
     """Choose GPUs for `claim`, all or none; among equal scores, the lowest index wins."""
-    obstacles = {gpu.uuid: find_obstacle(claim, gpu) for gpu in gpus}
-    fits = [gpu for gpu in gpus if obstacles[gpu.uuid] is None]
-    if len(fits) < claim.gpus:
+    ranked = sorted(gpus, key=lambda gpu: gpu.sort_key)
+    rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
+    able = [room for room in rooms if fits(claim, room)]
+    chosen = choose(claim, able, score)
+    if chosen is None:
+        obstacles = (find_obstacle(claim, gpu) for gpu in gpus)
         return Refusal(
-            tuple(each for each in obstacles.values() if each is not None),
-            tuple(gpu.uuid for gpu in fits),
+            tuple(each for each in obstacles if each is not None),
+            tuple(room.uuid for room in able),
         )
-    fits.sort(key=lambda gpu: (-score(claim, gpu), gpu.sort_key))
-    # In the order of nvidia-smi.
-    chosen = sorted(fits[: claim.gpus], key=lambda gpu: gpu.sort_key)
-    return Placement(tuple((gpu.uuid, claim.memory_on(gpu.allocatable or 0)) for gpu in chosen))
+    return Placement(tuple((each.uuid, claim.memory_on(each.allocatable)) for each in chosen))
 
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
@@ -138,7 +129,7 @@ def _why_too_full(claim: Claim, gpu: GpuMemory) -> _Found:
         return ObstacleKind.DIVIDED, "a job on several GPUs cannot use a MIG device", ()
     if memory > allocatable or memory <= 0:
         return ObstacleKind.TOO_SMALL, f"only {format_size(allocatable)} of it can be leased", ()
-    if claim.exclusive and _has_unmanaged_process(gpu):
+    if claim.exclusive and gpu.has_unmanaged_process:
         return ObstacleKind.UNMANAGED, _unmanaged_use(gpu), ()
     if gpu.one_process and gpu.has_unmanaged_compute:
         return ObstacleKind.UNMANAGED, f"{_unmanaged_use(gpu)}, and {gpu.mode_restriction}", ()
@@ -169,15 +160,6 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
     if memory > headroom:
         return ObstacleKind.LEASED, f"{format_size(headroom)} is free", holders
     return None
-
-
-def _has_unmanaged_process(gpu: GpuMemory) -> bool:
-    """Tell whether an unmanaged process is on the GPU; unknown counts as yes.
-
-    Memory that no process holds (left over by the driver) does not prevent an exclusive lease.
-    """
-    processes = gpu.reading.processes
-    return bool(gpu.unmanaged_processes) if processes is not None else bool(gpu.unmanaged)
 
 
 def _unmanaged_use(gpu: GpuMemory) -> str:

@@ -1,28 +1,37 @@
-"""One scheduling decision: which queued jobs get which GPUs, and why the others wait.
+"""One scheduling decision: which waiting jobs start where, and what is reserved.
 
-`plan` is a pure function of a snapshot. The order of the queue and its reservations are in
-`queue`, the choice of GPUs in `placement`.
+`plan` is a pure function of a snapshot. `queue` has the waiting jobs in groups, `run_time` and
+`fair_share` what decides their order, `backfill` the reservation, `rooms` the choice of GPUs.
 """
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
+from itertools import islice
 
+from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
-    Obstacle,
+    ENDS_WITH_LEASES,
     Placement,
     Refusal,
-    Score,
-    best_fit,
     find_obstacle,
     granted,
-    place,
     reserved_for,
 )
-from gpulease.domain.queue import expected_start, in_order, reserves
+from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
+from gpulease.domain.run_time import RunTimes
+
+NOTHING_KNOWN = RunTimes()
+UNUSED = PastUse(1.0)
+DEFAULT_POLICY = QueuePolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,16 @@ class Snapshot:
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
     mps_servers: frozenset[int] = frozenset()
     """The pids of MPS servers; the driver may count memory of jobs as theirs."""
+    queue: Queue | None = None
+    """The index of the jobs that hold memory or may start; None: all of `jobs`."""
+    history: RunTimes = NOTHING_KNOWN
+    use: PastUse = UNUSED
+    """The use of jobs that have ended."""
+    usual_wait_s: float = 0.0
+    """The 90th percentile of recent waits, in seconds."""
+    policy: QueuePolicy = DEFAULT_POLICY
+    gpus: Sequence[GpuMemory] | None = None
+    """The ledgers, if they are known already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +68,13 @@ class WaitReason:
     refusal: Refusal
     expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
-    """The GPUs reserved for the job: no later job starts on them before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do about the queue."""
-
-    grants: tuple[tuple[JobId, Placement], ...]
-    gives_up: tuple[JobId, ...]
-    waiting: Mapping[JobId, WaitReason]
-    """For the jobs that were considered. All later jobs wait for the GPUs reserved for these."""
-    gpus: tuple[GpuMemory, ...]
-    """The ledgers after the grants."""
-    reserved: Mapping[GpuUuid, JobId]
-    """The reserved GPUs, and the job of each."""
-    holders: tuple[JobId, ...] = ()
-    """The jobs that hold memory after the grants."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether every job submitted now has to wait: all GPUs are reserved."""
-        return len(self.reserved) == len(self.gpus)
+    """The GPUs with memory reserved for the job."""
 
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
     """Return the ledger of every GPU."""
+    if snapshot.gpus is not None:
+        return tuple(snapshot.gpus)
     entries: dict[GpuUuid, list[LedgerEntry]] = {}
     for job in snapshot.jobs:
         if job.holds_memory:
@@ -99,19 +99,85 @@ def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
     return own if own is not None or reading.parent is None else drained.get(reading.parent)
 
 
+def capacity(gpus: Sequence[GpuMemory]) -> int:
+    """Return the allocatable bytes of the largest GPU."""
+    return max((gpu.allocatable or 0 for gpu in gpus), default=0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do about the queue."""
+
+    snapshot: Snapshot
+    grants: tuple[tuple[JobId, Placement], ...]
+    gives_up: tuple[JobId, ...]
+    aging: tuple[JobId, ...]
+    """The jobs that are among the first of their user from now on, so that their age counts."""
+    reservation: Reservation | None
+    """For the job that has waited longest."""
+    closed: JobId | None = None
+    """The job that all others wait for, under strict order."""
+
+    @cached_property
+    def holders(self) -> tuple[JobId, ...]:
+        """The jobs that hold memory after the grants."""
+        holding = (job.id for job in self.snapshot.jobs if job.holds_memory)
+        return (*holding, *(job for job, _ in self.grants))
+
+    @cached_property
+    def gpus(self) -> tuple[GpuMemory, ...]:
+        """The ledgers after the grants."""
+        jobs = {job.id: job for job in self.snapshot.jobs} if self.grants else {}
+        found = {gpu.uuid: gpu for gpu in ledgers(self.snapshot)}
+        for job, placement in self.grants:
+            for uuid, memory in placement.allocations:
+                found[uuid] = granted(job, jobs[job].claim, memory, found[uuid])
+        return tuple(found.values())
+
+    @cached_property
+    def reserved(self) -> Mapping[GpuUuid, JobId]:
+        """The GPUs with reserved memory, and the job that it is reserved for."""
+        if self.closed is not None:
+            return {gpu.uuid: self.closed for gpu in self.gpus}
+        if self.reservation is None:
+            return {}
+        return dict.fromkeys(self.reservation.memory, self.reservation.job)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every job submitted now has to wait."""
+        return self.closed is not None or not any(gpu.headroom for gpu in self.gpus)
+
+    @cached_property
+    def waiting(self) -> Mapping[JobId, WaitReason]:
+        """Why each waiting job was not granted. Jobs with the same claim share one object."""
+        granted_now = {job for job, _ in self.grants}
+        shared: dict[Hashable, WaitReason] = {}
+        reasons = {}
+        for job in self.snapshot.jobs:
+            if not job.holds_memory and job.id not in granted_now:
+                first = self.reservation is not None and self.reservation.job == job.id
+                key = (job.claim, first)
+                if key not in shared:
+                    shared[key] = why_waiting(self, job)
+                reasons[job.id] = shared[key]
+        return reasons
+
+
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
-    """Decide which jobs start where, within the headroom and the order of the queue."""
+    """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
-    for job in in_order(job for job in snapshot.jobs if not job.holds_memory):
-        if planning.has_unreserved_gpus or wait_has_expired(job, snapshot.at):
-            planning.consider(job)
+    planning.start_the_oldest()
+    if planning.closed is None:
+        planning.start_what_fits()
+    grants = planning.grants
     return Plan(
-        tuple(planning.grants),
-        tuple(planning.gives_up),
-        planning.waiting,
-        tuple(planning.gpus.values()),
-        planning.reserved,
-        (*planning.ends, *(job for job, _ in planning.grants)),
+        snapshot,
+        tuple(grants.items()),
+        planning.gives_up(),
+        planning.newly_aging(),
+        planning.reservation,
+        planning.closed,
     )
 
 
@@ -119,77 +185,284 @@ class _PlanningPass:
     """The working state of one planning pass."""
 
     def __init__(self, snapshot: Snapshot, score: Score) -> None:
+        gpus = ledgers(snapshot)
+        self.queue = snapshot.queue or Queue.of(snapshot.jobs, capacity(gpus))
+        self.policy = snapshot.policy
+        self.history = snapshot.history
         self.at = snapshot.at
+        self.now_s = snapshot.at.timestamp()
         self.score = score
-        self.gpus = {gpu.uuid: gpu for gpu in ledgers(snapshot)}
-        self.reserved: dict[GpuUuid, JobId] = {}
-        self.grants: list[tuple[JobId, Placement]] = []
-        self.gives_up: list[JobId] = []
-        self.waiting: dict[JobId, WaitReason] = {}
-        self.ends = {job.id: job.expires_at for job in snapshot.jobs if job.holds_memory}
-        self._refused: dict[Claim, WaitReason] = {}
-        """Refusals by claim, valid until the next grant or reservation: most claims repeat."""
+        ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
+        self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
+        self._count_settling_jobs()
+        self.grants: dict[JobId, Placement] = {}
+        self.reservation: Reservation | None = None
+        self.closed: JobId | None = None
+        self.usual_wait_s = snapshot.usual_wait_s
+        self.order = Order(
+            self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
+        )
 
-    @property
-    def has_unreserved_gpus(self) -> bool:
-        return len(self.reserved) < len(self.gpus)
+    def _count_settling_jobs(self) -> None:
+        rooms = {room.uuid: room for room in self.rooms}
+        settled = self.now_s - self.policy.settling_time.total_seconds()
+        for held in self.queue.holding.values():
+            if held.start_s > settled:
+                load = held.need.utilization(self.history, self.policy)
+                for lease in held.job.leases:
+                    if lease.gpu in rooms:
+                        rooms[lease.gpu].add_load(load)
 
-    def consider(self, job: Job) -> None:
-        """Grant `job` its claim, or note why it waits."""
-        if job.claim not in self._refused:
-            unreserved = [gpu for uuid, gpu in self.gpus.items() if uuid not in self.reserved]
-            answer = place(job.claim, unreserved, self.score)
-            if isinstance(answer, Placement):
-                self._grant(job, answer)
+    # The oldest jobs.
+
+    def start_the_oldest(self) -> None:
+        """Start the oldest jobs as far as they fit, and reserve GPUs for the first that does not.
+
+        A job that the end of no job helps gets no reservation: it waits for something else.
+        """
+        tried: set[Claim] = set()
+        for job in self._oldest():
+            need = self.queue.need(job)
+            if job.claim in tried or self._start(job, need):
+                continue
+            tried.add(job.claim)
+            if wait_has_expired(job, self.at):
+                continue
+            self.reservation = self._reserve(job, need)
+            if self.reservation is not None:
+                if self.policy.name is PolicyName.FIFO:
+                    self.closed = job.id
                 return
-            self._refused[job.claim] = self._explained(job, answer, unreserved)
-        waiting = self.waiting[job.id] = self._refused[job.claim]
-        if wait_has_expired(job, self.at):
-            self.gives_up.append(job.id)
-        else:
-            self._reserve(job, waiting.reserved)
 
-    def _grant(self, job: Job, placement: Placement) -> None:
-        self.grants.append((job.id, placement))
-        for uuid, memory in placement.allocations:
-            self.gpus[uuid] = granted(job.id, job.claim, memory, self.gpus[uuid])
-        self._refused.clear()
+    def _oldest(self) -> Iterator[Job]:
+        """Return the jobs that may have a reservation, the first in line first."""
+        if self.policy.name is not PolicyName.FAIR:
+            return iter(self.queue.in_submission_order())
+        oldest = []
+        enough = self.policy.soft_reservation_after.total_seconds()
+        for turns in self.queue.turns.values():
+            for turn in turns[: self.policy.aging_jobs]:
+                job = self.queue.jobs[JobId(turn[2])]
+                age = self.order.age_s(job)
+                if age >= enough:
+                    oldest.append((self.queue.need(job).rank, -age, job.id, job))
+        return (job for *_, job in sorted(oldest))
 
-    def _explained(self, job: Job, refusal: Refusal, unreserved: Sequence[GpuMemory]) -> WaitReason:
-        """Add the obstacles on reserved GPUs, and the expected start."""
-        reserved = [
-            _obstacle_on_reserved(job, self.gpus[uuid], first)
-            for uuid, first in self.reserved.items()
+    def _reserve(self, job: Job, need: Need) -> Reservation | None:
+        hard = self._is_hard(job)
+        ends = [
+            End(
+                expected_end(held, self.now_s, self.history, self.policy, hard=hard),
+                tuple((lease.gpu, lease.memory) for lease in held.job.leases),
+                held.job.claim.exclusive,
+                held.need.utilization(self.history, self.policy),
+            )
+            for held in self.queue.holding.values()
         ]
-        start = expected_start(job.claim, refusal, unreserved, self.ends, self.at)
-        obstacles = sorted((*refusal.obstacles, *reserved), key=lambda each: each.sort_key)
-        full = Refusal(tuple(obstacles), refusal.fits)
-        return WaitReason(full, start, reserves(job.claim, full))
+        for started, placement in self.grants.items():
+            ends.append(self._end_of_started(started, placement, hard=hard))
+        return reserve(
+            job.id,
+            job.claim,
+            need.utilization(self.history, self.policy),
+            self.rooms,
+            ends,
+            self.policy,
+            self.score,
+            hard=hard,
+        )
 
-    def _reserve(self, job: Job, gpus: frozenset[GpuUuid]) -> None:
-        new = gpus - self.reserved.keys()
-        for uuid in new:
-            self.reserved[uuid] = job.id
-        if new:
-            self._refused.clear()
+    def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
+        job = self.queue.jobs[job_id]
+        held = Holding(job, self.queue.need(job), self.now_s)
+        return End(
+            expected_end(held, self.now_s, self.history, self.policy, hard=hard),
+            placement.allocations,
+            job.claim.exclusive,
+            held.need.utilization(self.history, self.policy),
+        )
 
+    def _is_hard(self, job: Job) -> bool:
+        if self.policy.name is not PolicyName.FAIR:
+            return True
+        after = self.policy.hard_reservation_after.total_seconds()
+        waits = self.policy.hard_reservation_waits * self.usual_wait_s
+        return self.order.age_s(job) >= max(after, waits)
 
-def _obstacle_on_reserved(job: Job, gpu: GpuMemory, first: JobId) -> Obstacle:
-    """Return the GPU's own obstacle if no job's end removes it, else the reservation."""
-    own = find_obstacle(job.claim, gpu)
-    if own is not None and own.waits_for == ():
-        return own
-    return reserved_for(first, gpu)
+    # The others.
+
+    def start_what_fits(self) -> None:
+        """Start every job that fits and delays no reservation, by descending score."""
+        heap = [entry for group in self._groups_that_fit() if (entry := self._entry(group, 0))]
+        heapq.heapify(heap)
+        while heap:
+            rank, score, _, position, group = heapq.heappop(heap)
+            fresh = self._entry(group, position)
+            if fresh is None:
+                continue
+            if fresh[:2] > (rank, score) and heap and fresh[:3] > heap[0][:3]:
+                # A start has raised the share of its user meanwhile.
+                heapq.heappush(heap, fresh)
+                continue
+            job = self.queue.jobs[fresh[2]]
+            if self._start(job, group.need):
+                following = self._entry(group, fresh[3] + 1)
+                if following is not None:
+                    heapq.heappush(heap, following)
+
+    def _entry(self, group: Group, position: int) -> tuple[int, float, JobId, int, Group] | None:
+        """Return the next job of a group for the heap; None if there is none."""
+        for index in range(position, len(group.turns)):
+            job_id = JobId(group.turns[index][2])
+            if job_id not in self.grants:
+                score = self.order.score(group.need, self.queue.jobs[job_id])
+                return group.need.rank, -score, job_id, index, group
+        return None
+
+    def _groups_that_fit(self) -> Iterator[Group]:
+        """Return the groups with a claim that fits now, apart from the reservation."""
+        most = max((room.free for room in self.rooms), default=0)
+        for claim, groups in self.queue.groups.items():
+            if isinstance(claim.memory, int) and claim.memory > most:
+                continue
+            if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
+                yield from groups.values()
+
+    def _start(self, job: Job, need: Need) -> bool:
+        """Grant `job` its claim if it fits and delays no reservation."""
+        utilization = need.utilization(self.history, self.policy)
+        able = [
+            room
+            for room in self.rooms
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
+        ]
+        held_back = self.reservation is not None and self._outlasts(need, self.reservation)
+        if held_back:
+            able = [room for room in able if self._beside(job.claim, utilization, room)]
+        chosen = choose(job.claim, able, self.score)
+        if chosen is None:
+            return False
+        self._grant(job, need, chosen, utilization, held_back=held_back)
+        return True
+
+    def _outlasts(self, need: Need, reservation: Reservation) -> bool:
+        """Tell whether a job that starts now may run into a reservation."""
+        if reservation.hard:
+            unlimited = self.policy.unlimited_run_time.total_seconds()
+            span = unlimited if need.limit_s is None else need.limit_s
+        else:
+            span = self.policy.backfill_factor * need.run_time(self.history, self.policy)
+            span = span if need.limit_s is None else min(span, need.limit_s)
+        return self.now_s + span > reservation.at_s
+
+    def _beside(self, claim: Claim, utilization: float, room: Room) -> bool:
+        """Tell whether a job fits beside the reserved one, on one GPU."""
+        assert self.reservation is not None
+        later = self.reservation.rooms.get(room.uuid)
+        return later is None or (fits(claim, later) and later.shares(utilization, self.policy))
+
+    def _grant(
+        self,
+        job: Job,
+        need: Need,
+        rooms: Sequence[Room],
+        utilization: float,
+        *,
+        held_back: bool,
+    ) -> None:
+        allocations = []
+        for room in rooms:
+            memory = job.claim.memory_on(room.allocatable)
+            allocations.append((room.uuid, memory))
+            room.take(memory, job.claim.exclusive, utilization)
+            later = self.reservation.rooms.get(room.uuid) if self.reservation else None
+            if held_back and later is not None:
+                later.take(memory, job.claim.exclusive, utilization)
+        self.grants[job.id] = Placement(tuple(allocations))
+        self.order.started(need)
+
+    # What else the plan says.
+
+    def gives_up(self) -> tuple[JobId, ...]:
+        """Return the jobs that have waited for as long as they may."""
+        over = (job for job, at in self.queue.impatient.items() if at <= self.at)
+        return tuple(sorted(job for job in over if job not in self.grants))
+
+    def newly_aging(self) -> tuple[JobId, ...]:
+        """Return the jobs that are among the first of their user since the grants."""
+        return tuple(
+            job.id
+            for turns in self.queue.turns.values()
+            for job in self._first(turns)
+            if job.queue.aging_since_at is None
+        )
+
+    def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
+        left = (self.queue.jobs[JobId(turn[2])] for turn in turns if turn[2] not in self.grants)
+        return islice(left, self.policy.aging_jobs)
 
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
-    """Return why `job` waits, even if the plan did not consider it."""
-    seen = plan_.waiting.get(job.id)
-    if seen is not None:
-        return seen
-    reasons = tuple(
-        _obstacle_on_reserved(job, gpu, plan_.reserved[gpu.uuid])
-        for gpu in plan_.gpus
-        if gpu.uuid in plan_.reserved
-    )
-    return WaitReason(Refusal(reasons))
+    """Return why `job` waits, as of a plan that may not know it."""
+    obstacles = []
+    fitting = []
+    for gpu in plan_.gpus:
+        own = find_obstacle(job.claim, gpu)
+        first = plan_.reserved.get(gpu.uuid)
+        if own is not None:
+            obstacles.append(own)
+        elif first is not None and first != job.id:
+            obstacles.append(reserved_for(first, gpu))
+        else:
+            fitting.append(gpu.uuid)
+    refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
+    ends = {each.id: each.expires_at for each in plan_.snapshot.jobs if each.holds_memory}
+    start = expected_start(job.claim, refusal, plan_.gpus, ends, plan_.snapshot.at)
+    mine = plan_.reservation is not None and plan_.reservation.job == job.id
+    reserved = frozenset(plan_.reserved) if mine else frozenset()
+    return WaitReason(refusal, start, reserved)
+
+
+def expected_start(
+    claim: Claim,
+    refusal: Refusal,
+    gpus: Sequence[GpuMemory],
+    ends: Mapping[JobId, datetime | None],
+    now: datetime,
+) -> datetime | None:
+    """Return when `claim` fits if every job runs until its time limit; None if unknown.
+
+    Args:
+        claim: what was refused.
+        refusal: the reasons.
+        gpus: the ledgers that it was refused on.
+        ends: the end of each job that holds memory; None for one without a time limit.
+        now: the time of the refusal.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    moments = [now] * len(refusal.fits)
+    for each in refusal.obstacles:
+        if each.kind not in ENDS_WITH_LEASES:
+            continue
+        moment = _free_at(claim, by_uuid[each.gpu], ends)
+        if moment is not None:
+            moments.append(max(now, moment))
+    return sorted(moments)[claim.gpus - 1] if len(moments) >= claim.gpus else None
+
+
+def _free_at(
+    claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
+) -> datetime | None:
+    """Return when enough leases on one GPU have ended, in the order of their time limits."""
+    memory = claim.memory_on(gpu.allocatable or 0)
+    free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
+    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
+    left = {held.job for held in gpu.entries}
+    exclusive = {held.job for held in gpu.entries if held.exclusive}
+    for end, held in sorted(known, key=lambda pair: pair[0]):
+        free += held.committed
+        left.discard(held.job)
+        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
+        if free >= memory and empty_enough:
+            return end
+    return None

@@ -1,76 +1,264 @@
-"""The queue policy: the order of jobs, the GPUs that a waiting job reserves, the expected start.
+"""The live jobs as a planning pass needs them: waiting jobs in groups, and what each one costs.
 
-Jobs start in the order of submission. A job that cannot start yet reserves every GPU that it waits
-for, so no later job starts there before it. Later jobs may start on GPUs that cannot serve it.
+Waiting jobs of one user that differ in nothing but their age form a group. A pass scores and tries
+only the first job of a group: if that does not fit, no other does. The index is kept up to date
+from pass to pass, so a pass over ten thousand waiting jobs takes milliseconds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
-from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.fair_share import Shares, decayed
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.placement import ENDS_WITH_LEASES, ObstacleKind, Refusal
+from gpulease.domain.queue_options import Priority
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.run_time import Keys, RunTimes, keys_of
+
+_RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_NICE_HALVES = 10.0
+"""The score halves with so many steps of nice."""
+
+Turn = tuple[int, int, int]
+"""Orders the jobs of one user: by id, but a job that was moved goes just before another."""
 
 
-def in_order(jobs: Iterable[Job]) -> list[Job]:
-    """Return queued jobs in the order in which they start; the only place that knows it."""
-    return sorted(jobs, key=lambda job: job.id)
+def turn_of(job: Job) -> Turn:
+    """Return the place of a job among the jobs of its owner."""
+    before = job.queue.moved_before
+    if before is None or job.queue.moved_by_admin:
+        return job.id, 1, job.id
+    return before, 0, job.id
 
 
-def reserves(claim: Claim, refusal: Refusal) -> frozenset[GpuUuid]:
-    """Return the GPUs to reserve for a refused claim.
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What decides how a job is planned, besides its age."""
 
-    Empty if too few GPUs could serve it after leases end: it waits for something else (an unmanaged
-    process, a drained GPU), and making other jobs wait does not help.
-    """
-    candidates = {*refusal.fits}
-    for each in refusal.obstacles:
-        if each.kind in ENDS_WITH_LEASES or each.kind is ObstacleKind.RESERVED:
-            candidates.add(each.gpu)
-    return frozenset(candidates) if len(candidates) >= claim.gpus else frozenset()
+    user: str
+    claim: Claim
+    rank: int
+    """Of its priority class; the lowest goes first."""
+    nice: int
+    keys: Keys
+    """The series that its run time is predicted from."""
+    weight: float
+    """The memory that it claims, in GPUs."""
+    limit_s: float | None
+    patience: float
+    """The factor of its nice value on the score."""
 
+    def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
+        """Return the predicted run time in seconds, never above the time limit."""
+        known = history.seconds(self.keys)
+        predicted = policy.default_run_time.total_seconds() if known is None else known
+        least = max(predicted, policy.shortest_run_time.total_seconds())
+        return least if self.limit_s is None else min(least, self.limit_s)
 
-def expected_start(
-    claim: Claim,
-    refusal: Refusal,
-    gpus: Sequence[GpuMemory],
-    ends: Mapping[JobId, datetime | None],
-    now: datetime,
-) -> datetime | None:
-    """Return when `claim` fits if every job runs until its time limit; None if unknown.
-
-    Args:
-        claim: what was refused.
-        refusal: the reasons.
-        gpus: the ledgers that it was refused on.
-        ends: the end of each job that holds memory; None for one without a time limit.
-        now: the time of the refusal.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    moments = [now] * len(refusal.fits)
-    for each in refusal.obstacles:
-        if each.kind not in ENDS_WITH_LEASES:
-            continue
-        moment = _free_at(claim, by_uuid[each.gpu], ends)
-        if moment is not None:
-            moments.append(max(now, moment))
-    return sorted(moments)[claim.gpus - 1] if len(moments) >= claim.gpus else None
+    def utilization(self, history: RunTimes, policy: QueuePolicy) -> float:
+        """Return the usual utilization of each GPU, 0 to 1, or the assumed one."""
+        known = history.utilization(self.keys)
+        return policy.assumed_utilization if known is None else known
 
 
-def _free_at(
-    claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
-) -> datetime | None:
-    """Return when enough leases on one GPU have ended, in the order of their time limits."""
-    memory = claim.memory_on(gpu.allocatable or 0)
-    free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
-    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
-    left = {held.job for held in gpu.entries}
-    exclusive = {held.job for held in gpu.entries if held.exclusive}
-    for end, held in sorted(known, key=lambda pair: pair[0]):
-        free += held.committed
-        left.discard(held.job)
-        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
-        if free >= memory and empty_enough:
-            return end
-    return None
+@dataclass(slots=True, eq=False)
+class Group:
+    """Waiting jobs with the same need, in the order of their user."""
+
+    need: Need
+    turns: list[Turn] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A job that holds memory."""
+
+    job: Job
+    need: Need
+    start_s: float
+    """When it got its memory, in seconds."""
+
+
+class Queue:
+    """The live jobs, indexed for planning."""
+
+    def __init__(self, capacity: int) -> None:
+        """Take the allocatable bytes of the largest GPU, which costs are relative to."""
+        self.capacity = capacity
+        self.jobs: dict[JobId, Job] = {}
+        """The jobs that wait and may start."""
+        self.holding: dict[JobId, Holding] = {}
+        self.groups: dict[Claim, dict[Hashable, Group]] = {}
+        """The groups of waiting jobs, by claim."""
+        self.turns: dict[str, list[Turn]] = {}
+        """The waiting jobs of each user, in the order of that user."""
+        self.order: list[JobId] = []
+        """The waiting jobs in the order of submission."""
+        self.impatient: dict[JobId, datetime] = {}
+        """When jobs with a longest wait leave the queue."""
+        self.moved: dict[JobId, Job] = {}
+        """The jobs that go before another one by request."""
+        self._needs: dict[JobId, Need] = {}
+
+    @classmethod
+    def of(cls, jobs: Iterable[Job], capacity: int) -> "Queue":
+        """Return an index of these jobs."""
+        queue = cls(capacity)
+        for job in jobs:
+            queue.add(job)
+        return queue
+
+    def update(self, jobs: Iterable[Job]) -> None:
+        """Make these the indexed jobs; those that are the same objects as before cost nothing."""
+        left = self.jobs.keys() | self.holding.keys()
+        for job in jobs:
+            left.discard(job.id)
+            self.add(job)
+        for gone in left:
+            self.remove(gone)
+
+    def add(self, job: Job) -> None:
+        """Add a job, or replace its former state."""
+        if self.jobs.get(job.id) is job:
+            return
+        held = self.holding.get(job.id)
+        if held is not None and held.job is job:
+            return
+        self.remove(job.id)
+        if job.holds_memory:
+            self._hold(job)
+        else:
+            self._queue(job)
+
+    def _hold(self, job: Job) -> None:
+        begun = job.started_at or job.granted_at or job.submitted_at
+        self.holding[job.id] = Holding(job, self.need_of(job), begun.timestamp())
+
+    def _queue(self, job: Job) -> None:
+        need = self._needs[job.id] = self.need_of(job)
+        groups = self.groups.setdefault(job.claim, {})
+        key = (need.user, need.rank, need.nice, need.keys[0])
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Group(need)
+        turn = turn_of(job)
+        insort(group.turns, turn)
+        insort(self.turns.setdefault(need.user, []), turn)
+        insort(self.order, job.id)
+        self.jobs[job.id] = job
+        if job.gives_up_at is not None:
+            self.impatient[job.id] = job.gives_up_at
+        if job.queue.moved_before is not None:
+            self.moved[job.id] = job
+
+    def remove(self, job_id: JobId) -> None:
+        """Remove a job, if it is there."""
+        self.holding.pop(job_id, None)
+        job = self.jobs.pop(job_id, None)
+        if job is None:
+            return
+        need = self._needs.pop(job_id)
+        self.impatient.pop(job_id, None)
+        self.moved.pop(job_id, None)
+        turn = turn_of(job)
+        _discard(self.order, job_id)
+        _discard(self.turns[need.user], turn)
+        if not self.turns[need.user]:
+            del self.turns[need.user]
+        self._leave_group(job.claim, (need.user, need.rank, need.nice, need.keys[0]), turn)
+
+    def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:
+        groups = self.groups[claim]
+        _discard(groups[key].turns, turn)
+        if not groups[key].turns:
+            del groups[key]
+        if not groups:
+            del self.groups[claim]
+
+    def need(self, job: Job) -> Need:
+        """Return what decides how a waiting job of this index is planned."""
+        return self._needs[job.id]
+
+    def in_submission_order(self) -> list[Job]:
+        """Return the waiting jobs as they were submitted, in the order of their classes."""
+        jobs = [self.jobs[job_id] for job_id in self.order]
+        return sorted(jobs, key=lambda job: self._needs[job.id].rank)
+
+    def need_of(self, job: Job) -> Need:
+        """Return what decides how `job` is planned."""
+        share = 1.0 if job.claim.exclusive else self.share(job.claim)
+        limit = job.claim.time_limit
+        return Need(
+            job.owner.user,
+            job.claim,
+            _RANKS[job.queue.priority],
+            job.queue.nice,
+            keys_of(job.owner.user, job.claim, share, job.usage.fingerprint),
+            job.claim.gpus * share,
+            None if limit is None else limit.total_seconds(),
+            2.0 ** (-job.queue.nice / _NICE_HALVES),
+        )
+
+    def share(self, claim: Claim) -> float:
+        """Return the part of a GPU's memory that a claim takes, above 0."""
+        return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
+
+
+_T = TypeVar("_T", JobId, Turn)
+
+
+def _discard(items: list[_T], item: _T) -> None:
+    index = bisect_left(items, item)
+    if index < len(items) and items[index] == item:
+        del items[index]
+
+
+class Order:
+    """The order in which waiting jobs are tried, at one instant."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        now_s: float,
+        policy: QueuePolicy,
+        history: RunTimes,
+        use: Mapping[str, float],
+    ) -> None:
+        """Take the decayed use of each user by jobs that have ended."""
+        self._now_s = now_s
+        self._policy = policy
+        self._history = history
+        self._offset_s = policy.age_offset.total_seconds()
+        self._horizon_s = policy.use_half_life.total_seconds()
+        self._shares = self._shares_of(queue, use)
+
+    def _shares_of(self, queue: Queue, past: Mapping[str, float]) -> Shares:
+        use = dict(past)
+        for held in queue.holding.values():
+            user, rate = held.need.user, held.need.weight
+            since = min(held.start_s, self._now_s)
+            ran = decayed(rate, since, self._now_s, self._now_s, self._horizon_s)
+            use[user] = use.get(user, 0.0) + ran + rate * self._horizon_s
+        active = queue.turns.keys() | {held.need.user for held in queue.holding.values()}
+        return Shares(use, len(active), self._horizon_s, self._policy.smallest_share)
+
+    def started(self, need: Need) -> None:
+        """Count a job that starts now against the share of its user."""
+        self._shares.add(need.user, need.weight * self._horizon_s)
+
+    def age_s(self, job: Job) -> float:
+        """Return the age of a waiting job; 0 until it is among the first of its user."""
+        since = job.queue.aging_since_at
+        return 0.0 if since is None else max(0.0, self._now_s - since.timestamp())
+
+    def score(self, need: Need, job: Job) -> float:
+        """Return the score of a waiting job; the highest goes first."""
+        if self._policy.name is not PolicyName.FAIR:
+            return -float(job.id)
+        cost = need.run_time(self._history, self._policy) * need.weight
+        aged = self.age_s(job) + self._offset_s
+        return aged * need.patience / (cost * self._shares.factor(need.user))

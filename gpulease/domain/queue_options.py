@@ -32,9 +32,32 @@ class Dependency:
 
     job: JobId
     condition: Condition = Condition.OK
+    whole_array: bool = False
+    """All elements of the array `job` have to end first."""
 
     def __str__(self) -> str:
-        return f"{self.job}:{self.condition}"
+        return f"{self.job}{'*' if self.whole_array else ''}:{self.condition}"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDependency:
+    """A dependency as a user writes it: on a job, on an array, or on one element of it."""
+
+    job: JobId
+    index: int | None = None
+    condition: Condition = Condition.OK
+
+    def __str__(self) -> str:
+        return str(self.job) if self.index is None else f"{self.job}_{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """The indices of an array to submit, in ascending order."""
+
+    indices: tuple[int, ...]
+    most_running: int | None = None
+    """How many elements may hold memory at once; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)

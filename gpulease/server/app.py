@@ -104,6 +104,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/jobs/{job_id}/cancel", manager, "cancel", jobs.cancel, JobView, CancelRequest
         ),
+        Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
             post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
             CancelJobsRequest,

@@ -15,6 +15,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadValue
 from gpulease.server.auth import Caller
+from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
 from gpulease.server.validation import (
     Defaults,
     bytes_string,
@@ -51,11 +52,14 @@ _LARGEST_ATTRIBUTE = (1 << 32) - 1
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
-def submission_of(request: SubmitRequest, caller: Caller, defaults: Defaults) -> Submission:
-    """Return the submission of a job.
+def submission_of(
+    request: SubmitRequest, caller: Caller, defaults: Defaults, *, is_admin: bool = False
+) -> Submission:
+    """Return the submission of a job, or of an array of jobs.
 
     Raises:
         BadValue: a field is out of range.
+        NotAllowed: only admins may ask for it.
         TooLarge: a field exceeds its limit.
     """
     argv = tuple(bytes_string("argument", each) for each in request.argv)
@@ -89,6 +93,9 @@ def submission_of(request: SubmitRequest, caller: Caller, defaults: Defaults) ->
             fingerprint=fingerprint_of(argv, request.cwd), retry_factor=_retry(request.retry_oom)
         ),
         sizes_itself=_names_no_size(request.claim),
+        queue=queue_options_of(request.queue, is_admin=is_admin),
+        after=dependencies_of(request.queue.after),
+        indices=indices_of(request.queue.array),
     )
 
 

@@ -67,7 +67,9 @@ class JobHandlers:
         """Queue a job; the answer means that it is on disk."""
         caller, context = caller_of_request(request), self._context
         body = read_body(SubmitRequest, await request.body())
-        job = await context.scheduler.submit(submission_of(body, caller, context.defaults))
+        is_admin = context.rights.is_admin(caller)
+        submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        job = await context.scheduler.submit(submission)
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def jobs(
@@ -201,6 +203,12 @@ class JobHandlers:
                 [context.view_for(caller, job) for job in cancelled[:_MOST_NAMED]],
             )
         )
+
+    async def requeue(self, request: Request, job_id: int) -> Response:
+        """Stop a running job, and queue it again when it has ended."""
+        caller, job = caller_of_request(request), self._job(job_id)
+        stopped = await self._context.scheduler.requeue(job.id, _by(caller, job))
+        return json_response(self._context.view_for(caller, stopped))
 
     async def extend(self, request: Request, job_id: int) -> Response:
         """Add time to the time limit of a job, or subtract it."""

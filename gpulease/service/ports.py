@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -31,8 +32,15 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import NO_OPTIONS, QueueOptions, QueuePause
+from gpulease.domain.queue_options import (
+    NO_OPTIONS,
+    Indices,
+    QueueOptions,
+    QueuePause,
+    WantedDependency,
+)
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -66,6 +74,10 @@ class Submission:
     sizes_itself: bool = False
     """The request names no size: the use of similar jobs decides, or else the claim."""
     queue: QueueOptions = NO_OPTIONS
+    after: tuple[WantedDependency, ...] = ()
+    """What it waits for, before `queue.after` is known."""
+    indices: Indices | None = None
+    """Of an array of jobs; None for a single job."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""
@@ -101,10 +113,8 @@ class UserCount:
 class Quotas:
     """The limits of each user."""
 
-    waiting: int = 10_000
-    """Queued jobs and leases."""
     waiting_bytes: int = 256 * MIB
-    """Size of their arguments and environments in the database."""
+    """Size of the arguments and environments of queued jobs in the database."""
     holds: int = 100
     """Leases without a job, queued or held."""
     exempt: frozenset[int] = field(default=frozenset({0}))
@@ -120,6 +130,15 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    limits_of: Callable[[Owner], UserLimits] = no_limits
+    """The limits of a user, from the settings."""
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return the limits of a user; those who are exempt keep the default time only."""
+        limits = self.limits_of(owner)
+        if owner.uid in self.quotas.exempt:
+            return UserLimits(default_time=limits.default_time)
+        return limits
 
 
 class Transaction(Protocol):
@@ -163,6 +182,9 @@ class Transaction(Protocol):
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
+    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+        """Store that the age of these queued jobs counts from now on."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
 
@@ -180,6 +202,15 @@ class Transaction(Protocol):
 
     def set_pause(self, pause: QueuePause | None) -> None:
         """Store the pause of the queue, or its end."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
 
 
 class Store(Protocol):
@@ -208,6 +239,9 @@ class Store(Protocol):
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
@@ -389,6 +423,20 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
+
+
+class LocalTime(Protocol):
+    """The machine's time zone: begins of recurring windows, and instants as text."""
+
+    def next(self, cron: str, at: datetime) -> datetime | None:
+        """Return the first begin at or after `at`; None: there is none.
+
+        Raises:
+            BadValue: `cron` is not five fields of crontab(5).
+        """
+
+    def text(self, at: datetime, now: datetime) -> str:
+        """Return an instant for people, without the day if that is today."""
 
 
 class NotLimited(Exception):

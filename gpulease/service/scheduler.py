@@ -60,6 +60,7 @@ def reconcile(
             return decided
         for job_id, placement in decided.grants:
             _grant(tx, live[job_id], placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
+        tx.note_aging(decided.aging, at)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
@@ -253,6 +254,13 @@ class Scheduler:
         has_begun = job.started_at is not None or self._launcher_of(job).was_launched(job)
         return job.state is State.RELEASING and has_begun
 
+    async def requeue(self, job_id: JobId, by: str) -> Job:
+        """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
+        job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
+        self._changes.notify()
+        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        return job
+
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
@@ -318,7 +326,7 @@ class Scheduler:
             job = job and self._keep_unrecorded(job, error)
         self._changes.notify()
         if job is not None:
-            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
+            self._stop(job, notice)
 
     def _with_worker(self, job_id: JobId, error: RecordUnwritable) -> Job:
         """Return a job that has a shim, which can act while the database cannot be written.
@@ -337,6 +345,11 @@ class Scheduler:
         self.supervisor.unrecorded.setdefault(job.id, job)
         _log.debug("%s; job %s is stopped all the same: %s", error.message, job.id, job.detail)
         return job
+
+    def _stop(self, job: Job, notice: str) -> None:
+        """Stop the worker of a job that is to end; one that starts just now is stopped then."""
+        if job.started_at is not None or self._launcher_of(job).was_launched(job):
+            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
 
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
         launcher = self._launcher_of(job)

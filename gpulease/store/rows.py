@@ -118,7 +118,8 @@ def _queue_of(row: JobRow) -> QueueOptions:
 
 def _dependency_of(text: str) -> Dependency:
     job, _, condition = text.partition(":")
-    return Dependency(JobId(int(job)), Condition(condition))
+    number = JobId(int(job.removesuffix("*")))
+    return Dependency(number, Condition(condition), whole_array=job.endswith("*"))
 
 
 def _array_of(row: JobRow) -> ArrayElement | None:

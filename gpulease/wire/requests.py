@@ -16,6 +16,12 @@ LARGEST_STRING = 128 * 1024
 """Bytes of one argument or variable with its NUL: MAX_ARG_STRLEN of execve(2)."""
 LONGEST_NAME = 128
 """Characters of the name of a job."""
+MOST_ELEMENTS = 10_000
+"""Jobs in one array."""
+LARGEST_INDEX = 999_999
+"""Of an element of an array."""
+MOST_DEPENDENCIES = 100
+"""Jobs that one job names in --after; an array counts as one."""
 LARGEST_RETRY = 4.0
 """Factor of memory for the next attempt of a job."""
 _POINTER = 8

@@ -1,0 +1,148 @@
+"""The room on each GPU during a planning pass, as plain numbers, and the choice among GPUs.
+
+A `Room` takes and releases jobs in constant time. The ledgers in `gpu` say the same with every
+lease by name; a pass tries thousands of claims and needs only sums.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gpulease.domain.gpu import ComputeMode, GpuMemory
+from gpulease.domain.lease import Claim
+from gpulease.domain.queue_policy import QueuePolicy
+
+
+_ROUNDING = 1e-6
+
+
+class Room:
+    """What one GPU has free, now or at a later instant."""
+
+    __slots__ = (
+        "allocatable",
+        "alone",
+        "combines",
+        "free",
+        "jobs",
+        "open",
+        "rank",
+        "server",
+        "single",
+        "spare",
+        "strangers",
+        "utilization",
+        "uuid",
+    )
+
+    def __init__(self, gpu: GpuMemory, rank: int) -> None:
+        """Take the sums of a ledger; `rank` is the place of the GPU in lists."""
+        reading = gpu.reading
+        known = gpu.allocatable is not None and gpu.unmanaged is not None
+        self.uuid = gpu.uuid
+        self.server = reading.server
+        self.rank = rank
+        self.allocatable = gpu.allocatable or 0
+        self.single = gpu.one_process
+        """It takes one job at a time."""
+        self.strangers = gpu.has_unmanaged_process
+        """It takes no exclusive job."""
+        self.combines = reading.parent is None
+        """It can be one of several GPUs of a job."""
+        self.open = (
+            known
+            and reading.fault is None
+            and not reading.mig_mode
+            and gpu.drained is None
+            and reading.compute_mode not in (None, ComputeMode.PROHIBITED)
+            and not (gpu.one_process and gpu.has_unmanaged_compute)
+        )
+        self.jobs = len(gpu.entries)
+        self.alone = sum(entry.exclusive for entry in gpu.entries)
+        """Jobs on it that share with no other."""
+        self.spare = self.allocatable - (gpu.unmanaged or 0) - gpu.committed
+        self.utilization = None if reading.utilization is None else reading.utilization / 100
+        """0 to 1; None if unknown."""
+        self.free = 0
+        """Bytes that may be leased now."""
+        self._settle()
+
+    def _settle(self) -> None:
+        closed = not self.open or self.alone or (self.single and self.jobs)
+        self.free = 0 if closed else max(0, self.spare)
+
+    def copy(self) -> "Room":
+        """Return a copy that may change by itself."""
+        twin = Room.__new__(Room)
+        for name in Room.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+    def take(self, memory: int, exclusive: bool, utilization: float) -> None:
+        """Add a job."""
+        self.jobs += 1
+        self.alone += exclusive
+        self.spare -= memory
+        self.add_load(utilization)
+        self._settle()
+
+    def add_load(self, utilization: float) -> None:
+        """Count utilization that is not measured yet."""
+        if self.utilization is not None:
+            self.utilization += utilization
+
+    def release(self, memory: int, exclusive: bool, utilization: float) -> None:
+        """Remove a job."""
+        self.jobs -= 1
+        self.alone -= exclusive
+        self.spare += memory
+        if self.utilization is not None:
+            self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0
+        self._settle()
+
+    def shares(self, utilization: float, policy: QueuePolicy) -> bool:
+        """Tell whether it can take one more job of this utilization beside those on it."""
+        if not self.jobs:
+            return True
+        if self.utilization is None:
+            return self.jobs < policy.most_sharing
+        return self.utilization + utilization <= policy.most_utilization + _ROUNDING
+
+
+Score = Callable[[Claim, Room], float]
+"""Says how good a GPU is for a claim; the highest wins, and among equals the first GPU."""
+
+
+def best_fit(claim: Claim, room: Room) -> float:
+    """Prefer the GPU with the least memory left."""
+    return -room.free
+
+
+def fits(claim: Claim, room: Room) -> bool:
+    """Tell whether the memory of a claim is free on a GPU, whoever else is on it."""
+    memory = claim.memory_on(room.allocatable)
+    if not 0 < memory <= room.free or (claim.gpus > 1 and not room.combines):
+        return False
+    return not (claim.exclusive and (room.jobs or room.strangers))
+
+
+def choose(claim: Claim, rooms: Sequence[Room], score: Score) -> list[Room] | None:
+    """Choose among GPUs that fit; a job with several has all on one server. None: too few.
+
+    Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
+    servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
+    """
+    servers: dict[str, list[Room]] = {}
+    for room in rooms:
+        servers.setdefault(room.server, []).append(room)
+    best, chosen = None, None
+    for on_server in servers.values():
+        if len(on_server) < claim.gpus:
+            continue
+        rated = sorted((-score(claim, room), room.rank, room) for room in on_server)[: claim.gpus]
+        rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
+        if best is None or rating < best:
+            best, chosen = rating, rated
+    return None if chosen is None else [room for _, _, room in sorted(chosen, key=_rank)]
+
+
+def _rank(rated: tuple[float, int, Room]) -> int:
+    return rated[1]

@@ -1,0 +1,1 @@
+"""Replays traces of jobs through the daemon's own `plan`, on a virtual clock."""
