@@ -35,6 +35,7 @@ VERBS = {
     "pause": "Start no more jobs.",
     "unpause": "Start jobs again.",
     "report": "Compare what jobs asked for and used.",
+    "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
     "completion": "Print completion for your shell.",
 }
