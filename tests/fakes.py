@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
+from gpulease.domain.dependencies import succeeded
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -23,8 +24,9 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import QueuePause
+from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError
+from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
@@ -163,13 +165,16 @@ class MemoryStore:
         self.known_runs: list[PastRun] = []
         self.writes = 0
         self.paused: QueuePause | None = None
+        self._ended: list[Job] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
         self.writes += 1
         before = dict(self._jobs), list(self._events), dict(self._invocations)
+        self._ended.clear()
         try:
             yield self
+            settle_dependents(self, tuple(self._ended))
         except BaseException:
             self._jobs, self._events, self._invocations = before
             raise
@@ -253,9 +258,56 @@ class MemoryStore:
         self._invocations[job.id] = order.invocation
         return job
 
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        first = JobId(len(self._jobs) + 1)
+        return [
+            self.add(
+                replace(
+                    order,
+                    key=order.key if place == 0 else None,
+                    queue=replace(
+                        order.queue, array=ArrayElement(first, index, indices.most_running)
+                    ),
+                ),
+                at,
+            )
+            for place, index in enumerate(indices.indices)
+        ]
+
+    def elements(self, array: JobId) -> Sequence[Job]:
+        return [
+            job
+            for job in self._jobs.values()
+            if job.queue.array is not None and job.queue.array.job == array
+        ]
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        found = [
+            job
+            for job in self.elements(array)
+            if job.queue.array is not None and job.queue.array.index == index
+        ]
+        return found[-1] if found else None
+
+    def live_elements(self, array: JobId) -> int:
+        return sum(job.state is not State.ENDED for job in self.elements(array))
+
+    def failed_element(self, array: JobId) -> Job | None:
+        for job in self.elements(array):
+            is_final = job.state is State.ENDED and job.usage.retried_as is None
+            if is_final and not succeeded(job):
+                return job
+        return None
+
     def save(self, job: Job, event: Event) -> None:
         self._jobs[job.id] = job
         self._events.append((job.id, event))
+        if job.state is State.ENDED:
+            self._ended.append(job)
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        for job in jobs:
+            self.save(job, event)
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
@@ -59,6 +60,8 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    blocked: Mapping[JobId, Block] | None = None
+    """The waiting jobs that are not in `queue`, if it is given: they may not start now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,13 @@ class Plan:
     """For the job that has waited longest."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
+    blocked: Mapping[JobId, Block] = field(default_factory=dict)
+    """The waiting jobs that may not start now, whatever memory is free."""
+
+    @property
+    def wakes_at(self) -> datetime | None:
+        """The next begin time of a job, at which the queue has to be planned again."""
+        return next_begin(self.blocked)
 
     @cached_property
     def holders(self) -> tuple[JobId, ...]:
@@ -155,7 +165,9 @@ class Plan:
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
         for job in self.snapshot.jobs:
-            if not job.holds_memory and job.id not in granted_now:
+            if job.holds_memory or job.id in self.blocked:
+                continue
+            if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
                 key = (job.claim, first)
                 if key not in shared:
@@ -178,7 +190,18 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.closed,
+        planning.blocked,
     )
+
+
+def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
+    """Return the jobs that may not start now, and the index of the others."""
+    blocked = snapshot.blocked
+    if blocked is None:
+        blocked = blocks(snapshot.jobs, snapshot.at)
+    if snapshot.queue is not None:
+        return blocked, snapshot.queue
+    return blocked, Queue.of((job for job in snapshot.jobs if job.id not in blocked), largest)
 
 
 class _PlanningPass:
@@ -186,7 +209,8 @@ class _PlanningPass:
 
     def __init__(self, snapshot: Snapshot, score: Score) -> None:
         gpus = ledgers(snapshot)
-        self.queue = snapshot.queue or Queue.of(snapshot.jobs, capacity(gpus))
+        self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
+        self.jobs = snapshot.jobs
         self.policy = snapshot.policy
         self.history = snapshot.history
         self.at = snapshot.at
@@ -385,7 +409,13 @@ class _PlanningPass:
 
     def gives_up(self) -> tuple[JobId, ...]:
         """Return the jobs that have waited for as long as they may."""
-        over = (job for job, at in self.queue.impatient.items() if at <= self.at)
+        over = [job for job, at in self.queue.impatient.items() if at <= self.at]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.id in self.blocked and wait_has_expired(job, self.at)
+            )
         return tuple(sorted(job for job in over if job not in self.grants))
 
     def newly_aging(self) -> tuple[JobId, ...]:

@@ -173,8 +173,23 @@ class Transaction(Protocol):
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        """Store a new job for each index, QUEUED, with one invocation for all."""
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        """Return the element of an array with this index, in any state, or its latest retry."""
+
+    def live_elements(self, array: JobId) -> int:
+        """Return how many elements of an array have not ended."""
+
+    def failed_element(self, array: JobId) -> Job | None:
+        """Return an element that has ended without success and is not retried, or None."""
+
     def save(self, job: Job, event: Event) -> None:
         """Store a changed job, and why it changed."""
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        """Store many queued jobs that changed or ended for one reason."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
@@ -227,6 +242,9 @@ class Store(Protocol):
 
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first."""
+
+    def elements(self, array: JobId) -> Sequence[Job]:
+        """Return all elements of an array, in any state, oldest first."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""

@@ -16,7 +16,7 @@ from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shi
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
-from gpulease.domain.queue_options import QueuePause
+from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -198,8 +198,10 @@ class Scheduler:
         job = await self._in_writer(
             lambda: submission.submit(self.store, new_job, seen, self.policy, self._clock)
         )
-        # While earlier jobs block every GPU, a pass would change nothing.
-        if self.plan is None or not self.plan.is_closed:
+        # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
+        # this job.
+        is_plain = job.queue == NO_OPTIONS and job.state is State.QUEUED
+        if self.plan is None or not self.plan.is_closed or not is_plain:
             self.wake()
         return job
 
@@ -365,17 +367,25 @@ class Scheduler:
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
     ) -> None:
-        """Run passes without end: one after each `wake`, and at least one every `rest_s` seconds.
+        """Run passes without end: one after each `wake`, at each begin time, and every `rest_s`.
 
         Calls `passed` after each complete pass.
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(self._rest_s(rest_s)):
                     await self._awake.wait()
             self._awake.clear()
             await self.one_pass()
             passed()
+
+    def _rest_s(self, longest: float | None) -> float | None:
+        """Return the seconds until the next pass: at most `longest`, or until a begin time."""
+        wakes_at = None if self.plan is None else self.plan.wakes_at
+        if wakes_at is None:
+            return longest
+        left = max(0.0, (wakes_at - self._clock.now()).total_seconds())
+        return left if longest is None else min(left, longest)
 
     async def one_pass(self) -> Plan:
         """Observe, decide, commit, and launch the granted jobs.

@@ -27,6 +27,7 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
+from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import Event
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve, FilePresence
@@ -38,7 +39,7 @@ from gpulease.store.engine import (
     startup_error,
     translate_errors,
 )
-from gpulease.store.rows import unpack
+from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
 from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
@@ -99,6 +100,7 @@ class SqlStore:
                     connection, self._live, self._known_gpus, self._tallies
                 )
                 yield transaction
+                settle_dependents(transaction, transaction.ended())
             # Replaced, not changed, so that a reader's snapshot stays consistent.
             self._live, self._known_gpus = transaction.outcome()
             for change in transaction.changes:
@@ -146,6 +148,11 @@ class SqlStore:
         with translate_errors(self.path), Session(self.engine) as session:
             yield session
 
+    def elements(self, array: JobId) -> Sequence[Job]:
+        """Return all elements of an array, in any state, oldest first."""
+        with self._reading() as session:
+            return jobs_where(session, JobRow.array == array)
+
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest `limit` jobs in any or one state, oldest first."""
         with self._reading() as session:
@@ -162,8 +169,9 @@ class SqlStore:
         Raises:
             NoSuchJob: there is no such job, or it has ended.
         """
+        held = self._live.get(job)
         with self._reading() as session:
-            row = session.get(InvocationRow, job)
+            row = session.get(InvocationRow, job if held is None else invocation_key(held))
             if row is None:
                 raise NoSuchJob(f"cannot start job {job}: it has ended")
             return unpack(row)

@@ -145,6 +145,8 @@ class QueueView:
     """How many elements of the array may run at once."""
     requeued: int
     """How often it was queued again."""
+    blocked_by: str | None = None
+    """Why it may not start now, apart from memory: held, begin, after, array; null if it may."""
 
 
 @dataclass(slots=True)
