@@ -49,6 +49,7 @@ from gpulease.service.pause import Pauses
 from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
+from gpulease.service.utilization import MeanUtilization
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.usage import PoolUsage, UsageTotals
 from gpulease.units import Share, format_size
@@ -105,6 +106,7 @@ class _UsageRecords:
     pools: PoolUsage
     usage: Usage
     accounts: UsageTotals
+    utilization: MeanUtilization
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
@@ -128,7 +130,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     scheduler = _scheduler(
-        base, observer, enforcement, runner, holds, overuse, records.usage, user_policy
+        base, observer, enforcement, runner, holds, overuse, records, user_policy
     )
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
@@ -166,7 +168,12 @@ def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
 
 def _usage_records(base: Foundation) -> _UsageRecords:
     pools = PoolUsage(base.store)
-    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), UsageTotals(base.store))
+    return _UsageRecords(
+        pools,
+        Usage(base.probe.driver, pools.observed()),
+        UsageTotals(base.store),
+        MeanUtilization(base.store.live),
+    )
 
 
 def _launch_context(
@@ -197,7 +204,7 @@ def _scheduler(
     runner: JobRunner,
     holds: HoldLauncher,
     overuse: OveruseWatch,
-    usage: Usage,
+    records: _UsageRecords,
     user_policy: UserPolicy,
 ) -> Scheduler:
     def policy() -> Policy:
@@ -211,8 +218,9 @@ def _scheduler(
         observer,
         policy,
         LogTail(base.state.job).of,
-        usage.idle,
+        records.usage.idle,
         overuse.stops,
+        records.utilization.of,
     )
     return Scheduler(
         base.store,
@@ -276,6 +284,7 @@ def _sampler(
             enforcement.levels.ask,
             coverage.look,
             pools.observe,
+            records.utilization.observe,
         ),
     )
 
