@@ -5,19 +5,22 @@
 """
 
 import heapq
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.calendar import Calendar, Occurrence, Stay
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
+    Obstacle,
     Placement,
     Refusal,
     find_obstacle,
@@ -59,6 +62,8 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    windows: Sequence[Occurrence] = ()
+    """The current or next time of each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,7 @@ class Plan:
     """For the job that has waited longest."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
+    calendar: Calendar = field(default_factory=Calendar)
 
     @cached_property
     def holders(self) -> tuple[JobId, ...]:
@@ -157,7 +163,7 @@ class Plan:
         for job in self.snapshot.jobs:
             if not job.holds_memory and job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first)
+                key = (job.claim, first, self.snapshot.windows and _run_time_key(job))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -178,6 +184,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.closed,
+        planning.calendar,
     )
 
 
@@ -195,6 +202,9 @@ class _PlanningPass:
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
+        self.calendar = (
+            Calendar(snapshot.windows, gpus, self._stays())
+        )
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
@@ -212,6 +222,23 @@ class _PlanningPass:
                 for lease in held.job.leases:
                     if lease.gpu in rooms:
                         rooms[lease.gpu].add_load(load)
+
+    # Windows.
+
+    def _stays(self) -> Iterator[Stay]:
+        """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
+        for held in self.queue.holding.values():
+            has_limit = held.need.limit_s is not None
+            end = expected_end(held, self.now_s, self.history, self.policy, hard=has_limit)
+            ends_at = self.at + timedelta(seconds=end - self.now_s)
+            for lease in held.job.leases:
+                yield Stay(lease.gpu, held.need.user, ends_at)
+
+    def _latest_starts(self, need: Need) -> Mapping[GpuUuid, float]:
+        """Return until when a job may start on the GPUs with windows of others, in seconds."""
+        begins = self.calendar.begins_against(need.user)
+        longest = need.longest_s(self.history, self.policy) if begins else 0.0
+        return {gpu: begin - longest for gpu, begin in begins.items()}
 
     # The oldest jobs.
 
@@ -270,6 +297,7 @@ class _PlanningPass:
             self.policy,
             self.score,
             hard=hard,
+            latest_starts=self._latest_starts(need),
         )
 
     def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
@@ -331,10 +359,13 @@ class _PlanningPass:
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits and delays no reservation."""
         utilization = need.utilization(self.history, self.policy)
+        latest = self._latest_starts(need)
         able = [
             room
             for room in self.rooms
-            if fits(job.claim, room) and room.shares(utilization, self.policy)
+            if fits(job.claim, room)
+            and room.shares(utilization, self.policy)
+            and self.now_s <= latest.get(room.uuid, math.inf)
         ]
         held_back = self.reservation is not None and self._outlasts(need, self.reservation)
         if held_back:
@@ -407,7 +438,7 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     obstacles = []
     fitting = []
     for gpu in plan_.gpus:
-        own = find_obstacle(job.claim, gpu)
+        own = find_obstacle(job.claim, gpu) or _window_ahead(plan_, job, gpu)
         first = plan_.reserved.get(gpu.uuid)
         if own is not None:
             obstacles.append(own)
@@ -421,6 +452,21 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
     return WaitReason(refusal, start, reserved)
+
+
+def _window_ahead(plan_: Plan, job: Job, gpu: GpuMemory) -> Obstacle | None:
+    snapshot = plan_.snapshot
+    if plan_.calendar.first_against(job.owner.user, gpu.uuid) is None:
+        return None
+    need = (snapshot.queue or Queue(capacity(plan_.gpus))).need_of(job)
+    longest = timedelta(seconds=need.longest_s(snapshot.history, snapshot.policy))
+    certain = need.limit_s is not None
+    return plan_.calendar.obstacle(job.owner.user, gpu, snapshot.at, longest, certain=certain)
+
+
+def _run_time_key(job: Job) -> Hashable:
+    """Return what decides whether a job ends before a window, besides its claim."""
+    return job.owner.user, job.usage.fingerprint
 
 
 def expected_start(

@@ -21,6 +21,7 @@ from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import UsageHandlers
+from gpulease.server.windows import WindowHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
     CancelRequest,
@@ -29,6 +30,7 @@ from gpulease.wire.requests import (
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    ReserveRequest,
     SubmitRequest,
     UsageRequest,
 )
@@ -43,6 +45,8 @@ from gpulease.wire.views import (
     NestedView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 _SCHEMAS = "#/components/schemas/"
@@ -72,6 +76,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     get, post = "GET", "POST"
@@ -106,6 +111,14 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(
             post, "/gpus/{gpu}/resume", admin, "resume a GPU", machine.resume, GpuAvailabilityView
+        ),
+        Route(get, "/windows", everyone, "", windows.windows, WindowList),
+        Route(
+            post, "/windows", admin, "reserve GPUs", windows.reserve, WindowView, ReserveRequest,
+            201,
+        ),
+        Route(
+            post, "/windows/{window}/cancel", admin, "cancel a window", windows.cancel, WindowView
         ),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from gpulease.service.health import Drains
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
+from gpulease.service.windows import Windows
 from gpulease.wire.views import DoctorView, JobView, OveruseView
 
 Body = TypeVar("Body")
@@ -55,6 +56,7 @@ class RequestContext:
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
     drains: Drains
+    windows: Windows
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
     usage: Usage

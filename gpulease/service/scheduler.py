@@ -7,9 +7,11 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import State, Trigger
@@ -30,6 +32,14 @@ from gpulease.service.observation import GpuObserver, Observation, Peaks, snapsh
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.units import format_span
 
+FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
+"""Returns the current or next time of each window."""
+
+
+def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+    """Return none: no GPU is set apart."""
+    return ()
+
 
 def reconcile(
     store: Store,
@@ -37,6 +47,7 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
+    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
 ) -> Plan:
@@ -44,6 +55,7 @@ def reconcile(
 
     Args:
         closed: why no GPU takes a lease now, or None.
+        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
     """
@@ -52,7 +64,8 @@ def reconcile(
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
+        state = snapshot(tuple(live.values()), seen, policy, drained, at)
+        decided = plan(replace(state, windows=windows(tx, at)))
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
@@ -138,6 +151,7 @@ class Scheduler:
         in_writer: InThread,
         settle_exit: SettleExit,
         obstacle: Obstacle = no_obstacle,
+        windows: FindWindows = no_windows,
     ) -> None:
         """`in_writer` runs all writes to the database."""
         self.store = store
@@ -148,6 +162,7 @@ class Scheduler:
         """Why the latest pass granted no lease of any size, or None."""
         self._policy = policy
         self._obstacle = obstacle
+        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
@@ -357,5 +372,7 @@ class Scheduler:
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.observer.recent()
         return await self._in_writer(
-            lambda: reconcile(self.store, seen, self.policy, self._clock, closed, fresh=fresh)
+            lambda: reconcile(
+                self.store, seen, self.policy, self._clock, closed, self._windows, fresh=fresh
+            )
         )
