@@ -32,6 +32,7 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
 from gpulease.units import MIB
@@ -106,10 +107,8 @@ class UserCount:
 class Quotas:
     """The limits of each user."""
 
-    waiting: int = 10_000
-    """Queued jobs and leases."""
     waiting_bytes: int = 256 * MIB
-    """Size of their arguments and environments in the database."""
+    """Size of the arguments and environments of queued jobs in the database."""
     holds: int = 100
     """Leases without a job, queued or held."""
     exempt: frozenset[int] = field(default=frozenset({0}))
@@ -125,6 +124,15 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    limits_of: Callable[[Owner], UserLimits] = no_limits
+    """The limits of a user, from the settings."""
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return the limits of a user; those who are exempt keep the default time only."""
+        limits = self.limits_of(owner)
+        if owner.uid in self.quotas.exempt:
+            return UserLimits(default_time=limits.default_time)
+        return limits
 
 
 class Transaction(Protocol):
