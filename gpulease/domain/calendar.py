@@ -79,6 +79,8 @@ class Occurrence:
     begin_text: str = ""
     """The begin in the machine's time zone."""
     end_text: str = ""
+    gpus_before: tuple[GpuUuid, ...] = ()
+    """The GPUs that the pass before chose, if the window names none."""
 
     def is_on(self, at: datetime) -> bool:
         """Tell whether the window is on."""
@@ -159,12 +161,13 @@ class Calendar:
         A job that would run into the window starts only on other GPUs, so these stay the first.
         """
 
-        def rank(gpu: GpuMemory) -> tuple[bool, datetime, bool, tuple[int, int]]:
+        def rank(gpu: GpuMemory) -> tuple[bool, datetime, bool, bool, tuple[int, int]]:
             there = stays.get(gpu.uuid, ())
             others = [each.ends_at for each in there if each.user not in occurrence.admits]
             out_of_service = gpu.headroom is None or gpu.drained is not None
             free_at = max([*others, occurrence.begins_at])
-            return out_of_service, free_at, len(others) == len(there), gpu.sort_key
+            is_new = gpu.uuid not in occurrence.gpus_before
+            return out_of_service, free_at, is_new, len(others) == len(there), gpu.sort_key
 
         free = (gpu for gpu in gpus if self._is_free(gpu, occurrence))
         return tuple(gpu.uuid for gpu in sorted(free, key=rank)[: occurrence.window.gpus])

@@ -385,6 +385,13 @@ class Scheduler:
         seen = await self.observer.recent()
         return await self._in_writer(
             lambda: reconcile(
-                self.store, seen, self.policy, self._clock, closed, self._windows, fresh=fresh
+                self.store, seen, self.policy, self._clock, closed, self._current, fresh=fresh
             )
         )
+
+    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+        before = {} if self.plan is None else self.plan.calendar.gpus
+        return [
+            replace(each, gpus_before=before.get(each.window.id, ()))
+            for each in self._windows(tx, at)
+        ]

@@ -97,9 +97,9 @@ class Windows:
         for window in windows:
             span = self._current_span(window, at)
             if span is not None:
-                texts = (self._local_time.text(each, at) for each in span)
+                begin, end = (self._local_time.text(each, at) for each in span)
                 admits = frozenset(each.user for each in owners if self._admits(window, each, at))
-                found.append(Occurrence(window, *span, admits, *texts))
+                found.append(Occurrence(window, *span, admits, begin, end))
         return tuple(found)
 
     def _current_span(self, window: Window, at: datetime) -> Span | None:

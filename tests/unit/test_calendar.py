@@ -105,6 +105,13 @@ def test_a_window_gets_the_gpus_that_other_users_leave_first(
     assert list(calendar.gpus[WindowId(1)]) == chosen
 
 
+def test_a_window_keeps_its_gpus_while_others_are_no_better() -> None:
+    before = replace(occurrence(window(), "alice"), gpus_before=(GpuUuid("GPU-1"),))
+    assert Calendar([before], gpus(3)).gpus[WindowId(1)] == ("GPU-1",)
+    late = [stay(1, "bob", 9 * HOUR)]
+    assert Calendar([before], gpus(3), late).gpus[WindowId(1)] == ("GPU-0",)
+
+
 def test_a_drained_gpu_is_chosen_last() -> None:
     drained = [replace(each, drained="fan") if each.index == 0 else each for each in gpus(2)]
     assert Calendar([occurrence(window())], drained).gpus[WindowId(1)] == ("GPU-1",)
