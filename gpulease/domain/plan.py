@@ -195,7 +195,7 @@ class Plan:
             if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
                 limit = self.limits.exceeded_by(job)
-                window = self.snapshot.windows and _run_time_key(job)
+                window = _run_time_key(job) if self.snapshot.windows else None
                 key = (job.claim, first, limit, self.promised.get(job.id), window)
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
