@@ -24,7 +24,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import ArrayElement, Indices
+from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
@@ -165,6 +165,7 @@ class MemoryStore:
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
+        self.paused: QueuePause | None = None
         self._ended: list[Job] = []
         self._released: list[PastJob] = []
 
@@ -215,6 +216,12 @@ class MemoryStore:
 
     def note_gpu(self, event: GpuEvent) -> None:
         self.noted.append(event)
+
+    def pause(self) -> QueuePause | None:
+        return self.paused
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        self.paused = pause
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         return [each for each in self.noted if each.at >= since][-most:]
@@ -337,6 +344,9 @@ class FakeLauncher:
         self.may_launch = asyncio.Event()
         """Cleared, a launch takes until it is set."""
         self.may_launch.set()
+        self.may_stop = asyncio.Event()
+        """Cleared, a stop takes until it is set."""
+        self.may_stop.set()
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
         self.forbidden: list[JobId] = []
@@ -374,6 +384,7 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
         self.reasons.append(reason)
+        await self.may_stop.wait()
 
     def grace(self, job: Job) -> timedelta | None:
         return job.grace

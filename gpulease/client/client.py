@@ -3,7 +3,7 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -21,27 +21,34 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
     SubmitRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
 )
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_MANY_WITHIN = 120.0
+"""The same for a request that changes many jobs."""
 _SHORTEST_TIMEOUT = 0.05
 
 
@@ -233,6 +240,17 @@ class Client:
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
+    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
+        """Cancel many jobs in one transaction; those that have ended are left out.
+
+        Raises:
+            NotAllowed: they belong to another user, and the caller is not an admin.
+        """
+        body = msgspec.json.encode(request)
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
+
     def requeue(self, number: int) -> JobView:
         """Stop a running job, have it queued again when it has ended, and return it.
 
@@ -263,6 +281,23 @@ class Client:
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
+
+    def pause(self, *, why: str | None = None) -> PauseChangeView:
+        """Start no more jobs on this machine; running jobs continue.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(PauseRequest(why))
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
+
+    def unpause(self) -> PauseChangeView:
+        """Start jobs again.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
 
     def status(self) -> StatusView:
         """Return the state of the machine, with the jobs that wait or hold memory."""
@@ -306,6 +341,22 @@ class Client:
                     yield last
         if last is None or last.state != "ended":
             raise lost(self.path)
+
+    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
+        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
+
+        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
+        as well. All use one connection. The iteration also ends if the daemon stops.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NoDaemon: the stream ended too early.
+        """
+        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
+        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
+            for line in lines(reply, self.path):
+                if line:
+                    yield decode(JobView, line)
 
     def logs(
         self,

@@ -22,6 +22,7 @@ from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
@@ -55,6 +56,7 @@ class RequestContext:
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
     drains: Drains
+    pauses: Pauses
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
     usage: Usage

@@ -94,8 +94,8 @@ class JobViews:
         plan = self._scheduler.plan if job.state is State.QUEUED else None
         block = None if plan is None else plan.blocked.get(job.id)
         waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
-        waits_why = waits.why if waits else None
-        why, hint = reason(job, waits_why if block is None else self._sentence(block))
+        why_now = self._scheduler.closed or (waits.why if waits else None)
+        why, hint = reason(job, why_now if block is None else self._sentence(block))
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(

@@ -34,7 +34,13 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
+from gpulease.domain.queue_options import (
+    NO_OPTIONS,
+    Indices,
+    QueueOptions,
+    QueuePause,
+    WantedDependency,
+)
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
@@ -244,6 +250,12 @@ class Transaction(Protocol):
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
 
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
+
     def windows(self) -> Sequence[Window]:
         """Return the windows, in the order in which they were made."""
 
@@ -298,6 +310,9 @@ class Store(Protocol):
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a known GPU, without a reading."""
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
 
 
 class GpuProbe(Protocol):

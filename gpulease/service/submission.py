@@ -214,9 +214,14 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     )
 
 
+_WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"
+
+
 def _refuse_to_wait(
     job: Job, tx: Transaction, seen: Observation, policy: Policy, state: QueueState
 ) -> None:
+    if (pause := tx.pause()) is not None:
+        raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
     decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
@@ -228,10 +233,7 @@ def _refuse_to_wait(
     waits = why_waiting(decided, job)
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
     where = where if waits.over_limit is None else str(waits.over_limit)
-    raise NoRoomNow(
-        f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
-        "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m",
-    )
+    raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
 
 
 def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:

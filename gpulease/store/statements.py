@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -36,10 +37,19 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import QueuePause
 from gpulease.service.ports import Event, UserCount
 from gpulease.store.gpus import availabilities
 from gpulease.store.rows import invocation_key, job_of
-from gpulease.store.tables import GpuRow, HolderRow, InvocationRow, JobRow, LeaseRow, Row
+from gpulease.store.tables import (
+    GpuRow,
+    HolderRow,
+    InvocationRow,
+    JobRow,
+    LeaseRow,
+    PropertyRow,
+    Row,
+)
 
 _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
@@ -116,6 +126,24 @@ def remember_gpu(reading: GpuReading, at: datetime) -> Upsert:
         .values(uuid=reading.uuid, first_seen_at=at, **seen)
         .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
     )
+
+
+_PAUSE = "pause"
+
+
+def pause_of(connection: Connection) -> QueuePause | None:
+    """Return the pause of the queue; None if it is not paused."""
+    wanted = select(PropertyRow.value).where(PropertyRow.key == _PAUSE)
+    stored = connection.execute(wanted).scalar_one_or_none()
+    return None if stored is None else msgspec.json.decode(stored, type=QueuePause)
+
+
+def set_pause(connection: Connection, pause: QueuePause | None) -> None:
+    """Store the pause of the queue, or its end."""
+    connection.execute(delete(PropertyRow).where(PropertyRow.key == _PAUSE))
+    if pause is not None:
+        stored = msgspec.json.encode(pause).decode()
+        connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
 def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:

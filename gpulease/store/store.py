@@ -25,6 +25,7 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import Event, PastJob
@@ -77,6 +78,7 @@ class SqlStore:
             raise state_fault(f"cannot use the database {path}", error) from error
         self._released: list[PastJob] = []
         self._drained: Mapping[GpuUuid, str] = {}
+        self._pause: QueuePause | None = None
         self._was_locked = False
         self._live_in_order = tuple(self._live.values())
         self._writing = threading.Lock()
@@ -218,6 +220,16 @@ class SqlStore:
         ):
             self._drained = drained_gpus(connection)
         return self._drained
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; if the file cannot be read, the last known answer."""
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self.path),
+            self.engine.connect() as connection,
+        ):
+            self._pause = statements.pause_of(connection)
+        return self._pause
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU with a drain, a fault or an accepted fault."""

@@ -14,7 +14,7 @@ from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import ArrayElement, Indices
+from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements, windows
@@ -86,6 +86,14 @@ class SqlTransaction:
     def note_gpu(self, event: GpuEvent) -> None:
         """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+        return statements.pause_of(self._connection)
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
+        statements.set_pause(self._connection, pause)
 
     def windows(self) -> Sequence[Window]:
         """Return the windows, in the order in which they were made."""

@@ -241,6 +241,17 @@ class JobList:
 
 
 @dataclass(slots=True)
+class CancelledView:
+    """Jobs that were cancelled together."""
+
+    count: int
+    ending: int
+    """How many of them still run, and are being stopped."""
+    jobs: list[JobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
 class UseView:
     """What the ended jobs of one user asked for and used, where the use is known."""
 
@@ -363,6 +374,27 @@ class EnforcementLevelView:
 
 
 @dataclass(slots=True)
+class PauseView:
+    """A pause of the queue by an admin: no job starts, and running jobs continue."""
+
+    by: str
+    why: str
+    """Empty if no reason was given."""
+    at: str
+    """Since when."""
+
+
+@dataclass(slots=True)
+class PauseChangeView:
+    """The pause of the queue after a request to pause it or to end the pause."""
+
+    paused: PauseView | None
+    """Null: jobs start."""
+    changed: bool
+    """Whether this request changed it."""
+
+
+@dataclass(slots=True)
 class StatusView:
     """The machine, and the jobs that wait or hold memory."""
 
@@ -374,6 +406,10 @@ class StatusView:
     gpus: list[GpuView]
     jobs: list[JobView]
     enforcement: list[EnforcementLevelView] = field(default_factory=list)
+    paused: PauseView | None = None
+    """The pause of the queue; null if it is not paused."""
+    closed: str | None = None
+    """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
 
 
 @dataclass(slots=True)

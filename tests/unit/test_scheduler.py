@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from fakes import (
+    ALICE,
+    BOB,
     NOON,
     FakeClock,
     FakeFinder,
@@ -27,6 +29,7 @@ from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import MainExited, Policy, WorkerExited, WorkerStarted
 from gpulease.service.scheduler import Scheduler
 
@@ -696,5 +699,79 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
         await world.settle()
         assert world.state(job) is State.ACTIVE
         assert world.scheduler.closed is None
+
+    run(scenario)
+
+
+def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
+    async def scenario(world: World) -> None:
+        pauses = Pauses(world.store, world.clock, at_once, world.scheduler.wake)
+        running = await world.submit()
+        await world.settle()
+        pause, changed = await pauses.pause("root", "new driver")
+        waiting = await world.submit(G)
+        await world.settle()
+        assert changed
+        assert (world.state(running), world.state(waiting)) == (State.ACTIVE, State.QUEUED)
+        assert world.scheduler.closed == str(pause)
+        with pytest.raises(NoRoomNow) as refused:
+            await world.submit(G, wait_for=timedelta(0))
+        assert mentions(refused.value.message, "root", "new driver")
+        assert await pauses.pause("eve", "") == (pause, False)
+
+        world.scheduler = world.new_scheduler()
+        await world.scheduler.one_pass()
+        assert world.scheduler.closed == str(pause), "it survives a restart"
+        assert world.state(waiting) is State.QUEUED
+
+        assert await pauses.unpause()
+        assert not await pauses.unpause()
+        await world.scheduler.one_pass()
+        await world.settle()
+        assert world.state(waiting) is State.ACTIVE
+        assert world.scheduler.closed is None
+        await world.scheduler.supervisor.stop()
+
+    run(scenario)
+
+
+def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        running = [await world.submit(2 * G) for _ in range(4)]
+        await world.settle()
+        others = await world.submit(owner=BOB)
+        with world.store.write() as tx:
+            waiting = [tx.add(order(G), NOON).id for _ in range(10_000)]
+        before = world.store.writes
+
+        done = await world.scheduler.cancel_all(
+            lambda job: job.owner == ALICE, lambda job: job.owner.user
+        )
+        assert world.store.writes == before + 1
+        assert len(done) == len(running) + len(waiting)
+        await world.settle()
+        assert world.launcher.stopped == running
+        for job in running:
+            world.launcher.exits(job, outcome=Outcome.CANCELLED)
+        await world.settle()
+        assert world.launcher.launched == [*running, others]
+        assert {world.state(job) for job in waiting} == {State.ENDED}
+
+    run(scenario)
+
+
+def test_workers_are_stopped_together_and_not_all_at_once() -> None:
+    async def scenario(world: World) -> None:
+        world.gpus.sizes = {f"GPU-{number}": 8 * G for number in range(40)}
+        running = [await world.submit(8 * G) for _ in range(40)]
+        await world.settle()
+        stops = world.launcher.may_stop
+        stops.clear()
+        await world.scheduler.cancel_all(lambda _: True, lambda _: "root")
+        await world.settle()
+        assert 1 < len(world.launcher.stopped) < len(running)
+        stops.set()
+        await world.settle()
+        assert sorted(world.launcher.stopped) == running
 
     run(scenario)
