@@ -44,7 +44,7 @@ class Block:
             case BlockKind.AFTER:
                 return f"waits for {_listed(self.after, labels)}"
             case BlockKind.ARRAY:
-                return f"its array runs {self.most_running} elements at once, and that many run"
+                return f"its array runs at most {self.most_running} elements at once"
 
 
 _HELD = Block(BlockKind.HELD)
