@@ -29,6 +29,7 @@ from gpulease.wire.requests import (
     KeepRequest,
     NestedRequest,
     PauseRequest,
+    ReserveRequest,
     SubmitRequest,
     WaitRequest,
 )
@@ -37,12 +38,15 @@ from gpulease.wire.views import (
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
     PauseChangeView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 ANSWER_WITHIN = 30.0
@@ -299,6 +303,36 @@ class Client:
         """
         return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
 
+    def windows(self) -> WindowList:
+        """Return the GPUs that are set apart for a time."""
+        return decode(WindowList, self.windows_json())
+
+    def windows_json(self) -> bytes:
+        """Return the reply of `windows` as JSON."""
+        return self._daemon.ask("GET", "/windows")
+
+    def reserve(self, request: ReserveRequest) -> WindowView:
+        """Set GPUs apart for a time.
+
+        Raises:
+            BadValue: a field cannot be read, or the window would never be on.
+            NoSuchGpu: no GPU has one of the names, or several have.
+            WindowClash: another window has its name, or needs the same GPUs at the same time.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(request)
+        return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
+
+    def cancel_window(self, name: str) -> WindowView:
+        """Remove a window, by its name or id, and return it.
+
+        Raises:
+            NoSuchWindow: there is none.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/windows/{quote(name, safe='')}/cancel"
+        return decode(WindowView, self._daemon.ask("POST", target))
+
     def status(self) -> StatusView:
         """Return the state of the machine, with the jobs that wait or hold memory."""
         return decode(StatusView, self.status_json())
@@ -325,6 +359,27 @@ class Client:
         """Return the reply of `report` as JSON."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
+
+    def history(
+        self,
+        user: str | None = None,
+        since: float | None = None,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> HistoryView:
+        """Return the latest ended jobs of one or all users, the newest first.
+
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
+        reply says which follow.
+        """
+        query = {
+            "user": user,
+            "since": None if since is None else f"{since:.0f}",
+            "before": None if before is None else str(before),
+            "limit": str(limit),
+        }
+        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
 
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.

@@ -16,11 +16,13 @@ from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import UsageHandlers
+from gpulease.server.windows import WindowHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
     CancelJobsRequest,
@@ -31,6 +33,7 @@ from gpulease.wire.requests import (
     KeepRequest,
     NestedRequest,
     PauseRequest,
+    ReserveRequest,
     SubmitRequest,
     UsageRequest,
     WaitRequest,
@@ -42,12 +45,15 @@ from gpulease.wire.views import (
     ErrorBody,
     ErrorReply,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
     PauseChangeView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 _SCHEMAS = "#/components/schemas/"
@@ -78,6 +84,8 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    history = HistoryHandlers(context)
+    windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each = Access.EACH
@@ -87,6 +95,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/history", everyone, "", history.history, HistoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
@@ -127,6 +136,14 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/queue/unpause", admin, "end the pause of the queue", machine.unpause,
             PauseChangeView,
+        ),
+        Route(get, "/windows", everyone, "", windows.windows, WindowList),
+        Route(
+            post, "/windows", admin, "reserve GPUs", windows.reserve, WindowView, ReserveRequest,
+            201,
+        ),
+        Route(
+            post, "/windows/{window}/cancel", admin, "cancel a window", windows.cancel, WindowView
         ),
     )  # fmt: skip
 

@@ -9,11 +9,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
@@ -34,6 +35,14 @@ from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submis
 from gpulease.service.queue_state import QueueState
 from gpulease.units import format_span
 
+FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
+"""Returns the current or next time of each window."""
+
+
+def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+    """Return none: no GPU is set apart."""
+    return ()
+
 
 def reconcile(
     store: Store,
@@ -41,6 +50,7 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
+    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
     state: QueueState | None = None,
@@ -53,6 +63,7 @@ def reconcile(
         policy: the admin's settings.
         clock: the time.
         closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
+        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -64,7 +75,9 @@ def reconcile(
         live = {job.id: job for job in tx.live()}
         closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        taken = state.snapshot(tuple(live.values()), seen, policy, drained, at)
+        decided = plan(replace(taken, windows=windows(tx, at)))
+        state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
@@ -73,8 +86,13 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
+            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
+
+
+def _why_not_yet(decided: Plan, job: Job) -> str:
+    block = decided.blocked.get(job.id)
+    return "not enough memory was free in time" if block is None else block.sentence({})
 
 
 def said(pause: QueuePause | None) -> str | None:
@@ -86,12 +104,10 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_end(
-        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
-    )
+def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
+    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
     if ended is not None:
-        tx.save(ended, event)
+        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
 
 
 def _gpus_of(placement: Placement) -> str:
@@ -162,6 +178,7 @@ class Scheduler:
         in_writer: InThread,
         settle_exit: SettleExit,
         obstacle: Obstacle = no_obstacle,
+        windows: FindWindows = no_windows,
     ) -> None:
         """`in_writer` runs all writes to the database."""
         self.store = store
@@ -172,6 +189,7 @@ class Scheduler:
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
+        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
@@ -416,7 +434,7 @@ class Scheduler:
         await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
-        if decided is None or decided.grants:
+        if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
         self.closed = closed or said(self.store.pause())
@@ -424,7 +442,18 @@ class Scheduler:
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)
         self._changes.notify()
+        for victim, winner in decided.preempts:
+            await self._preempt(victim, winner)
         return decided
+
+    async def _preempt(self, victim: JobId, winner: JobId) -> None:
+        """Have a job make way; if that cannot be stored now, the next pass decides again."""
+        labels = {job.id: job.label for job in self.store.live()}
+        other = f"job {labels.get(winner, winner)}"
+        why = f"it made way for {other}"
+        notice = f"job {labels.get(victim, victim)} makes way for {other}, and is queued again"
+        with contextlib.suppress(IllegalTransition):  # it has ended meanwhile
+            await self.revoke(victim, Outcome.PREEMPTED, why, notice)
 
     async def _follow_clock(self) -> None:
         by = await self._in_writer(lambda: follow_clock(self.store, self._clock))
@@ -449,7 +478,15 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 closed,
+                self._current,
                 fresh=fresh,
                 state=self._state,
             )
         )
+
+    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+        before = {} if self.plan is None else self.plan.calendar.gpus
+        return [
+            replace(each, gpus_before=before.get(each.window.id, ()))
+            for each in self._windows(tx, at)
+        ]
