@@ -78,8 +78,13 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
+            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
+
+
+def _why_not_yet(decided: Plan, job: Job) -> str:
+    block = decided.blocked.get(job.id)
+    return "not enough memory was free in time" if block is None else block.sentence({})
 
 
 def said(pause: QueuePause | None) -> str | None:
@@ -91,12 +96,10 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_end(
-        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
-    )
+def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
+    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
     if ended is not None:
-        tx.save(ended, event)
+        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
 
 
 def _gpus_of(placement: Placement) -> str:
@@ -287,7 +290,9 @@ class Scheduler:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
         job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._changes.notify()
-        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        self._stop(
+            job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
+        )
         return job
 
     def grace(self, job: Job) -> timedelta | None:
