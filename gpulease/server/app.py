@@ -44,6 +44,7 @@ from gpulease.wire.views import (
     JobView,
     NestedView,
     ReportView,
+    SharesView,
     StatusView,
 )
 
@@ -83,6 +84,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/shares", everyone, "", usage.shares, SharesView),
         Route(get, "/history", everyone, "", history.history, HistoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
