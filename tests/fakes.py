@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -17,6 +18,7 @@ from gpulease.domain.job import (
     Outcome,
     Owner,
     Process,
+    aging,
     with_over_for,
 )
 from gpulease.domain.lease import Claim, State
@@ -156,6 +158,7 @@ class MemoryStore:
         self._invocations: dict[JobId, Invocation] = {}
         self.standing: dict[GpuUuid, GpuAvailability] = {}
         self.noted: list[GpuEvent] = []
+        self.reserved: dict[WindowId, Window] = {}
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
@@ -218,6 +221,17 @@ class MemoryStore:
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         return [each for each in self.noted if each.at >= since][-most:]
 
+    def windows(self) -> Sequence[Window]:
+        return list(self.reserved.values())
+
+    def add_window(self, window: Window) -> Window:
+        number = WindowId(max(self.reserved, default=0) + 1)
+        self.reserved[number] = replace(window, id=number)
+        return self.reserved[number]
+
+    def remove_window(self, window: WindowId) -> None:
+        del self.reserved[window]
+
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         return GpuReading(uuid, 0, "Fake")
 
@@ -241,14 +255,13 @@ class MemoryStore:
         self._invocations[job.id] = order.invocation
         return job
 
-    def save(self, job: Job, event: Event | None) -> None:
+    def save(self, job: Job, event: Event) -> None:
         before = self._jobs[job.id]
         self._jobs[job.id] = job
-        if event is not None:
-            self._events.append((job.id, event))
-            if before.holds_memory and not job.holds_memory:
-                past = PastJob.of(job if job.leases else before, job.outcome, event.at)
-                self._released += [past] if past is not None else []
+        self._events.append((job.id, event))
+        if before.holds_memory and not job.holds_memory:
+            past = PastJob.of(job if job.leases else before, job.outcome, event.at)
+            self._released += [past] if past is not None else []
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())
@@ -260,6 +273,10 @@ class MemoryStore:
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
+
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        for job in jobs:
+            self._jobs[job] = aging(self._jobs[job], since)
 
     def note(self, job: JobId, event: Event) -> None:
         self._events.append((job, event))

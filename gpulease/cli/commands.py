@@ -26,6 +26,7 @@ VERBS = {
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
     "cancel": "End jobs, and release leases.",
+    "requeue": "Stop jobs, and queue them again.",
     "extend": "Change the time limits of jobs.",
     "keep": "Protect idle leases from being released.",
     "drain": "Stop granting leases on GPUs.",

@@ -1,7 +1,7 @@
 """The reservation for the job that has waited longest: particular GPUs, from a particular instant.
 
-The instant is the first at which the job fits if running jobs end as expected. Another job may start
-if it ends before, or if the reserved job fits beside it.
+The instant is the first at which the job fits if running jobs end as expected. Another job may
+start if it ends before, or if the reserved job fits beside it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class End:
     at_s: float
     memory: tuple[tuple[GpuUuid, int], ...]
     exclusive: bool
-    utilization: float | None
+    utilization: float
 
 
 def expected_end(
@@ -62,7 +62,7 @@ def expected_end(
 def reserve(
     job: JobId,
     claim: Claim,
-    utilization: float | None,
+    utilization: float,
     rooms: Iterable[Room],
     ends: Iterable[End],
     policy: QueuePolicy,
@@ -90,7 +90,7 @@ def reserve(
 
 def _choice(
     claim: Claim,
-    utilization: float | None,
+    utilization: float,
     rooms: Sequence[Room],
     policy: QueuePolicy,
     score: Score,
@@ -102,7 +102,7 @@ def _choice(
 def _taken(
     job: JobId,
     claim: Claim,
-    utilization: float | None,
+    utilization: float,
     rooms: Sequence[Room],
     at_s: float,
     *,

@@ -207,6 +207,7 @@ class _PlanningPass:
         self.score = score
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
+        self._count_settling_jobs()
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
@@ -221,6 +222,16 @@ class _PlanningPass:
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
+
+    def _count_settling_jobs(self) -> None:
+        rooms = {room.uuid: room for room in self.rooms}
+        settled = self.now_s - self.policy.settling_time.total_seconds()
+        for held in self.queue.holding.values():
+            if held.start_s > settled:
+                load = held.need.utilization(self.history, self.policy)
+                for lease in held.job.leases:
+                    if lease.gpu in rooms:
+                        rooms[lease.gpu].add_load(load)
 
     # The oldest jobs.
 
@@ -264,7 +275,7 @@ class _PlanningPass:
                 expected_end(held, self.now_s, self.history, self.policy, hard=hard),
                 tuple((lease.gpu, lease.memory) for lease in held.job.leases),
                 held.job.claim.exclusive,
-                self.history.utilization(held.need.keys),
+                held.need.utilization(self.history, self.policy),
             )
             for held in self.queue.holding.values()
         ]
@@ -273,7 +284,7 @@ class _PlanningPass:
         return reserve(
             job.id,
             job.claim,
-            self.history.utilization(need.keys),
+            need.utilization(self.history, self.policy),
             self.rooms,
             ends,
             self.policy,
@@ -288,7 +299,7 @@ class _PlanningPass:
             expected_end(held, self.now_s, self.history, self.policy, hard=hard),
             placement.allocations,
             job.claim.exclusive,
-            self.history.utilization(held.need.keys),
+            held.need.utilization(self.history, self.policy),
         )
 
     def _is_hard(self, job: Job) -> bool:
@@ -341,7 +352,7 @@ class _PlanningPass:
         """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
         if self.limits.exceeded_by(job) is not None:
             return False
-        utilization = self.history.utilization(need.keys)
+        utilization = need.utilization(self.history, self.policy)
         able = [
             room
             for room in self.rooms
@@ -366,7 +377,7 @@ class _PlanningPass:
             span = span if need.limit_s is None else min(span, need.limit_s)
         return self.now_s + span > reservation.at_s
 
-    def _beside(self, claim: Claim, utilization: float | None, room: Room) -> bool:
+    def _beside(self, claim: Claim, utilization: float, room: Room) -> bool:
         """Tell whether a job fits beside the reserved one, on one GPU."""
         assert self.reservation is not None
         later = self.reservation.rooms.get(room.uuid)
@@ -377,7 +388,7 @@ class _PlanningPass:
         job: Job,
         need: Need,
         rooms: Sequence[Room],
-        utilization: float | None,
+        utilization: float,
         *,
         held_back: bool,
     ) -> None:

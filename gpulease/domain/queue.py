@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 from gpulease.domain.fair_share import Shares, decayed
 from gpulease.domain.gpu import JobId
@@ -57,6 +58,11 @@ class Need:
         predicted = policy.default_run_time.total_seconds() if known is None else known
         least = max(predicted, policy.shortest_run_time.total_seconds())
         return least if self.limit_s is None else min(least, self.limit_s)
+
+    def utilization(self, history: RunTimes, policy: QueuePolicy) -> float:
+        """Return the usual utilization of each GPU, 0 to 1, or the assumed one."""
+        known = history.utilization(self.keys)
+        return policy.assumed_utilization if known is None else known
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +208,10 @@ class Queue:
         return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
 
 
-def _discard(items: list, item: object) -> None:
+_T = TypeVar("_T", JobId, Turn)
+
+
+def _discard(items: list[_T], item: _T) -> None:
     index = bisect_left(items, item)
     if index < len(items) and items[index] == item:
         del items[index]

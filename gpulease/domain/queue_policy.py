@@ -54,5 +54,11 @@ class QueuePolicy:
     most_utilization: float = 1.2
     """A GPU with a job takes another one only if the sum of their utilizations is at most this.
     Busy jobs slow each other down."""
+    assumed_utilization: float = 0.3
+    """The utilization, 0 to 1, of a job while no run at all is known, so that four of them share
+    a GPU at first."""
+    settling_time: timedelta = timedelta(minutes=2)
+    """A job that holds a GPU for less counts with its usual utilization on top of the measured
+    one: it is loading, and does not compute yet."""
     most_sharing: int = 2
     """The most jobs on a GPU whose utilization is unknown."""

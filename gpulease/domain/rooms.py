@@ -1,14 +1,17 @@
 """The room on each GPU during a planning pass, as plain numbers, and the choice among GPUs.
 
-A `Room` takes and releases jobs in constant time. The ledgers in `gpu` say the same with every lease
-by name; a pass tries thousands of claims and needs only sums.
+A `Room` takes and releases jobs in constant time. The ledgers in `gpu` say the same with every
+lease by name; a pass tries thousands of claims and needs only sums.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from gpulease.domain.gpu import ComputeMode, GpuMemory, GpuUuid
+from gpulease.domain.gpu import ComputeMode, GpuMemory
 from gpulease.domain.lease import Claim
 from gpulease.domain.queue_policy import QueuePolicy
+
+
+_ROUNDING = 1e-6
 
 
 class Room:
@@ -73,32 +76,35 @@ class Room:
             setattr(twin, name, getattr(self, name))
         return twin
 
-    def take(self, memory: int, exclusive: bool, utilization: float | None) -> None:
+    def take(self, memory: int, exclusive: bool, utilization: float) -> None:
         """Add a job."""
         self.jobs += 1
         self.alone += exclusive
         self.spare -= memory
-        if self.utilization is not None:
-            self.utilization += utilization or 0.0
+        self.add_load(utilization)
         self._settle()
 
-    def release(self, memory: int, exclusive: bool, utilization: float | None) -> None:
+    def add_load(self, utilization: float) -> None:
+        """Count utilization that is not measured yet."""
+        if self.utilization is not None:
+            self.utilization += utilization
+
+    def release(self, memory: int, exclusive: bool, utilization: float) -> None:
         """Remove a job."""
         self.jobs -= 1
         self.alone -= exclusive
         self.spare += memory
         if self.utilization is not None:
-            left = self.utilization - (utilization or 0.0)
-            self.utilization = max(0.0, left) if self.jobs else 0.0
+            self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0
         self._settle()
 
-    def shares(self, utilization: float | None, policy: QueuePolicy) -> bool:
+    def shares(self, utilization: float, policy: QueuePolicy) -> bool:
         """Tell whether it can take one more job of this utilization beside those on it."""
         if not self.jobs:
             return True
-        if self.utilization is None or utilization is None:
+        if self.utilization is None:
             return self.jobs < policy.most_sharing
-        return self.utilization + utilization <= policy.most_utilization
+        return self.utilization + utilization <= policy.most_utilization + _ROUNDING
 
 
 Score = Callable[[Claim, Room], float]
@@ -121,30 +127,22 @@ def fits(claim: Claim, room: Room) -> bool:
 def choose(claim: Claim, rooms: Sequence[Room], score: Score) -> list[Room] | None:
     """Choose among GPUs that fit; a job with several has all on one server. None: too few.
 
-    Of several servers, the one with the fewest other GPUs that fit is taken, so that others stay
-    whole.
+    Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
+    servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
     """
-    if len(rooms) < claim.gpus:
-        return None
-    if claim.gpus == 1:
-        best = max(score(claim, room) for room in rooms)
-        equal = [room for room in rooms if score(claim, room) == best]
-        if len(equal) == 1:
-            return equal
-        free: dict[str, int] = {}
-        for room in rooms:
-            free[room.server] = free.get(room.server, 0) + 1
-        return [min(equal, key=lambda room: (free[room.server], room.rank))]
     servers: dict[str, list[Room]] = {}
     for room in rooms:
         servers.setdefault(room.server, []).append(room)
-    wide = [each for each in servers.values() if len(each) >= claim.gpus]
-    if not wide:
-        return None
-    best = [
-        sorted(each, key=lambda room: (-score(claim, room), room.rank))[: claim.gpus]
-        for each in wide
-    ]
-    totals = [sum(score(claim, room) for room in each) for each in best]
-    order = sorted(range(len(best)), key=lambda n: (-totals[n], len(wide[n]), n))
-    return sorted(best[order[0]], key=lambda room: room.rank)
+    best, chosen = None, None
+    for on_server in servers.values():
+        if len(on_server) < claim.gpus:
+            continue
+        rated = sorted((-score(claim, room), room.rank, room) for room in on_server)[: claim.gpus]
+        rating = sum(each[0] for each in rated), len(on_server), rated[0][1]
+        if best is None or rating < best:
+            best, chosen = rating, rated
+    return None if chosen is None else [room for _, _, room in sorted(chosen, key=_rank)]
+
+
+def _rank(rated: tuple[float, int, Room]) -> int:
+    return rated[1]

@@ -105,7 +105,8 @@ class _Replay:
         observe: Callable[[Moment], None] | None,
     ) -> None:
         self.trace = trace
-        self.policy = policy
+        # A GPU's utilization is that of its jobs at once.
+        self.policy = replace(policy, settling_time=timedelta(0))
         self.whole_gpus = whole_gpus
         self.contention = contention
         self.placement = placement

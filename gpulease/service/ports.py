@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -204,14 +205,17 @@ class Transaction(Protocol):
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
-    def save(self, job: Job, event: Event | None) -> None:
-        """Store a changed job, and why it changed; None: not worth a line in its history."""
+    def save(self, job: Job, event: Event) -> None:
+        """Store a changed job, and why it changed."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
+
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: they have no age."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -224,6 +228,15 @@ class Transaction(Protocol):
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
 
 
 class Store(Protocol):
@@ -269,6 +282,9 @@ class Store(Protocol):
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
@@ -447,6 +463,20 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
+
+
+class LocalTime(Protocol):
+    """The machine's time zone: begins of recurring windows, and instants as text."""
+
+    def next(self, cron: str, at: datetime) -> datetime | None:
+        """Return the first begin at or after `at`; None: there is none.
+
+        Raises:
+            BadValue: `cron` is not five fields of crontab(5).
+        """
+
+    def text(self, at: datetime, now: datetime) -> str:
+        """Return an instant for people, without the day if that is today."""
 
 
 class NotLimited(Exception):

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
@@ -70,9 +70,8 @@ def reconcile(
         for job_id, placement in decided.grants:
             job = replace(live[job_id], predicted_run_for=state.predicted(job_id))
             _grant(tx, job, placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
-        for job_id in (*decided.aging, *decided.stops_aging):
-            since = at if job_id in decided.aging else None
-            _set_aging(tx, live[job_id], since)
+        tx.note_aging(decided.aging, at)
+        tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
@@ -80,10 +79,6 @@ def reconcile(
 
 def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> None:
     tx.save(grant(job, placement, event.at), event)
-
-
-def _set_aging(tx: Transaction, job: Job, since: datetime | None) -> None:
-    tx.save(replace(job, queue=replace(job.queue, aging_since_at=since)), None)
 
 
 def _give_up(tx: Transaction, job: Job, event: Event) -> None:
@@ -232,6 +227,13 @@ class Scheduler:
         self.wake()
         return job
 
+    async def requeue(self, job_id: JobId, by: str) -> Job:
+        """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
+        job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
+        self._changes.notify()
+        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        return job
+
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
@@ -308,7 +310,7 @@ class Scheduler:
             job = job and self._keep_unrecorded(job, error)
         self._changes.notify()
         if job is not None:
-            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
+            self._stop(job, notice)
 
     def _with_worker(self, job_id: JobId, error: RecordUnwritable) -> Job:
         """Return a job that has a shim, which can act while the database cannot be written.
@@ -327,6 +329,11 @@ class Scheduler:
         self.supervisor.unrecorded.setdefault(job.id, job)
         _log.debug("%s; job %s is stopped all the same: %s", error.message, job.id, job.detail)
         return job
+
+    def _stop(self, job: Job, notice: str) -> None:
+        """Stop the worker of a job that is to end; one that starts just now is stopped then."""
+        if job.started_at is not None or self._launcher_of(job).was_launched(job):
+            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
 
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
         launcher = self._launcher_of(job)

@@ -57,6 +57,9 @@ NOTE_OVER = (
     .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
     .values(over_for_us=bindparam("over_for_us"))
 )
+NOTE_AGING = (
+    update(_jobs).where(_jobs.c.id == bindparam("this")).values(aging_since_at=bindparam("since"))
+)
 ADD_EVENT = insert(_tables["events"])
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.

@@ -6,14 +6,15 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
-from gpulease.domain.job import CommandFingerprint, Invocation, Job, with_over_for
+from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
-from gpulease.store import gpus, statements
+from gpulease.store import gpus, statements, windows
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
 from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
@@ -74,6 +75,18 @@ class SqlTransaction:
         """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
 
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+        return windows.all_windows(self._connection)
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+        return windows.add(self._connection, window)
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
+        windows.remove(self._connection, window)
+
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store GPUs that are not known yet; a lease refers to a known one."""
         new = [reading for reading in readings if reading.uuid not in self._known_gpus]
@@ -126,15 +139,14 @@ class SqlTransaction:
         self.changes.append((None, job, len(content)))
         return job
 
-    def save(self, job: Job, event: Event | None) -> None:
-        """Store a job as it is now, and why; None: not worth a line in its history."""
+    def save(self, job: Job, event: Event) -> None:
+        """Store a job as it is now, and why."""
         before = self._live.get(job.id)
         if job is not before:
             self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
-        if event is not None:
-            self._log(job.id, event)
-            self._note_release(before, job, event.at)
+        self._log(job.id, event)
+        self._note_release(before, job, event.at)
         self._live[job.id] = job
         self.changes.append((before, job, None))
         if job.state is State.ENDED:
@@ -162,6 +174,15 @@ class SqlTransaction:
         which = {"this": job, "that": gpu, "over_for_us": span}
         self._connection.execute(statements.NOTE_OVER, which)
         self._live[job] = with_over_for(held, gpu, over_for)
+
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: they have no age."""
+        if not jobs:
+            return
+        which = [{"this": job, "since": since} for job in jobs]
+        self._connection.execute(statements.NOTE_AGING, which)
+        for job in jobs:
+            self._live[job] = aging(self._live[job], since)
 
     def restore(self, job: Job, event: Event) -> None:
         """Store a job that the record has lost, under the id that it had."""

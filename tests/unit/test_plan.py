@@ -12,6 +12,7 @@ from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement
 from gpulease.domain.plan import Plan, Snapshot, ledgers, plan, why_waiting
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 
 HOUR = timedelta(hours=1)
 
@@ -51,19 +52,18 @@ def test_no_byte_is_promised_twice_within_one_pass() -> None:
     assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-0"]), (3, ["GPU-1"]), (4, ["GPU-1"])]
 
 
-def test_who_came_first_is_not_overtaken_on_the_gpus_that_they_wait_for() -> None:
+def test_strict_order_closes_the_gpus_behind_the_first() -> None:
     jobs = [running(1, "GPU-0", 5 * G), running(2, "GPU-1", 5 * G), job(3, 6 * G), job(4, G)]
-    decided = decide(jobs)
+    decided = plan(Snapshot(jobs, gpus(), NOON, policy=QueuePolicy(PolicyName.FIFO)))
     assert granted(decided) == []
     behind = why_waiting(decided, jobs[3]).refusal
     assert [each.kind for each in behind.obstacles] == [ObstacleKind.RESERVED] * 2
     assert behind.waits_for == (3,)
 
 
-def test_a_gpu_that_can_never_serve_the_first_is_open_to_who_came_later() -> None:
-    small = [reading("GPU-0", 0), reading("GPU-1", 1, total=4 * G)]
-    decided = decide([running(1, "GPU-0", 5 * G), job(2, 6 * G), job(3, 2 * G)], small)
-    assert granted(decided) == [(3, ["GPU-1"])]
+def test_a_small_job_starts_at_once_beside_a_large_one_that_waits() -> None:
+    jobs = [running(n + 1, f"GPU-{n}", 6 * G) for n in range(4)]
+    assert granted(decide([*jobs, job(5, 4 * G), job(6, G)], gpus(4))) == [(6, ["GPU-0"])]
 
 
 def test_who_waits_for_a_strangers_memory_does_not_hold_up_the_others() -> None:
@@ -73,9 +73,15 @@ def test_who_waits_for_a_strangers_memory_does_not_hold_up_the_others() -> None:
     assert decided.waiting[JobId(1)].refusal.waits_for == ()
 
 
-def test_a_gang_that_waits_keeps_the_gpus_that_fit_already() -> None:
-    jobs = [running(1, "GPU-0", 6 * G), job(2, 4 * G, gpus=2), job(3, G)]
-    decided = decide(jobs)
+def aged(waiting: Job, hours: float) -> Job:
+    since = NOON - hours * HOUR
+    return replace(waiting, queue=replace(waiting.queue, aging_since_at=since))
+
+
+def test_memory_is_reserved_for_a_gang_that_has_waited_for_a_day() -> None:
+    jobs = [running(1, "GPU-0", 6 * G), job(3, G)]
+    assert granted(decide([*jobs, aged(job(2, 8 * G, gpus=2), 23)])) == [(3, ["GPU-0"])]
+    decided = decide([*jobs, aged(job(2, 8 * G, gpus=2), 25)])
     assert granted(decided) == []
     assert set(decided.reserved) == {"GPU-0", "GPU-1"}
 
