@@ -25,6 +25,7 @@ VERBS = {
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
+    "wait": "Wait for the end of jobs.",
     "cancel": "End jobs, and release leases.",
     "requeue": "Stop jobs, and queue them again.",
     "extend": "Change the time limits of jobs.",
@@ -32,6 +33,8 @@ VERBS = {
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
     "history": "List past jobs; export them as CSV.",
+    "pause": "Start no more jobs.",
+    "unpause": "Start jobs again.",
     "report": "Compare what jobs asked for and used.",
     "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
@@ -57,7 +60,7 @@ _SUGGESTIONS = {
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
     **dict.fromkeys(("cordon", "disable"), "gpulease drain stops granting leases on a GPU"),
     **dict.fromkeys(("uncordon", "undrain", "enable"), "gpulease resume grants leases again"),
-    **dict.fromkeys(("wait", "fg", "reattach"), "gpulease attach connects to a running job"),
+    **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""
 

@@ -8,12 +8,21 @@ from gpulease import __version__
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
 from gpulease.service.scheduler import Scheduler
-from gpulease.wire.views import GpuEventView, GpuState, GpuView, MemoryView, ProcessView, StatusView
+from gpulease.wire.views import (
+    GpuEventView,
+    GpuState,
+    GpuView,
+    MemoryView,
+    PauseView,
+    ProcessView,
+    StatusView,
+)
 
 _EVENTS_FOR = timedelta(days=1)
 _MOST_EVENTS = 200
@@ -47,6 +56,8 @@ class MachineViews:
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
             enforcement=self._sources.enforcement.views(),
+            paused=pause_view(self._scheduler.store.pause()),
+            closed=self._scheduler.closed,
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:
@@ -128,6 +139,11 @@ class MachineViews:
                 )
             )
         return views
+
+
+def pause_view(pause: QueuePause | None) -> PauseView | None:
+    """Return a pause of the queue as a wire object."""
+    return None if pause is None else PauseView(pause.by, pause.why, instant(pause.at) or "")
 
 
 def _headroom(gpu: GpuMemory) -> int | None:

@@ -1,4 +1,4 @@
-"""The routes about memory use: what frameworks report of their pools, the report by user, and their shares.
+"""The routes about use: what frameworks report of their pools, the report by user, and shares.
 
 The hook in a job reports as the user of the job. A report is checked for ranges and otherwise not
 trusted.

@@ -145,6 +145,8 @@ class QueueView:
     """How many elements of the array may run at once."""
     requeued: int
     """How often it was queued again."""
+    blocked_by: str | None = None
+    """Why it may not start now, apart from memory: held, begin, after, array; null if it may."""
 
 
 @dataclass(slots=True)
@@ -274,6 +276,17 @@ class HistoryView:
     jobs: list[PastJobView]
     before: int | None = None
     """The jobs with ids below this follow; null if there are none."""
+
+
+@dataclass(slots=True)
+class CancelledView:
+    """Jobs that were cancelled together."""
+
+    count: int
+    ending: int
+    """How many of them still run, and are being stopped."""
+    jobs: list[JobView]
+    """The first of them."""
 
 
 @dataclass(slots=True)
@@ -437,6 +450,27 @@ class EnforcementLevelView:
 
 
 @dataclass(slots=True)
+class PauseView:
+    """A pause of the queue by an admin: no job starts, and running jobs continue."""
+
+    by: str
+    why: str
+    """Empty if no reason was given."""
+    at: str
+    """Since when."""
+
+
+@dataclass(slots=True)
+class PauseChangeView:
+    """The pause of the queue after a request to pause it or to end the pause."""
+
+    paused: PauseView | None
+    """Null: jobs start."""
+    changed: bool
+    """Whether this request changed it."""
+
+
+@dataclass(slots=True)
 class StatusView:
     """The machine, and the jobs that wait or hold memory."""
 
@@ -448,6 +482,10 @@ class StatusView:
     gpus: list[GpuView]
     jobs: list[JobView]
     enforcement: list[EnforcementLevelView] = field(default_factory=list)
+    paused: PauseView | None = None
+    """The pause of the queue; null if it is not paused."""
+    closed: str | None = None
+    """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
 
 
 @dataclass(slots=True)
