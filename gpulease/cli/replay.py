@@ -87,7 +87,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
 ) -> None:
     """Replay recorded jobs through the scheduler, on a virtual clock.
 
-    The result is compared with whole GPUs under EASY backfill, as Slurm schedules, and under FIFO.
+    The result is compared with whole GPUs under EASY backfill, much as Slurm
+    schedules, and under FIFO.
     No daemon and no GPU is needed, and nothing is started.
 
     The trace is a CSV file with the columns job, submit_s, duration_s, gpus, memory_mib (on each
