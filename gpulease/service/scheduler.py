@@ -33,17 +33,9 @@ from gpulease.service.job_supervisor import (
 from gpulease.service.jobs import extend
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
-from gpulease.service.queue_state import QueueState
+from gpulease.service.queue_state import FindWindows, QueueState, no_windows
 from gpulease.service.shares import shares
 from gpulease.units import format_span
-
-FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
-"""Returns the current or next time of each window."""
-
-
-def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-    """Return none: no GPU is set apart."""
-    return ()
 
 
 def reconcile(
@@ -226,7 +218,13 @@ class Scheduler:
         seen = await self.observer.recent()
         job = await self._in_writer(
             lambda: submission.submit(
-                self.store, new_job, seen, self.policy, self._clock, self._state
+                self.store,
+                new_job,
+                seen,
+                self.policy,
+                self._clock,
+                self._state,
+                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
