@@ -19,6 +19,7 @@ from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
+from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -33,6 +34,7 @@ from gpulease.service.jobs import extend
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
 from gpulease.service.queue_state import FindWindows, QueueState, no_windows
+from gpulease.service.shares import shares
 from gpulease.units import format_span
 
 
@@ -321,6 +323,13 @@ class Scheduler:
         # The expected start of other jobs may have changed.
         self.wake()
         return job
+
+    async def shares(self) -> Sequence[UserStanding]:
+        """Return the users of the queue, in the order of their turns."""
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: shares(self.store, seen, self.policy, self._clock, self._state)
+        )
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""
