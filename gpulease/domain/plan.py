@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from itertools import islice
 
-from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
@@ -251,16 +251,13 @@ class _PlanningPass:
     def _reserve(self, job: Job, need: Need) -> Reservation | None:
         hard = self._is_hard(job)
         ends = [
-            End(
-                expected_end(held, self.now_s, self.history, self.policy, hard=hard),
-                tuple((lease.gpu, lease.memory) for lease in held.job.leases),
-                held.job.claim.exclusive,
-                held.need.utilization(self.history, self.policy),
-            )
+            self._end(held, [(lease.gpu, lease.memory) for lease in held.job.leases], hard=hard)
             for held in self.queue.holding.values()
         ]
         for started, placement in self.grants.items():
-            ends.append(self._end_of_started(started, placement, hard=hard))
+            begun = self.queue.jobs[started]
+            held = Holding(begun, self.queue.need(begun), self.now_s)
+            ends.append(self._end(held, placement.allocations, hard=hard))
         return reserve(
             job.id,
             job.claim,
@@ -272,13 +269,13 @@ class _PlanningPass:
             hard=hard,
         )
 
-    def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
-        job = self.queue.jobs[job_id]
-        held = Holding(job, self.queue.need(job), self.now_s)
+    def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
+        latest = latest_end(held, self.now_s, self.policy)
         return End(
-            expected_end(held, self.now_s, self.history, self.policy, hard=hard),
-            placement.allocations,
-            job.claim.exclusive,
+            latest if hard else expected_end(held, self.now_s, self.history, self.policy),
+            latest,
+            memory,
+            held.job.claim.exclusive,
             held.need.utilization(self.history, self.policy),
         )
 
