@@ -33,6 +33,7 @@ from gpulease.wire.views import (
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
@@ -186,6 +187,27 @@ class Client:
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        """Return the jobs of an array, oldest first, or those with one index.
+
+        A job that was tried or queued again is followed by the job that continues it, with the same
+        index. With `everything` false, jobs that have ended are left out.
+        """
+        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
+
+    def elements_json(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> bytes:
+        """Return the reply of `elements` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "array": str(array),
+            "index": None if index is None else str(index),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
     def job(self, number: int) -> JobView:
         """Return one job with its events.
 
@@ -211,6 +233,16 @@ class Client:
         """
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
+
+    def requeue(self, number: int) -> JobView:
+        """Stop a running job, have it queued again when it has ended, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it is queued, is ending, or has ended.
+        """
+        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/requeue"))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
@@ -259,6 +291,27 @@ class Client:
         """Return the reply of `report` as JSON."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
+
+    def history(
+        self,
+        user: str | None = None,
+        since: float | None = None,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> HistoryView:
+        """Return the latest ended jobs of one or all users, the newest first.
+
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
+        reply says which follow.
+        """
+        query = {
+            "user": user,
+            "since": None if since is None else f"{since:.0f}",
+            "before": None if before is None else str(before),
+            "limit": str(limit),
+        }
+        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
 
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.

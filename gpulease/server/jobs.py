@@ -13,9 +13,11 @@ from fastapi.responses import Response, StreamingResponse
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
+from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
+    LARGEST_ID,
     RequestContext,
     caller_of_request,
     encoded_response,
@@ -62,9 +64,15 @@ class JobHandlers:
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def jobs(
-        self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
+        self,
+        request: Request,
+        user: str | None = None,
+        state: str | None = None,
+        all: bool = False,
+        array: int | None = None,
+        index: int | None = None,
     ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all."""
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array."""
         if state is not None and state not in set(State):
             raise BadValue(
                 f"cannot list jobs: no state {state[:40]!r}", f"states: {', '.join(State)}"
@@ -73,12 +81,18 @@ class JobHandlers:
 
         def find() -> Sequence[Job]:
             store = context.scheduler.store
-            if all or state == State.ENDED:
+            if array is not None and all:
+                found = store.elements(JobId(array), index) if 0 < array <= LARGEST_ID else ()
+            elif all or state == State.ENDED:
                 return store.jobs(user, state, _MOST_LISTED)
+            else:
+                found = store.live()
             return [
                 job
-                for job in store.live()
-                if user in (None, job.owner.user) and state in (None, job.state)
+                for job in found
+                if user in (None, job.owner.user)
+                and state in (None, job.state)
+                and (array is None or is_element(job, array, index))
             ]
 
         await slot_of_request(request).for_expensive()
@@ -138,6 +152,12 @@ class JobHandlers:
         cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
 
+    async def requeue(self, request: Request, job_id: int) -> Response:
+        """Stop a running job, and queue it again when it has ended."""
+        caller, job = caller_of_request(request), self._job(job_id)
+        stopped = await self._context.scheduler.requeue(job.id, _by(caller, job))
+        return json_response(self._context.view_for(caller, stopped))
+
     async def extend(self, request: Request, job_id: int) -> Response:
         """Add time to the time limit of a job, or subtract it."""
         caller, job = caller_of_request(request), self._job(job_id)
@@ -148,7 +168,9 @@ class JobHandlers:
                 f"gpulease extend {job.id} +2h",
             )
         by = timedelta(seconds=by_s)
-        extended = await self._context.scheduler.extend(job.id, by, _by(caller, job))
+        scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
+        limits = NO_LIMITS if is_admin else scheduler.policy.limits(job.owner)
+        extended = await scheduler.extend(job.id, by, _by(caller, job), limits)
         return json_response(self._context.view_for(caller, extended))
 
     async def keep(self, request: Request, job_id: int) -> Response:
@@ -198,6 +220,12 @@ class JobHandlers:
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)
+
+
+def is_element(job: Job, array: int, index: int | None) -> bool:
+    """Return whether a job is in an array, with this index if one is given."""
+    place = job.queue.array
+    return place is not None and place.job == array and index in (None, place.index)
 
 
 def _by(caller: Caller, job: Job) -> str:

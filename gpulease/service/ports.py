@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -31,8 +32,10 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
+from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -90,6 +93,42 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that has let go of its memory: what the queue learns from it."""
+
+    owner: Owner
+    claim: Claim
+    fingerprint: CommandFingerprint | None
+    submitted_at: datetime
+    granted_at: datetime
+    started_at: datetime | None
+    released_at: datetime
+    memory: int
+    """Bytes of all its leases."""
+    outcome: Outcome | None
+    utilization: int | None = None
+    """Percent."""
+
+    @classmethod
+    def of(cls, job: Job, outcome: Outcome | None, at: datetime) -> "PastJob | None":
+        """Return what is learnt from `job`, which held memory until `at`; None if it held none."""
+        if job.granted_at is None or not job.leases:
+            return None
+        return cls(
+            owner=job.owner,
+            claim=job.claim,
+            fingerprint=job.usage.fingerprint,
+            submitted_at=job.submitted_at,
+            granted_at=job.granted_at,
+            started_at=job.started_at,
+            released_at=max(at, job.granted_at),
+            memory=sum(lease.memory for lease in job.leases),
+            outcome=outcome,
+            utilization=job.utilization,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class UserCount:
     """The current counts of one user, to compare with the quotas."""
 
@@ -105,10 +144,8 @@ class UserCount:
 class Quotas:
     """The limits of each user."""
 
-    waiting: int = 10_000
-    """Queued jobs and leases."""
     waiting_bytes: int = 256 * MIB
-    """Size of their arguments and environments in the database."""
+    """Size of the arguments and environments of queued jobs in the database."""
     holds: int = 100
     """Leases without a job, queued or held."""
     exempt: frozenset[int] = field(default=frozenset({0}))
@@ -124,6 +161,16 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    limits_of: Callable[[Owner], UserLimits] = no_limits
+    """The limits of a user, from the settings."""
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return the limits of a user; those who are exempt keep the default time only."""
+        limits = self.limits_of(owner)
+        if owner.uid in self.quotas.exempt:
+            return UserLimits(default_time=limits.default_time)
+        return limits
 
 
 class Transaction(Protocol):
@@ -158,8 +205,23 @@ class Transaction(Protocol):
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a changed job, and why it changed."""
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        """Store a new job for each index, QUEUED, with one invocation for all."""
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        """Return the element of an array with this index, in any state, or its latest retry."""
+
+    def live_elements(self, array: JobId) -> int:
+        """Return how many elements of an array have not ended."""
+
+    def failed_element(self, array: JobId) -> Job | None:
+        """Return an element that has ended without success and is not retried, or None."""
+
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a changed job, and why it changed; None: not worth a line in its history."""
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        """Store many queued jobs that changed or ended for one reason."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
@@ -167,8 +229,8 @@ class Transaction(Protocol):
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
-        """Store that the age of these queued jobs counts from now on."""
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: they have no age."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -181,6 +243,15 @@ class Transaction(Protocol):
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
 
 
 class Store(Protocol):
@@ -195,8 +266,22 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in any state, the oldest first."""
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest jobs in any state, the oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
+
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""
@@ -204,11 +289,20 @@ class Store(Protocol):
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
 
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since then, in that order."""
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
+
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
@@ -387,6 +481,20 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
+
+
+class LocalTime(Protocol):
+    """The machine's time zone: begins of recurring windows, and instants as text."""
+
+    def next(self, cron: str, at: datetime) -> datetime | None:
+        """Return the first begin at or after `at`; None: there is none.
+
+        Raises:
+            BadValue: `cron` is not five fields of crontab(5).
+        """
+
+    def text(self, at: datetime, now: datetime) -> str:
+        """Return an instant for people, without the day if that is today."""
 
 
 class NotLimited(Exception):

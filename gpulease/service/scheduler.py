@@ -8,13 +8,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
+from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
+from gpulease.domain.queue_options import NO_OPTIONS
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -26,8 +29,9 @@ from gpulease.service.job_supervisor import (
     reason_to_stop,
 )
 from gpulease.service.jobs import extend
-from gpulease.service.observation import GpuObserver, Observation, Peaks, snapshot
+from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
+from gpulease.service.queue_state import QueueState
 from gpulease.units import format_span
 
 
@@ -39,25 +43,35 @@ def reconcile(
     closed: str | None = None,
     *,
     fresh: bool = True,
+    state: QueueState | None = None,
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
     Args:
+        store: the jobs.
+        seen: the GPUs.
+        policy: the admin's settings.
+        clock: the time.
         closed: why no GPU takes a lease now, or None.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
+        state: what earlier passes have learnt; None reads it from the database.
     """
+    state = state or QueueState(store)
     with store.write() as tx:
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(snapshot(tuple(live.values()), seen, policy, drained, at))
+        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
-            _grant(tx, live[job_id], placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
+            job = replace(live[job_id], predicted_run_for=state.predicted(job_id))
+            _grant(tx, job, placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
         tx.note_aging(decided.aging, at)
+        tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
@@ -153,6 +167,7 @@ class Scheduler:
         self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
+        self._state = QueueState(store)
         self.supervisor = JobSupervisor(
             store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
         )
@@ -183,10 +198,14 @@ class Scheduler:
         """Queue a job. Raises what `submission.submit` raises."""
         seen = await self.observer.recent()
         job = await self._in_writer(
-            lambda: submission.submit(self.store, new_job, seen, self.policy, self._clock)
+            lambda: submission.submit(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
         )
-        # While earlier jobs block every GPU, a pass would change nothing.
-        if self.plan is None or not self.plan.is_closed:
+        # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
+        # this job.
+        is_plain = job.queue == NO_OPTIONS and job.state is State.QUEUED
+        if self.plan is None or not self.plan.is_closed or not is_plain:
             self.wake()
         return job
 
@@ -210,6 +229,13 @@ class Scheduler:
         self.wake()
         return job
 
+    async def requeue(self, job_id: JobId, by: str) -> Job:
+        """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
+        job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
+        self._changes.notify()
+        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        return job
+
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
@@ -220,9 +246,13 @@ class Scheduler:
         self._changes.notify()
         self.wake()
 
-    async def extend(self, job_id: JobId, by: timedelta, who: str) -> Job:
+    async def extend(
+        self, job_id: JobId, by: timedelta, who: str, limits: UserLimits = NO_LIMITS
+    ) -> Job:
         """Change the time limit of a job by `by`. Raises what `jobs.extend` raises."""
-        job = await self._in_writer(lambda: extend(self.store, job_id, by, who, self._clock))
+        job = await self._in_writer(
+            lambda: extend(self.store, job_id, by, who, self._clock, limits)
+        )
         self._changes.notify()
         if job.holds_memory:
             # The shim learns the limit before the caller gets an answer, so the answer stays true
@@ -275,7 +305,7 @@ class Scheduler:
             job = job and self._keep_unrecorded(job, error)
         self._changes.notify()
         if job is not None:
-            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
+            self._stop(job, notice)
 
     def _with_worker(self, job_id: JobId, error: RecordUnwritable) -> Job:
         """Return a job that has a shim, which can act while the database cannot be written.
@@ -295,6 +325,11 @@ class Scheduler:
         _log.debug("%s; job %s is stopped all the same: %s", error.message, job.id, job.detail)
         return job
 
+    def _stop(self, job: Job, notice: str) -> None:
+        """Stop the worker of a job that is to end; one that starts just now is stopped then."""
+        if job.started_at is not None or self._launcher_of(job).was_launched(job):
+            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
+
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
         launcher = self._launcher_of(job)
         await launcher.notify(job, notice)
@@ -309,17 +344,25 @@ class Scheduler:
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
     ) -> None:
-        """Run passes without end: one after each `wake`, and at least one every `rest_s` seconds.
+        """Run passes without end: one after each `wake`, at each begin time, and every `rest_s`.
 
         Calls `passed` after each complete pass.
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(self._rest_s(rest_s)):
                     await self._awake.wait()
             self._awake.clear()
             await self.one_pass()
             passed()
+
+    def _rest_s(self, longest: float | None) -> float | None:
+        """Return the seconds until the next pass: at most `longest`, or until a begin time."""
+        wakes_at = None if self.plan is None else self.plan.wakes_at
+        if wakes_at is None:
+            return longest
+        left = max(0.0, (wakes_at - self._clock.now()).total_seconds())
+        return left if longest is None else min(left, longest)
 
     async def one_pass(self) -> Plan:
         """Observe, decide, commit, and launch the granted jobs.
@@ -330,7 +373,7 @@ class Scheduler:
         await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
-        if decided is None or decided.grants:
+        if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
         self.closed = closed
@@ -338,7 +381,18 @@ class Scheduler:
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)
         self._changes.notify()
+        for victim, winner in decided.preempts:
+            await self._preempt(victim, winner)
         return decided
+
+    async def _preempt(self, victim: JobId, winner: JobId) -> None:
+        """Have a job make way; if that cannot be stored now, the next pass decides again."""
+        labels = {job.id: job.label for job in self.store.live()}
+        other = f"job {labels.get(winner, winner)}"
+        why = f"it made way for {other}"
+        notice = f"job {labels.get(victim, victim)} makes way for {other}, and is queued again"
+        with contextlib.suppress(IllegalTransition):  # it has ended meanwhile
+            await self.revoke(victim, Outcome.PREEMPTED, why, notice)
 
     async def _follow_clock(self) -> None:
         by = await self._in_writer(lambda: follow_clock(self.store, self._clock))
@@ -357,5 +411,13 @@ class Scheduler:
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.observer.recent()
         return await self._in_writer(
-            lambda: reconcile(self.store, seen, self.policy, self._clock, closed, fresh=fresh)
+            lambda: reconcile(
+                self.store,
+                seen,
+                self.policy,
+                self._clock,
+                closed,
+                fresh=fresh,
+                state=self._state,
+            )
         )

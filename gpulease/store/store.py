@@ -20,13 +20,15 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
+from gpulease.domain.calendar import Window
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
-from gpulease.service.ports import Event
-from gpulease.store import gpus, statements
+from gpulease.service.dependencies import settle_dependents
+from gpulease.service.ports import Event, PastJob
+from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve, FilePresence
 from gpulease.store.engine import (
     WRITES,
@@ -36,7 +38,8 @@ from gpulease.store.engine import (
     startup_error,
     translate_errors,
 )
-from gpulease.store.rows import unpack
+from gpulease.store.past_jobs import ended_since
+from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
 from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
@@ -72,6 +75,7 @@ class SqlStore:
             raise startup_error(path, error.orig) from error
         except OSError as error:
             raise state_fault(f"cannot use the database {path}", error) from error
+        self._released: list[PastJob] = []
         self._drained: Mapping[GpuUuid, str] = {}
         self._was_locked = False
         self._live_in_order = tuple(self._live.values())
@@ -96,10 +100,12 @@ class SqlStore:
                     connection, self._live, self._known_gpus, self._tallies
                 )
                 yield transaction
+                settle_dependents(transaction, transaction.ended())
             # Replaced, not changed, so that a reader's snapshot stays consistent.
             self._live, self._known_gpus = transaction.outcome()
             for change in transaction.changes:
                 self._tallies.note(*change)
+            self._released += transaction.released
             self._live_in_order = tuple(self._live.values())
 
     @contextmanager
@@ -143,14 +149,37 @@ class SqlStore:
         with translate_errors(self.path), Session(self.engine) as session:
             yield session
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest `limit` jobs in any or one state, oldest first."""
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
+        with self._reading() as session:
+            which = JobRow.array == array
+            return jobs_where(
+                session, which if index is None else which & (JobRow.array_index == index)
+            )
+
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest `limit` jobs in any or one state, oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
         with self._reading() as session:
             wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
             if user is not None:
                 wanted = wanted.where(JobRow.user == user)
             if state is not None:
                 wanted = wanted.where(JobRow.state == state)
+            if before is not None:
+                wanted = wanted.where(JobRow.id < before)
+            if since is not None:
+                wanted = wanted.where(JobRow.ended_at >= since)
             return jobs_where(session, JobRow.id.in_(wanted))
 
     def invocation(self, job: JobId) -> Invocation:
@@ -159,8 +188,9 @@ class SqlStore:
         Raises:
             NoSuchJob: there is no such job, or it has ended.
         """
+        held = self._live.get(job)
         with self._reading() as session:
-            row = session.get(InvocationRow, job)
+            row = session.get(InvocationRow, job if held is None else invocation_key(held))
             if row is None:
                 raise NoSuchJob(f"cannot start job {job}: it has ended")
             return unpack(row)
@@ -172,6 +202,24 @@ class SqlStore:
                 select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
             )
             return [Event(row.at, row.kind, row.detail) for row in rows]
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the latest jobs that ended since then after they held memory, in that order.
+
+        If the file cannot be read, return none: the queue learns from those that end from now on.
+        """
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self.path),
+            self.engine.connect() as connection,
+        ):
+            return ended_since(connection, since)
+        return ()
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
+        released, self._released = self._released, []
+        return released
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return why each drained GPU takes no new leases.
@@ -190,6 +238,11 @@ class SqlStore:
         """Return the availability of each GPU with a drain, a fault or an accepted fault."""
         with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.availabilities(connection)
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+        with translate_errors(self.path), self.engine.connect() as connection:
+            return windows.all_windows(connection)
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest health events of all GPUs, oldest first."""

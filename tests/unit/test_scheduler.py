@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from goldens import mentions
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
@@ -31,6 +33,7 @@ from gpulease.service.scheduler import Scheduler
 
 T = TypeVar("T")
 _TURNS = 200
+SPARE = QueueOptions(preemptible=True)
 
 
 async def at_once(call: Callable[[], T]) -> T:
@@ -695,5 +698,89 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
         await world.settle()
         assert world.state(job) is State.ACTIVE
         assert world.scheduler.closed is None
+
+    run(scenario)
+
+
+def continuation(world: World, job: JobId) -> JobId:
+    ended = world.store.job(job)
+    assert ended is not None
+    assert ended.usage.retried_as is not None, ended.detail
+    return ended.usage.retried_as
+
+
+def test_a_preemptible_job_makes_way_and_runs_again_when_the_memory_is_free() -> None:
+    async def scenario(world: World) -> None:
+        spare = (await world.scheduler.submit(replace(order(6 * G), queue=SPARE))).id
+        await world.settle()
+        assert world.state(spare) is State.ACTIVE
+        job = await world.submit(4 * G)
+        await world.settle()
+        assert (world.state(spare), world.state(job)) == (State.RELEASING, State.QUEUED)
+        assert world.launcher.reasons == ["preempted"]
+        notice = f"job {spare} makes way for job {job}, and is queued again"
+        assert world.launcher.notices == [(spare, notice)]
+
+        small = await world.submit(3 * G)  # would fit beside it, and so delay the job
+        world.launcher.exits(spare, outcome=Outcome.PREEMPTED)
+        await world.settle()
+        again = continuation(world, spare)
+        assert [world.state(each) for each in (job, small, again)] == [
+            State.ACTIVE, State.ACTIVE, State.QUEUED
+        ]  # fmt: skip
+        world.launcher.exits(job)
+        world.launcher.exits(small)
+        await world.settle()
+        assert world.state(again) is State.ACTIVE
+        assert world.launcher.launched == [spare, job, small, again]
+
+    run(scenario)
+
+
+def test_a_job_that_ended_while_no_daemon_ran_is_queued_again_once() -> None:
+    """The daemon is killed when it has revoked the job, and finds its end at the next start."""
+
+    async def scenario(world: World) -> None:
+        spare = (await world.scheduler.submit(replace(order(6 * G), queue=SPARE))).id
+        await world.settle()
+        await world.submit(4 * G)
+        await world.settle()
+        await world.scheduler.supervisor.stop()
+        world.launcher.exits(spare, outcome=Outcome.PREEMPTED)
+        for _ in range(2):
+            world.scheduler = world.new_scheduler()
+            world.scheduler.supervisor.recover()
+            await world.settle()
+            await world.scheduler.supervisor.stop()
+        jobs = world.store.jobs(None, None, 100)
+        assert [job.usage.retry_of for job in jobs if job.usage.retry_of] == [spare]
+
+    run(scenario)
+
+
+def test_requeue_stops_a_job_and_queues_it_again() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        await world.settle()
+        await world.scheduler.requeue(job, "alice")
+        await world.settle()
+        assert world.launcher.reasons == ["requeued"]
+        world.launcher.exits(job, outcome=Outcome.REQUEUED)
+        await world.settle()
+        assert world.state(continuation(world, job)) is State.ACTIVE
+
+    run(scenario)
+
+
+def test_a_job_that_is_requeued_during_its_launch_is_stopped_when_it_has_started() -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.may_launch.clear()
+        job = await world.submit()
+        await world.settle()
+        await world.scheduler.requeue(job, "alice")
+        assert world.launcher.stopped == []
+        world.launcher.may_launch.set()
+        await world.settle()
+        assert world.launcher.reasons == ["requeued"]
 
     run(scenario)

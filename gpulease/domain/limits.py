@@ -1,0 +1,270 @@
+"""The limits of one user: what their jobs hold at once, use in a week, and may ask for.
+
+A job over a limit waits and delays nobody. Running jobs are never stopped for a limit.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Claim
+from gpulease.units import GIB, format_size
+
+WEEK = timedelta(days=7)
+_HOUR_S = 3600
+_WEEK_HOURS = WEEK // timedelta(hours=1)
+
+
+class Beyond(StrEnum):
+    """What happens to a job that would put its user over a limit."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+    """Queued jobs count too, so a user never has more than the limit in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """The limits of one user; None is no limit. Each name is a key of the settings."""
+
+    most_gpus: int | None = None
+    """GPUs of all running jobs and holds: two jobs on one GPU count as two."""
+    most_memory: int | None = None
+    """Bytes of all their leases."""
+    most_running: int | None = None
+    """Jobs and holds that hold memory."""
+    most_waiting: int | None = None
+    """Queued jobs and holds."""
+    gib_hours_per_week: int | None = None
+    """Leased GiB times hours, over all GPUs and the past 7 days."""
+    longest_time: timedelta | None = None
+    """The longest time limit of a job or a hold."""
+    default_time: timedelta | None = None
+    """The time limit of a job that names none."""
+    most_hold_time: timedelta | None = None
+    """The longest time limit of a hold."""
+    over_limit: Beyond = Beyond.WAIT
+
+    def longest(self, *, hold: bool) -> tuple[timedelta, str] | None:
+        """Return the longest time limit of a job or a hold, and its setting; None: any."""
+        both = [(self.most_hold_time, "most_hold_time")] if hold else []
+        both.append((self.longest_time, "longest_time"))
+        return min(((span, name) for span, name in both if span is not None), default=None)
+
+    def usual_time(self, *, hold: bool) -> timedelta | None:
+        """Return the time limit of a job or a hold that names none."""
+        longest = self.longest(hold=hold)
+        spans = [None if hold else self.default_time, None if longest is None else longest[0]]
+        return min((span for span in spans if span is not None), default=None)
+
+    @property
+    def restrict_starts(self) -> bool:
+        """Whether a job may have to wait for a limit."""
+        most = (self.most_gpus, self.most_memory, self.most_running, self.gib_hours_per_week)
+        return any(each is not None for each in most)
+
+
+NO_LIMITS = UserLimits()
+
+
+def no_limits(_owner: Owner) -> UserLimits:
+    """Return that a user has no limits."""
+    return NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The limit that a job would exceed."""
+
+    setting: str
+    """The name of the limit in the settings."""
+    most: str
+    """The limit, for display."""
+    has: str
+    """What the user has of it, for display."""
+    until_at: datetime | None = None
+    """It lasts at least until then, whatever ends; None: until enough jobs have ended."""
+
+    def __str__(self) -> str:
+        return f"the limit of its user is {self.most} ({self.setting}), and {self.has}"
+
+
+class RecentUse:
+    """The memory that one user leased in the past week, in GiB-hours, by hour.
+
+    Sums by hour make a week cheap to add up, however many jobs ran in it. The oldest hour counts
+    in proportion.
+    """
+
+    def __init__(self) -> None:
+        self._by_hour: dict[int, float] = {}
+
+    def add(self, begin: datetime, end: datetime, memory: int) -> None:
+        """Add a lease of so many bytes."""
+        since, until = begin.timestamp(), end.timestamp()
+        since = max(since, until - WEEK.total_seconds() - _HOUR_S)
+        while since < until:
+            hour = int(since // _HOUR_S)
+            upto = min(until, (hour + 1) * _HOUR_S)
+            more = memory / GIB * (upto - since) / _HOUR_S
+            self._by_hour[hour] = self._by_hour.get(hour, 0.0) + more
+            since = upto
+
+    def in_week_before(self, at: datetime) -> float:
+        """Return the use in the 7 days before `at`, and forget what is older."""
+        passed = self._passed(at)
+        return sum(self._by_hour.values()) - passed
+
+    def _passed(self, at: datetime) -> float:
+        """Return the part of the oldest hour that is over a week old, and forget older hours."""
+        first, part = divmod(at.timestamp() / _HOUR_S - _WEEK_HOURS, 1)
+        for old in [hour for hour in self._by_hour if hour < first]:
+            del self._by_hour[old]
+        return part * self._by_hour.get(int(first), 0.0)
+
+    def expires_at(self, excess: float, at: datetime) -> datetime | None:
+        """Return when `excess` of the use before `at` is over a week old; None: never."""
+        excess += self._passed(at)
+        for hour in sorted(self._by_hour):
+            gone = self._by_hour[hour]
+            if gone > excess:
+                instant = datetime.fromtimestamp((hour + excess / gone) * _HOUR_S, UTC) + WEEK
+                return max(at, instant)
+            excess -= gone
+        return None
+
+
+@dataclass(slots=True)
+class Held:
+    """What the jobs of one user hold."""
+
+    running: int = 0
+    gpus: int = 0
+    memory: int = 0
+    gib_hours: float = 0.0
+    """Used so far in the past 7 days by the leases that are still held."""
+
+
+def memory_of(claim: Claim, largest: int) -> int:
+    """Return the bytes that a claim takes in all, where the largest GPU offers `largest`."""
+    return claim.gpus * claim.memory_on(largest)
+
+
+def over_limit(limits: UserLimits, held: Held, claim: Claim, largest: int) -> OverLimit | None:
+    """Return the limit that one more job of a user who holds so much would exceed."""
+    memory = memory_of(claim, largest)
+    if limits.most_running is not None and held.running + 1 > limits.most_running:
+        most, has = f"{limits.most_running} running jobs and holds", f"{held.running} run"
+        return OverLimit("most_running", most, has)
+    if limits.most_gpus is not None and held.gpus + claim.gpus > limits.most_gpus:
+        return OverLimit("most_gpus", _gpus(limits.most_gpus), f"{held.gpus} are leased")
+    if limits.most_memory is not None and held.memory + memory > limits.most_memory:
+        most, has = format_size(limits.most_memory), f"{format_size(held.memory)} is leased"
+        return OverLimit("most_memory", most, has)
+    return None
+
+
+def over_budget(limits: UserLimits, held: Held, used: RecentUse, at: datetime) -> OverLimit | None:
+    """Return that a user has used what the limit allows in a week, and until when at least."""
+    budget = limits.gib_hours_per_week
+    if budget is None:
+        return None
+    total = used.in_week_before(at) + held.gib_hours
+    if total < budget:
+        return None
+    most, has = f"{budget} GiB hours in 7 days", f"{total:.0f} are used"
+    return OverLimit("gib_hours_per_week", most, has, used.expires_at(total - budget, at))
+
+
+def never_within(
+    limits: UserLimits, claim: Claim, largest: int, user: str
+) -> tuple[str, str] | None:
+    """Return why a claim exceeds a limit even if its user holds nothing, and a hint."""
+    if limits.most_gpus is not None and claim.gpus > limits.most_gpus:
+        most = limits.most_gpus
+        return (
+            f"cannot lease {_gpus(claim.gpus)}: {user} may hold {most} at once (most_gpus)",
+            f"ask for at most --gpus {most}",
+        )
+    memory, most_memory = memory_of(claim, largest), limits.most_memory
+    if most_memory is not None and memory > most_memory:
+        most_of_all, each = format_size(most_memory), format_size(most_memory // claim.gpus)
+        return (
+            f"cannot lease {claim}: {user} may hold {most_of_all} at once (most_memory)",
+            f"ask for at most --mem {each}" + (" on each GPU" if claim.gpus > 1 else ""),
+        )
+    return None
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+class LimitCheck:
+    """The limits of all users in one planning pass; what starts in it counts at once."""
+
+    def __init__(self, limits_of: Mapping[int, UserLimits], largest: int) -> None:
+        """Take the limits by uid, and the bytes that the largest GPU offers."""
+        self._limits_of = limits_of
+        self._largest = largest
+        self._held: dict[int, Held] = {}
+        self._budgets: dict[int, OverLimit] = {}
+        """By uid: the users who have used all of their budget."""
+        self._known: dict[tuple[int, Claim], OverLimit | None] = {}
+        """Answers until something starts: most claims repeat."""
+
+    @classmethod
+    def of(
+        cls,
+        limits_of: Mapping[int, UserLimits],
+        used: Mapping[int, RecentUse],
+        holders: Iterable[Job],
+        largest: int,
+        at: datetime,
+    ) -> "LimitCheck":
+        """Return a check that knows what is held now, and was `used` by leases that have ended."""
+        check = cls(limits_of, largest)
+        for job in holders if limits_of else ():
+            check._count(job, at)
+        for uid, limits in limits_of.items():
+            over = over_budget(limits, check._held_by(uid), used.get(uid, RecentUse()), at)
+            if over is not None:
+                check._budgets[uid] = over
+        return check
+
+    def _count(self, job: Job, at: datetime) -> None:
+        self.start(job, sum(lease.memory for lease in job.leases))
+        for lease in job.leases:
+            ran = at - max(lease.granted_at, at - WEEK)
+            self._held_by(job.owner.uid).gib_hours += lease.memory / GIB * max(0.0, ran / _HOUR)
+
+    def start(self, job: Job, memory: int) -> None:
+        """Count a job that gets so many bytes."""
+        if job.owner.uid in self._limits_of:
+            held = self._held_by(job.owner.uid)
+            held.running += 1
+            held.gpus += job.claim.gpus
+            held.memory += memory
+            self._known.clear()
+
+    def _held_by(self, uid: int) -> Held:
+        return self._held.setdefault(uid, Held())
+
+    def exceeded_by(self, job: Job) -> OverLimit | None:
+        """Return the limit that a queued job would exceed if it started now."""
+        uid = job.owner.uid
+        limits = self._limits_of.get(uid)
+        if limits is None:
+            return None
+        key = uid, job.claim
+        if key not in self._known:
+            held = self._held_by(uid)
+            self._known[key] = over_limit(limits, held, job.claim, self._largest) or (
+                self._budgets.get(uid)
+            )
+        return self._known[key]
+
+
+_HOUR = timedelta(hours=1)
