@@ -5,8 +5,9 @@ only the first job of a group: if that does not fit, no other does. The index is
 from pass to pass, so a pass over ten thousand waiting jobs takes milliseconds.
 """
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -31,7 +32,7 @@ Turn = tuple[int, int, int]
 def turn_of(job: Job) -> Turn:
     """Return the place of a job among the jobs of its owner; preemptible jobs come last."""
     before = job.queue.moved_before
-    if before is None or job.queue.moved_by_admin:
+    if before is None:
         return job.id + _AFTER_ALL * job.queue.preemptible, 1, job.id
     return before, 0, job.id
 
@@ -195,11 +196,6 @@ class Queue:
         """Return what decides how a waiting job of this index is planned."""
         return self._needs[job.id]
 
-    def in_submission_order(self) -> list[Job]:
-        """Return the waiting jobs as they were submitted, in the order of their classes."""
-        jobs = [self.jobs[job_id] for job_id in self.order]
-        return sorted(jobs, key=lambda job: self._needs[job.id].rank)
-
     def need_of(self, job: Job) -> Need:
         """Return what decides how `job` is planned."""
         share = 1.0 if job.claim.exclusive else self.share(job.claim)
@@ -241,9 +237,13 @@ class Order:
         use: Mapping[str, float],
     ) -> None:
         """Take the decayed use of each user by jobs that have ended."""
+        self._queue = queue
         self._now_s = now_s
         self._policy = policy
         self._history = history
+        self._is_fair = policy.name is PolicyName.FAIR
+        self._default_s = policy.default_run_time.total_seconds()
+        self._least_s = policy.shortest_run_time.total_seconds()
         self._offset_s = policy.age_offset.total_seconds()
         self._horizon_s = policy.use_half_life.total_seconds()
         self.used: dict[str, float] = {}
@@ -266,15 +266,69 @@ class Order:
         """Count a job that starts now against the share of its user."""
         self.shares.add(need.user, need.weight * self._horizon_s)
 
+    def in_order(self) -> list[Job]:
+        """Return all waiting jobs in the order in which they are tried."""
+        queue = self._queue
+        jobs = [queue.jobs[job_id] for job_id in queue.order]
+        if self._is_fair or queue.moved:
+            jobs.sort(key=lambda job: -self.score(queue.need(job), job))
+        return sorted(jobs, key=lambda job: queue.need(job).rank)
+
     def age_s(self, job: Job) -> float:
         """Return the age of a waiting job; 0 until it is among the first of its user."""
         since = job.queue.aging_since_at
         return 0.0 if since is None else max(0.0, self._now_s - since.timestamp())
 
+    def factor(self, user: str) -> float:
+        """Return what the scores of a user's jobs are divided by; a start raises it."""
+        return self.shares.factor(user) if self._is_fair else 1.0
+
     def score(self, need: Need, job: Job) -> float:
         """Return the score of a waiting job; the highest goes first."""
-        if self._policy.name is not PolicyName.FAIR:
+        return self.merit(need, job) / self.factor(need.user)
+
+    def merit(self, need: Need, job: Job) -> float:
+        """Return the score of a waiting job apart from the share of its user."""
+        own = self._own_merit(need, job)
+        return self._moved(need, job, own) if self._queue.moved else own
+
+    def _own_merit(self, need: Need, job: Job) -> float:
+        if not self._is_fair:
             return -float(job.id)
-        cost = need.run_time(self._history, self._policy) * need.weight
-        aged = self.age_s(job) + self._offset_s
-        return aged * need.patience / (cost * self.shares.factor(need.user))
+        run_time = self._history.seconds(need.keys)
+        if run_time is None:
+            run_time = self._default_s
+        run_time = max(run_time, self._least_s)
+        if need.limit_s is not None and run_time > need.limit_s:
+            run_time = need.limit_s
+        aged = self._offset_s
+        if job.queue.aging_since_at is not None:
+            aged += self.age_s(job)
+        return aged * need.patience / (run_time * need.weight)
+
+    def _moved(self, need: Need, job: Job, merit: float) -> float:
+        """Return the merit after moves.
+
+        A user who moves a job lets others sink behind it, so that no other user waits longer. An
+        admin lets the job rise.
+        """
+        before = self._queue.jobs.get(job.queue.moved_before or JobId(0))
+        if job.queue.moved_by_admin and before is not None:
+            other = self._queue.need(before)
+            equal = self._own_merit(other, before) * self.factor(need.user)
+            return max(merit, math.nextafter(equal / self.factor(other.user), math.inf))
+        for first in self._precede(need, job):
+            behind = math.nextafter(self._own_merit(self._queue.need(first), first), -math.inf)
+            merit = min(merit, behind)
+        return merit
+
+    def _precede(self, need: Need, job: Job) -> Iterator[Job]:
+        """Return the jobs that their owner moved before this one."""
+        for mover in self._queue.moved.values():
+            options = mover.queue
+            if options.moved_by_admin or mover is job or mover.owner.user != need.user:
+                continue
+            if options.moved_before == job.id or (
+                options.moved_before == 0 and job.queue.moved_before != 0
+            ):
+                yield mover
