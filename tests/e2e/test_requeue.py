@@ -120,6 +120,18 @@ def test_a_job_whose_shim_was_killed_is_queued_again_if_it_asked_for_that(
     assert chain(daemon, other)[-1]["outcome"] == "lost"
 
 
+def test_a_shim_notes_the_sigterm_of_a_shutdown_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Without a reboot, the job has ended by itself: somebody sent the signal."""
+    ledger, gate = tmp_path / "ledger", tmp_path / "gate"
+    job = daemon.submit("--mem", "1G", "--requeue", "--", *saves(ledger, gate))
+    is_up(ledger)
+    for pid in (_shim_of(daemon, job), daemon.wait_until(job, "active")["pid"]):
+        os.kill(pid, signal.SIGTERM)
+    ended = daemon.wait_until(job, "ended")
+    assert (ended["outcome"], ended["exit_status"], ended["retried_as"]) == ("exited", 0, None)
+    assert '"terminated": true' in (daemon.state / f"jobs/{job}/record").read_text()
+
+
 def _shim_of(daemon: Daemon, job: int) -> int:
     record = (daemon.state / f"jobs/{job}/record").read_text()
     marker = '"shim_pid": '
