@@ -388,11 +388,16 @@ class _PlanningPass:
         groups = self._groups_that_fit(preemptible=preemptible)
         self._try_in_order(groups, self._start)
 
-    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+    def _try_in_order(
+        self,
+        groups: Iterable[Group],
+        attempt: Callable[[Job, Need], bool],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Call `attempt` for the jobs of each group by descending score, until one fails."""
         heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
-        while heap:
+        while heap and goes_on():
             rank, score, _, position, group = heapq.heappop(heap)
             fresh = self._entry(group, position)
             if fresh is None:
@@ -514,7 +519,7 @@ class _PlanningPass:
         if self.making_way.is_possible:
             every = (group for groups in self.queue.groups.values() for group in groups.values())
             others = (group for group in every if not group.need.preemptible)
-            self._try_in_order(others, self._make_way_for)
+            self._try_in_order(others, self._make_way_for, lambda: self.making_way.is_possible)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
         """Have the jobs make way without which a job fits; return whether it has room then."""
