@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
+from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, caller_of_request, json_response
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
@@ -26,9 +27,11 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
+    EditRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
+    MoveRequest,
     NestedRequest,
     PauseRequest,
     SubmitRequest,
@@ -38,6 +41,7 @@ from gpulease.wire.requests import (
 from gpulease.wire.views import (
     CancelledView,
     DoctorView,
+    EditedView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
@@ -77,6 +81,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     caller sees.
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
+    changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
@@ -106,9 +111,11 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
-            post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
+            post, "/jobs/cancel", each, "cancel", changes.cancel, CancelledView,
             CancelJobsRequest,
         ),
+        Route(post, "/jobs/edit", each, "edit", changes.edit, EditedView, EditRequest),
+        Route(post, "/jobs/move", each, "move", changes.move, EditedView, MoveRequest),
         Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),
