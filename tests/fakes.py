@@ -30,6 +30,7 @@ from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
+    PastJob,
     Submission,
     UserCount,
     WorkerExited,
@@ -166,6 +167,7 @@ class MemoryStore:
         self.writes = 0
         self.paused: QueuePause | None = None
         self._ended: list[Job] = []
+        self._released: list[PastJob] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -274,19 +276,16 @@ class MemoryStore:
             for place, index in enumerate(indices.indices)
         ]
 
-    def elements(self, array: JobId) -> Sequence[Job]:
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        places = ((job, job.queue.array) for job in self._jobs.values())
         return [
             job
-            for job in self._jobs.values()
-            if job.queue.array is not None and job.queue.array.job == array
+            for job, place in places
+            if place is not None and place.job == array and index in (None, place.index)
         ]
 
     def element(self, array: JobId, index: int) -> Job | None:
-        found = [
-            job
-            for job in self.elements(array)
-            if job.queue.array is not None and job.queue.array.index == index
-        ]
+        found = self.elements(array, index)
         return found[-1] if found else None
 
     def live_elements(self, array: JobId) -> int:
@@ -299,9 +298,14 @@ class MemoryStore:
                 return job
         return None
 
-    def save(self, job: Job, event: Event) -> None:
+    def save(self, job: Job, event: Event | None) -> None:
+        before = self._jobs[job.id]
         self._jobs[job.id] = job
-        self._events.append((job.id, event))
+        if event is not None:
+            self._events.append((job.id, event))
+            if before.holds_memory and not job.holds_memory:
+                past = PastJob.of(job if job.leases else before, job.outcome, event.at)
+                self._released += [past] if past is not None else []
         if job.state is State.ENDED:
             self._ended.append(job)
 
@@ -309,10 +313,18 @@ class MemoryStore:
         for job in jobs:
             self.save(job, event)
 
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())
+        return [past for past in found if past is not None and past.released_at > since]
+
+    def take_released(self) -> Sequence[PastJob]:
+        released, self._released = self._released, []
+        return released
+
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
         for job in jobs:
             self._jobs[job] = aging(self._jobs[job], since)
 

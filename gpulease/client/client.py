@@ -196,6 +196,27 @@ class Client:
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        """Return the jobs of an array, oldest first, or those with one index.
+
+        A job that was tried or queued again is followed by the job that continues it, with the same
+        index. With `everything` false, jobs that have ended are left out.
+        """
+        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
+
+    def elements_json(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> bytes:
+        """Return the reply of `elements` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "array": str(array),
+            "index": None if index is None else str(index),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
     def job(self, number: int) -> JobView:
         """Return one job with its events.
 

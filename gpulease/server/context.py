@@ -30,7 +30,7 @@ from gpulease.wire.views import DoctorView, JobView, OveruseView
 
 Body = TypeVar("Body")
 
-_LARGEST_ID = (1 << 63) - 1
+LARGEST_ID = (1 << 63) - 1
 """Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
@@ -72,7 +72,7 @@ class RequestContext:
         Raises:
             NoSuchJob: there is none with this id.
         """
-        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= _LARGEST_ID else None
+        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= LARGEST_ID else None
         if job is None:
             raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
         return job

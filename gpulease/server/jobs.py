@@ -14,9 +14,11 @@ from fastapi.responses import Response, StreamingResponse
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
+from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
+    LARGEST_ID,
     RequestContext,
     acting_on,
     caller_of_request,
@@ -68,9 +70,15 @@ class JobHandlers:
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def jobs(
-        self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
+        self,
+        request: Request,
+        user: str | None = None,
+        state: str | None = None,
+        all: bool = False,
+        array: int | None = None,
+        index: int | None = None,
     ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all."""
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array."""
         if state is not None and state not in set(State):
             raise BadValue(
                 f"cannot list jobs: no state {state[:40]!r}", f"states: {', '.join(State)}"
@@ -79,12 +87,18 @@ class JobHandlers:
 
         def find() -> Sequence[Job]:
             store = context.scheduler.store
-            if all or state == State.ENDED:
+            if array is not None and all:
+                found = store.elements(JobId(array), index) if 0 < array <= LARGEST_ID else ()
+            elif all or state == State.ENDED:
                 return store.jobs(user, state, _MOST_LISTED)
+            else:
+                found = store.live()
             return [
                 job
-                for job in store.live()
-                if user in (None, job.owner.user) and state in (None, job.state)
+                for job in found
+                if user in (None, job.owner.user)
+                and state in (None, job.state)
+                and (array is None or is_element(job, array, index))
             ]
 
         await slot_of_request(request).for_expensive()
@@ -199,7 +213,9 @@ class JobHandlers:
                 f"gpulease extend {job.id} +2h",
             )
         by = timedelta(seconds=by_s)
-        extended = await self._context.scheduler.extend(job.id, by, acting_on(caller, job))
+        scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
+        limits = NO_LIMITS if is_admin else scheduler.policy.limits(job.owner)
+        extended = await scheduler.extend(job.id, by, acting_on(caller, job), limits)
         return json_response(self._context.view_for(caller, extended))
 
     async def keep(self, request: Request, job_id: int) -> Response:
@@ -249,3 +265,9 @@ class JobHandlers:
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)
+
+
+def is_element(job: Job, array: int, index: int | None) -> bool:
+    """Return whether a job is in an array, with this index if one is given."""
+    place = job.queue.array
+    return place is not None and place.job == array and index in (None, place.index)

@@ -41,6 +41,7 @@ from gpulease.domain.queue_options import (
     QueuePause,
     WantedDependency,
 )
+from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -98,6 +99,42 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that has let go of its memory: what the queue learns from it."""
+
+    owner: Owner
+    claim: Claim
+    fingerprint: CommandFingerprint | None
+    submitted_at: datetime
+    granted_at: datetime
+    started_at: datetime | None
+    released_at: datetime
+    memory: int
+    """Bytes of all its leases."""
+    outcome: Outcome | None
+    utilization: int | None = None
+    """Percent."""
+
+    @classmethod
+    def of(cls, job: Job, outcome: Outcome | None, at: datetime) -> "PastJob | None":
+        """Return what is learnt from `job`, which held memory until `at`; None if it held none."""
+        if job.granted_at is None or not job.leases:
+            return None
+        return cls(
+            owner=job.owner,
+            claim=job.claim,
+            fingerprint=job.usage.fingerprint,
+            submitted_at=job.submitted_at,
+            granted_at=job.granted_at,
+            started_at=job.started_at,
+            released_at=max(at, job.granted_at),
+            memory=sum(lease.memory for lease in job.leases),
+            outcome=outcome,
+            utilization=job.utilization,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class UserCount:
     """The current counts of one user, to compare with the quotas."""
 
@@ -130,6 +167,7 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
     limits_of: Callable[[Owner], UserLimits] = no_limits
     """The limits of a user, from the settings."""
 
@@ -185,8 +223,8 @@ class Transaction(Protocol):
     def failed_element(self, array: JobId) -> Job | None:
         """Return an element that has ended without success and is not retried, or None."""
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a changed job, and why it changed."""
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a changed job, and why it changed; None: not worth a line in its history."""
 
     def save_all(self, jobs: Sequence[Job], event: Event) -> None:
         """Store many queued jobs that changed or ended for one reason."""
@@ -197,8 +235,8 @@ class Transaction(Protocol):
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
-        """Store that the age of these queued jobs counts from now on."""
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: it does not count."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -243,14 +281,20 @@ class Store(Protocol):
     def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first."""
 
-    def elements(self, array: JobId) -> Sequence[Job]:
-        """Return all elements of an array, in any state, oldest first."""
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since then, in that order."""
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""

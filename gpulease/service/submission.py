@@ -23,6 +23,12 @@ from gpulease.service.ports import (
     Transaction,
     UserCount,
 )
+from gpulease.service.queue_state import QueueState
+from gpulease.service.user_limits import (
+    refuse_over_limit,
+    refuse_what_is_never_within,
+    with_time_limit,
+)
 from gpulease.units import MIB, Share, format_size
 
 
@@ -83,15 +89,24 @@ def _count(runs: Sequence[PastRun], run: PastRun) -> str:
 
 
 def submit(
-    store: Store, submission: Submission, seen: Observation, policy: Policy, clock: Clock
+    store: Store,
+    submission: Submission,
+    seen: Observation,
+    policy: Policy,
+    clock: Clock,
+    state: QueueState | None = None,
 ) -> Job:
     """Queue a job, and return it when it is on disk; for a known key, return the first job.
 
     Raises:
-        CannotLease: this machine can never grant the claim.
+        BadValue: its time limit is longer than its user may have.
+        CannotLease: this machine can never grant the claim, or never to this user.
         NoRoomNow: the job would have to wait, but must not.
-        TooMany: the user has reached a quota.
+        TooMany: the user has reached a quota or a limit.
     """
+    state = state or QueueState(store)
+    # Before the transaction: a directory server may be asked for the user's groups.
+    limits = policy.limits(submission.owner)
     with store.write() as tx:
         before = (
             tx.job_by_key(submission.owner.uid, submission.key)
@@ -102,16 +117,19 @@ def submit(
             _refuse_another_kind(submission, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.quotas, submission, tx.user_count(submission.owner.uid))
+        refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
-        submission = sized(submission, tx, empty, policy)
+        submission = with_time_limit(sized(submission, tx, empty, policy), limits)
         refuse_what_can_never_run(submission.claim, empty, policy)
+        most = largest(empty, 1)
+        refuse_what_is_never_within(submission.claim, limits, most, submission.owner.user)
         after, failure = dependencies.resolve(tx, submission.after)
         submission = replace(submission, queue=replace(submission.queue, after=after))
         job = _add(tx, submission, at, failure)
         refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
+        refuse_over_limit(job, tx.live(), limits, state.recent_use, most, at)
         if submission.wait_for == timedelta(0) and job.state is State.QUEUED:
-            _refuse_to_wait(job, tx, seen, policy)
+            _refuse_to_wait(job, tx, seen, policy, state)
     return job
 
 
@@ -199,10 +217,12 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
 _WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"
 
 
-def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy) -> None:
+def _refuse_to_wait(
+    job: Job, tx: Transaction, seen: Observation, policy: Policy, state: QueueState
+) -> None:
     if (pause := tx.pause()) is not None:
         raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
-    decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
+    decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
     if (block := decided.blocked.get(job.id)) is not None:
@@ -210,12 +230,13 @@ def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy
         raise NoRoomNow(
             f"cannot start the job now: {block.sentence(labels)}", "leave out --no-wait"
         )
-    reasons = why_waiting(decided, job).refusal.obstacles
-    where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
+    waits = why_waiting(decided, job)
+    where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
+    where = where if waits.over_limit is None else str(waits.over_limit)
     raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
 
 
-def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -> None:
+def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:
     """Check that the user may have one more job, before it is added.
 
     Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
@@ -223,15 +244,17 @@ def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -
     Raises:
         TooMany: the user has as many as the quotas allow.
     """
+    quotas = policy.quotas
     if submission.owner.uid in quotas.exempt:
         return
     user = submission.owner.user
+    most_waiting = policy.limits(submission.owner).most_waiting
     new = 1 if submission.indices is None else len(submission.indices.indices)
-    if before.waiting + new > quotas.waiting:
+    if most_waiting is not None and before.waiting + new > most_waiting:
         what = "" if submission.indices is None else f" an array of {new} elements"
         raise TooMany(
             f"cannot submit{what}: {user} has {before.waiting} queued jobs, and the limit for one "
-            f"user is {quotas.waiting}",
+            f"user is {most_waiting}",
             "submit again when some jobs have started, or cancel some; "
             f"gpulease list --user {user} shows them",
         )

@@ -16,7 +16,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
-from gpulease.service.ports import Event, Submission, UserCount
+from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements, windows
 from gpulease.store.rows import (
     holder_values,
@@ -44,6 +44,8 @@ class SqlTransaction:
         self._tallies = user_counts
         self.changes: list[tuple[Job | None, Job, int | None]] = []
         """Each job before and after, and for a new one the bytes of its invocation."""
+        self.released: list[PastJob] = []
+        """The jobs that let go of their memory."""
         self._live = dict(live)
         self._known_gpus = known_gpus
         self._elements: Counter[JobId] | None = None
@@ -214,13 +216,15 @@ class SqlTransaction:
         """Return the jobs that have ended in this transaction."""
         return [job for _, job, _ in self.changes if job.state is State.ENDED]
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a job as it is now, and why."""
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a job as it is now, and why; None: not worth a line in its history."""
         before = self._live.get(job.id)
         if job is not before:
             self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
-        self._log(job.id, event)
+        if event is not None:
+            self._log(job.id, event)
+            self._note_release(before, job, event.at)
         self._note(before, job)
         self._drop_invocations([job])
 
@@ -263,6 +267,14 @@ class SqlTransaction:
         if unused:
             self._connection.execute(statements.DROP_INVOCATION, unused)
 
+    def _note_release(self, before: Job | None, job: Job, at: datetime) -> None:
+        if before is None or not before.holds_memory or job.holds_memory:
+            return
+        held = job if job.leases else before
+        past = PastJob.of(held, job.outcome, job.ended_at or at)
+        if past is not None:
+            self.released.append(past)
+
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of a job that stays as it is; it may have ended."""
         self._log(job, event)
@@ -277,8 +289,8 @@ class SqlTransaction:
         self._connection.execute(statements.NOTE_OVER, which)
         self._live[job] = with_over_for(held, gpu, over_for)
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
-        """Store since when the age of these queued jobs counts."""
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: it does not count."""
         if not jobs:
             return
         which = [{"this": job, "since": since} for job in jobs]

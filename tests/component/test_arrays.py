@@ -14,12 +14,13 @@ from fakes import ALICE, NOON, FakeClock, G, order, reading
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
+from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
 from gpulease.errors import NoSuchJob, TooMany
 from gpulease.service.jobs import cancel
 from gpulease.service.observation import Observation
-from gpulease.service.ports import Event, Policy, Quotas, Submission
+from gpulease.service.ports import Event, Policy, Submission
 from gpulease.service.submission import submit
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -43,8 +44,8 @@ def _array(*indices: int, most: int | None = None) -> Submission:
     return replace(order(), indices=Indices(indices, most))
 
 
-def _submit(store: SqlStore, submission: Submission, quotas: Quotas | None = None) -> Job:
-    policy = Policy(quotas=quotas or Quotas())
+def _submit(store: SqlStore, submission: Submission, most: int | None = None) -> Job:
+    policy = Policy(limits_of=lambda _: UserLimits(most_waiting=most))
     return submit(store, submission, SEEN, policy, CLOCK)
 
 
@@ -109,11 +110,10 @@ def test_the_bytes_of_an_array_count_once_and_while_an_element_waits(store: SqlS
 
 
 def test_every_element_counts_for_the_limit_of_waiting_jobs(store: SqlStore) -> None:
-    quotas = Quotas(waiting=3)
-    _submit(store, order(), quotas)
+    _submit(store, order(), most=3)
     with pytest.raises(TooMany):
-        _submit(store, _array(0, 1, 2), quotas)
-    _submit(store, _array(0, 1), quotas)
+        _submit(store, _array(0, 1, 2), most=3)
+    _submit(store, _array(0, 1), most=3)
     assert len(store.live()) == 3
 
 

@@ -59,7 +59,8 @@ def test_one_pass_never_starts_more_elements_than_the_limit_leaves(
 ) -> None:
     jobs = [_element(number, most, runs=number < runs) for number in range(1, runs + waits + 1)]
     running = sum(job.holds_memory for job in jobs)
-    decided = plan(Snapshot(jobs, (reading(total=80 * G),), NOON))
+    gpus = tuple(reading(f"GPU-{number}", number) for number in range(18))
+    decided = plan(Snapshot(jobs, gpus, NOON))
     room = len(jobs) if most is None else max(0, most - running)
     assert len(decided.grants) == min(room, len(jobs) - running)
     assert len(decided.grants) + len(decided.blocked) == len(jobs) - running

@@ -25,6 +25,7 @@ from goldens import mentions
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
@@ -58,7 +59,7 @@ class World:
         self.launcher = FakeLauncher()
         self.clock = FakeClock()
         self.finder = FakeFinder()
-        self.policy = Policy()
+        self.policy = Policy(queue=QueuePolicy(most_sharing=1000))
         self.why_not: str | None = None
         """Why no job can be started on the machine."""
         self.scheduler = self.new_scheduler()
