@@ -177,6 +177,8 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "hard_reservation_waits": parse_factor,
     "unlimited_run_time": parse_span,
     "most_utilization": parse_factor,
+    "assumed_utilization": parse_factor,
+    "settling_time": parse_span,
     "most_sharing": parse_count,
 }
 """The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""

@@ -196,7 +196,15 @@ class MemoryStore:
     def job(self, job: JobId) -> Job | None:
         return self._jobs.get(job)
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
         return tuple(self._jobs.values())[-limit:]
 
     def invocation(self, job: JobId) -> Invocation:

@@ -34,6 +34,7 @@ VERBS = {
     "resume": "Grant leases on GPUs again.",
     "pause": "Start no more jobs.",
     "unpause": "Start jobs again.",
+    "history": "List past jobs; export them as CSV.",
     "report": "Compare what jobs asked for and used.",
     "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
@@ -47,9 +48,9 @@ _CANCEL = "gpulease cancel ends jobs and releases leases"
 _RUN = "gpulease run runs a command, with -d in the background"
 _SHOW = "gpulease show describes a job, gpulease doctor this machine"
 _HOLD = "gpulease hold leases memory for this shell, gpulease run for a command"
-_REPORT = "gpulease report compares what was asked for and used, gpulease list --all has past jobs"
+_REPORT = "gpulease report compares what was asked for and used, gpulease history has past jobs"
 _SUGGESTIONS = {
-    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _REPORT),
+    **dict.fromkeys(("sacct", "sreport", "usage", "stats"), _REPORT),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _LIST),
     **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),

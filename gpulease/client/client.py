@@ -40,6 +40,7 @@ from gpulease.wire.views import (
     EditedView,
     EnvironmentView,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
@@ -354,6 +355,27 @@ class Client:
         """Return the reply of `report` as JSON."""
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
+
+    def history(
+        self,
+        user: str | None = None,
+        since: float | None = None,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> HistoryView:
+        """Return the latest ended jobs of one or all users, the newest first.
+
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
+        reply says which follow.
+        """
+        query = {
+            "user": user,
+            "since": None if since is None else f"{since:.0f}",
+            "before": None if before is None else str(before),
+            "limit": str(limit),
+        }
+        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
 
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.

@@ -301,7 +301,7 @@ def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
 
 
 def aging(job: Job, since: datetime | None) -> Job:
-    """Return a queued job with the instant from which its age counts; None: it does not count."""
+    """Return a queued job with its age counted since then; None: it has no age."""
     return replace(job, queue=replace(job.queue, aging_since_at=since))
 
 

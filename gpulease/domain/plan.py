@@ -5,7 +5,7 @@
 """
 
 import heapq
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -26,6 +26,7 @@ from gpulease.domain.placement import (
     granted,
     reserved_for,
 )
+from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
@@ -61,6 +62,8 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for and their GPUs, as of the plan before."""
     blocked: Mapping[JobId, Block] | None = None
     """The waiting jobs that are not in `queue`, if it is given: they may not start now."""
     limits: Mapping[int, UserLimits] = field(default_factory=dict)
@@ -131,6 +134,10 @@ class Plan:
     """The jobs that may not start now: they begin to age again when they may."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
+    preempts: tuple[tuple[JobId, JobId], ...] = ()
+    """The jobs that have to make way, each with the job that it makes way for."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for, and the GPUs whose memory is kept for them."""
     blocked: Mapping[JobId, Block] = field(default_factory=dict)
     """The waiting jobs that may not start now, whatever memory is free."""
 
@@ -160,9 +167,10 @@ class Plan:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
             return {gpu.uuid: self.closed for gpu in self.gpus}
+        kept = {gpu: job for job, gpus in self.promised.items() for gpu in gpus}
         if self.reservation is None:
-            return {}
-        return dict.fromkeys(self.reservation.memory, self.reservation.job)
+            return kept
+        return dict.fromkeys(self.reservation.memory, self.reservation.job) | kept
 
     @property
     def is_closed(self) -> bool:
@@ -180,7 +188,8 @@ class Plan:
                 continue
             if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first, self.limits.exceeded_by(job))
+                limit = self.limits.exceeded_by(job)
+                key = (job.claim, first, limit, self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -190,9 +199,12 @@ class Plan:
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
+    planning.keep_promises(snapshot.promised)
     planning.start_the_oldest()
     if planning.closed is None:
-        planning.start_what_fits()
+        planning.start_what_fits(preemptible=False)
+        planning.make_way()
+    planning.start_what_fits(preemptible=True)
     grants = planning.grants
     return Plan(
         snapshot,
@@ -203,6 +215,8 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.limits,
         planning.stops_aging(),
         planning.closed,
+        tuple(planning.making_way.preempts.items()),
+        planning.making_way.promised,
         planning.blocked,
     )
 
@@ -243,6 +257,9 @@ class _PlanningPass:
             snapshot.at,
         )
         self.usual_wait_s = snapshot.usual_wait_s
+        self.making_way = MakingWay(
+            self.queue.holding.values(), self.history, self.policy, self.now_s
+        )
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
@@ -267,10 +284,11 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.claim in tried or self.limits.exceeded_by(job) or self._start(job, need):
+            passed = job.id in self.making_way.promised or job.claim in tried
+            if passed or self.limits.exceeded_by(job) or self._start(job, need):
                 continue
             tried.add(job.claim)
-            if wait_has_expired(job, self.at):
+            if wait_has_expired(job, self.at) or self._make_way_for(job, need):
                 continue
             self.reservation = self._reserve(job, need)
             if self.reservation is not None:
@@ -281,14 +299,15 @@ class _PlanningPass:
     def _oldest(self) -> Iterator[Job]:
         """Return the jobs that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
-            return iter(self.queue.in_submission_order())
+            jobs = self.queue.in_submission_order()
+            return (job for job in jobs if not job.queue.preemptible)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
                 age = self.order.age_s(job)
-                if age >= enough:
+                if age >= enough and not job.queue.preemptible:
                     oldest.append((self.queue.need(job).rank, -age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
@@ -296,7 +315,7 @@ class _PlanningPass:
         hard = self._is_hard(job)
         ends = [
             End(
-                expected_end(held, self.now_s, self.history, self.policy, hard=hard),
+                self._end_of(held, hard=hard),
                 tuple((lease.gpu, lease.memory) for lease in held.job.leases),
                 held.job.claim.exclusive,
                 held.need.utilization(self.history, self.policy),
@@ -315,6 +334,12 @@ class _PlanningPass:
             self.score,
             hard=hard,
         )
+
+    def _end_of(self, held: Holding, *, hard: bool) -> float:
+        """Return when the memory of a job is expected to be free, for one that may preempt."""
+        if held.need.preemptible:
+            return self.now_s
+        return expected_end(held, self.now_s, self.history, self.policy, hard=hard)
 
     def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
         job = self.queue.jobs[job_id]
@@ -335,9 +360,17 @@ class _PlanningPass:
 
     # The others.
 
-    def start_what_fits(self) -> None:
-        """Start every job that fits and delays no reservation, by descending score."""
-        heap = [entry for group in self._groups_that_fit() if (entry := self._entry(group, 0))]
+    def start_what_fits(self, *, preemptible: bool) -> None:
+        """Start every job that fits and delays no reservation, by descending score.
+
+        Preemptible jobs start after all others, and delay no reservation in any case.
+        """
+        groups = self._groups_that_fit(preemptible=preemptible)
+        self._try_in_order(groups, self._start)
+
+    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+        """Call `attempt` for the jobs of each group by descending score, until one fails."""
+        heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
         while heap:
             rank, score, _, position, group = heapq.heappop(heap)
@@ -349,7 +382,7 @@ class _PlanningPass:
                 heapq.heappush(heap, fresh)
                 continue
             job = self.queue.jobs[fresh[2]]
-            if self._start(job, group.need):
+            if attempt(job, group.need):
                 following = self._entry(group, fresh[3] + 1)
                 if following is not None:
                     heapq.heappush(heap, following)
@@ -358,19 +391,21 @@ class _PlanningPass:
         """Return the next job of a group for the heap; None if there is none."""
         for index in range(position, len(group.turns)):
             job_id = JobId(group.turns[index][2])
-            if job_id not in self.grants:
+            if job_id not in self.grants and job_id not in self.making_way.promised:
                 score = self.order.score(group.need, self.queue.jobs[job_id])
                 return group.need.rank, -score, job_id, index, group
         return None
 
-    def _groups_that_fit(self) -> Iterator[Group]:
+    def _groups_that_fit(self, *, preemptible: bool) -> Iterator[Group]:
         """Return the groups with a claim that fits now, apart from the reservation."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
             if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
-                yield from groups.values()
+                yield from (
+                    group for group in groups.values() if group.need.preemptible is preemptible
+                )
 
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
@@ -382,7 +417,7 @@ class _PlanningPass:
             for room in self.rooms
             if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
-        held_back = self.reservation is not None and self._outlasts(need, self.reservation)
+        held_back = self._is_held_back(need)
         if held_back:
             able = [room for room in able if self._beside(job.claim, utilization, room)]
         chosen = choose(job.claim, able, self.score)
@@ -390,6 +425,12 @@ class _PlanningPass:
             return False
         self._grant(job, need, chosen, utilization, held_back=held_back)
         return True
+
+    def _is_held_back(self, need: Need) -> bool:
+        """Tell whether a job that starts now may take what is reserved for another one."""
+        if self.reservation is None or need.preemptible:
+            return False
+        return self._outlasts(need, self.reservation)
 
     def _outlasts(self, need: Need, reservation: Reservation) -> bool:
         """Tell whether a job that starts now may run into a reservation."""
@@ -427,6 +468,55 @@ class _PlanningPass:
         self.grants[job.id] = Placement(tuple(allocations))
         self.limits.start(job, sum(memory for _, memory in allocations))
         self.order.started(need)
+
+    # Preemption.
+
+    def keep_promises(self, promised: Mapping[JobId, frozenset[GpuUuid]]) -> None:
+        """Start the jobs that others made way for, or keep for them what is being freed."""
+        every = self.rooms
+        for job_id, gpus in promised.items():
+            job = self.queue.jobs.get(job_id)
+            if job is None:
+                continue
+            # Elsewhere it would take what others have been promised.
+            self.rooms = [room for room in every if room.uuid in gpus]
+            if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
+                continue
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms):
+                self._count(job, need)
+        self.rooms = every
+
+    def make_way(self) -> None:
+        """Have preemptible jobs make way for those that do not fit, by descending score."""
+        if self.making_way.is_possible:
+            every = (group for groups in self.queue.groups.values() for group in groups.values())
+            others = (group for group in every if not group.need.preemptible)
+            self._try_in_order(others, self._make_way_for)
+
+    def _make_way_for(self, job: Job, need: Need) -> bool:
+        """Have the jobs make way without which a job fits; return whether it has room then."""
+        if not self.making_way.is_possible or wait_has_expired(job, self.at):
+            return False
+        if self.limits.exceeded_by(job) is not None:
+            return False
+        wanted, able = self._wanted(need), self.rooms
+        if self._is_held_back(need):
+            able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
+        if not self.making_way.make_room(job.id, wanted, self.rooms, able):
+            return False
+        self._count(job, need)
+        return True
+
+    def _count(self, job: Job, need: Need) -> None:
+        """Count a job for which others make way as if it had started."""
+        kept = self.making_way.promised[job.id]
+        sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
+        self.limits.start(job, sum(job.claim.memory_on(size) for size in sizes))
+        self.order.started(need)
+
+    def _wanted(self, need: Need) -> Wanted:
+        utilization = need.utilization(self.history, self.policy)
+        return Wanted(need.claim, utilization, self.policy, self.score)
 
     # What else the plan says.
 

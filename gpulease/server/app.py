@@ -17,6 +17,7 @@ from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
@@ -46,6 +47,7 @@ from gpulease.wire.views import (
     ErrorBody,
     ErrorReply,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
@@ -83,6 +85,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    history = HistoryHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each = Access.EACH
@@ -92,6 +95,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/history", everyone, "", history.history, HistoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),

@@ -236,7 +236,7 @@ class Transaction(Protocol):
         """Store for how long a held lease has been exceeded."""
 
     def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
-        """Store since when the age of these queued jobs counts; None: it does not count."""
+        """Store since when the age of these queued jobs counts; None: they have no age."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -278,8 +278,19 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in any state, the oldest first."""
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest jobs in any state, the oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""

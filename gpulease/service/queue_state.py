@@ -43,6 +43,8 @@ class QueueState:
     """The index of live jobs, the history of ended ones, and the recent use by user."""
 
     def __init__(self, store: Store) -> None:
+        self.promised: Mapping[JobId, frozenset[GpuUuid]] = {}
+        """The jobs that others make way for and their GPUs, as of the latest plan."""
         self._store = store
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
@@ -83,6 +85,7 @@ class QueueState:
             blocked=blocked,
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
+            promised=self.promised,
         )
 
     def predicted(self, job: JobId) -> timedelta | None:

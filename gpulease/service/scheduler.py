@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
@@ -65,6 +65,7 @@ def reconcile(
         closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
         decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
@@ -435,7 +436,7 @@ class Scheduler:
         await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
-        if decided is None or decided.grants:
+        if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
         self.closed = closed or said(self.store.pause())
@@ -443,7 +444,18 @@ class Scheduler:
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)
         self._changes.notify()
+        for victim, winner in decided.preempts:
+            await self._preempt(victim, winner)
         return decided
+
+    async def _preempt(self, victim: JobId, winner: JobId) -> None:
+        """Have a job make way; if that cannot be stored now, the next pass decides again."""
+        labels = {job.id: job.label for job in self.store.live()}
+        other = f"job {labels.get(winner, winner)}"
+        why = f"it made way for {other}"
+        notice = f"job {labels.get(victim, victim)} makes way for {other}, and is queued again"
+        with contextlib.suppress(IllegalTransition):  # it has ended meanwhile
+            await self.revoke(victim, Outcome.PREEMPTED, why, notice)
 
     async def _follow_clock(self) -> None:
         by = await self._in_writer(lambda: follow_clock(self.store, self._clock))

@@ -159,14 +159,29 @@ class SqlStore:
                 session, which if index is None else which & (JobRow.array_index == index)
             )
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest `limit` jobs in any or one state, oldest first."""
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest `limit` jobs in any or one state, oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
         with self._reading() as session:
             wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
             if user is not None:
                 wanted = wanted.where(JobRow.user == user)
             if state is not None:
                 wanted = wanted.where(JobRow.state == state)
+            if before is not None:
+                wanted = wanted.where(JobRow.id < before)
+            if since is not None:
+                wanted = wanted.where(JobRow.ended_at >= since)
             return jobs_where(session, JobRow.id.in_(wanted))
 
     def invocation(self, job: JobId) -> Invocation:

@@ -290,7 +290,7 @@ class SqlTransaction:
         self._live[job] = with_over_for(held, gpu, over_for)
 
     def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
-        """Store since when the age of these queued jobs counts; None: it does not count."""
+        """Store since when the age of these queued jobs counts; None: they have no age."""
         if not jobs:
             return
         which = [{"this": job, "since": since} for job in jobs]

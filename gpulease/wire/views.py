@@ -272,6 +272,44 @@ class EditedView:
 
 
 @dataclass(slots=True)
+class PastJobView:
+    """A job that has ended."""
+
+    id: int
+    label: str
+    """The id as people see it: 17, or 17_3 for an element of an array."""
+    name: str
+    user: str
+    kind: JobKind
+    outcome: Outcome | None
+    exit_status: int | None
+    submitted_at: str
+    granted_at: str | None
+    """Since when it held memory; null if it never did."""
+    ended_at: str
+    gpus: int
+    memory: int | None
+    """Bytes on each GPU: leased, or asked for if it never held any."""
+    used: int | None
+    """The most bytes that it needed on a GPU; null if unknown."""
+    utilization: int | None
+    """Percent of the time in which its GPUs were busy; null if unknown."""
+    time_limit: float | None
+    command: str | None
+    """Digests of its command: what similar runs have in common, and all arguments. They do not
+    reveal it."""
+
+
+@dataclass(slots=True)
+class HistoryView:
+    """Ended jobs, the newest first."""
+
+    jobs: list[PastJobView]
+    before: int | None = None
+    """The jobs with ids below this follow; null if there are none."""
+
+
+@dataclass(slots=True)
 class UseView:
     """What the ended jobs of one user asked for and used, where the use is known."""
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from goldens import mentions
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
-from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.queue_options import QueueOptions
 from gpulease.errors import CommandNotFound, LaunchDeferred, NoRoomNow, RecordUnwritable
 from gpulease.service.jobs import Settle, take_back_grants
 from gpulease.service.observation import GpuObserver
@@ -35,6 +36,7 @@ from gpulease.service.scheduler import Scheduler
 
 T = TypeVar("T")
 _TURNS = 200
+SPARE = QueueOptions(preemptible=True)
 
 
 async def at_once(call: Callable[[], T]) -> T:
@@ -59,7 +61,7 @@ class World:
         self.launcher = FakeLauncher()
         self.clock = FakeClock()
         self.finder = FakeFinder()
-        self.policy = Policy(queue=QueuePolicy(most_sharing=1000))
+        self.policy = Policy()
         self.why_not: str | None = None
         """Why no job can be started on the machine."""
         self.scheduler = self.new_scheduler()
@@ -732,6 +734,60 @@ def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
         assert world.scheduler.closed is None
         await world.scheduler.supervisor.stop()
 
+
+def continuation(world: World, job: JobId) -> JobId:
+    ended = world.store.job(job)
+    assert ended is not None
+    assert ended.usage.retried_as is not None, ended.detail
+    return ended.usage.retried_as
+
+
+def test_a_preemptible_job_makes_way_and_runs_again_when_the_memory_is_free() -> None:
+    async def scenario(world: World) -> None:
+        spare = (await world.scheduler.submit(replace(order(6 * G), queue=SPARE))).id
+        await world.settle()
+        assert world.state(spare) is State.ACTIVE
+        job = await world.submit(4 * G)
+        await world.settle()
+        assert (world.state(spare), world.state(job)) == (State.RELEASING, State.QUEUED)
+        assert world.launcher.reasons == ["preempted"]
+        notice = f"job {spare} makes way for job {job}, and is queued again"
+        assert world.launcher.notices == [(spare, notice)]
+
+        small = await world.submit(3 * G)  # would fit beside it, and so delay the job
+        world.launcher.exits(spare, outcome=Outcome.PREEMPTED)
+        await world.settle()
+        again = continuation(world, spare)
+        assert [world.state(each) for each in (job, small, again)] == [
+            State.ACTIVE, State.ACTIVE, State.QUEUED
+        ]  # fmt: skip
+        world.launcher.exits(job)
+        world.launcher.exits(small)
+        await world.settle()
+        assert world.state(again) is State.ACTIVE
+        assert world.launcher.launched == [spare, job, small, again]
+
+    run(scenario)
+
+
+def test_a_job_that_ended_while_no_daemon_ran_is_queued_again_once() -> None:
+    """The daemon is killed when it has revoked the job, and finds its end at the next start."""
+
+    async def scenario(world: World) -> None:
+        spare = (await world.scheduler.submit(replace(order(6 * G), queue=SPARE))).id
+        await world.settle()
+        await world.submit(4 * G)
+        await world.settle()
+        await world.scheduler.supervisor.stop()
+        world.launcher.exits(spare, outcome=Outcome.PREEMPTED)
+        for _ in range(2):
+            world.scheduler = world.new_scheduler()
+            world.scheduler.supervisor.recover()
+            await world.settle()
+            await world.scheduler.supervisor.stop()
+        jobs = world.store.jobs(None, None, 100)
+        assert [job.usage.retry_of for job in jobs if job.usage.retry_of] == [spare]
+
     run(scenario)
 
 
@@ -757,6 +813,18 @@ def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_mean
         assert world.launcher.launched == [*running, others]
         assert {world.state(job) for job in waiting} == {State.ENDED}
 
+
+def test_requeue_stops_a_job_and_queues_it_again() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        await world.settle()
+        await world.scheduler.requeue(job, "alice")
+        await world.settle()
+        assert world.launcher.reasons == ["requeued"]
+        world.launcher.exits(job, outcome=Outcome.REQUEUED)
+        await world.settle()
+        assert world.state(continuation(world, job)) is State.ACTIVE
+
     run(scenario)
 
 
@@ -773,5 +841,17 @@ def test_workers_are_stopped_together_and_not_all_at_once() -> None:
         stops.set()
         await world.settle()
         assert sorted(world.launcher.stopped) == running
+
+
+def test_a_job_that_is_requeued_during_its_launch_is_stopped_when_it_has_started() -> None:
+    async def scenario(world: World) -> None:
+        world.launcher.may_launch.clear()
+        job = await world.submit()
+        await world.settle()
+        await world.scheduler.requeue(job, "alice")
+        assert world.launcher.stopped == []
+        world.launcher.may_launch.set()
+        await world.settle()
+        assert world.launcher.reasons == ["requeued"]
 
     run(scenario)
