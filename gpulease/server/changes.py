@@ -62,7 +62,7 @@ class ChangeHandlers:
         """Change what waiting jobs ask for."""
         caller, context = caller_of_request(request), self._context
         asked = read_body(EditRequest, await request.body())
-        jobs = self._own(caller, "edit", asked.jobs)
+        jobs = self._own(caller, "edit", asked)
         wanted = edit_of(asked, is_admin=context.rights.is_admin(caller))
         await slot_of_request(request).for_expensive()
         edited = await context.scheduler.edit(jobs, wanted, caller.user)
@@ -72,7 +72,7 @@ class ChangeHandlers:
         """Move waiting jobs before another one."""
         caller, context = caller_of_request(request), self._context
         asked = read_body(MoveRequest, await request.body())
-        jobs = self._own(caller, "move", asked.jobs)
+        jobs = self._own(caller, "move", asked)
         before = None if asked.before is None else context.existing_job(asked.before)
         is_admin = context.rights.is_admin(caller)
         target = None if before is None else before.id
@@ -81,24 +81,28 @@ class ChangeHandlers:
         place = "first" if before is None else f"before job {before.label}"
         return _reply((job, (place,)) for job in await context.scheduler.move(jobs, wanted))
 
-    def _own(self, caller: Caller, verb: str, numbers: Sequence[int]) -> Sequence[JobId]:
+    def _own(self, caller: Caller, verb: str, asked: EditRequest | MoveRequest) -> Sequence[JobId]:
         """Return the jobs that a request names, each once.
 
         Raises:
             BadValue: there are none, or too many.
             NoSuchJob: one of them does not exist.
             NotAllowed: one of them belongs to another user.
-            WrongState: one of them does not wait.
+            WrongState: one of them does not wait, or none of them does.
         """
+        numbers = list(dict.fromkeys(asked.jobs))
         if not 0 < len(numbers) <= MOST_ELEMENTS:
             raise BadValue(f"cannot {verb} {len(numbers)} jobs: 1 to {MOST_ELEMENTS} at once")
-        context = self._context
-        is_admin = context.rights.is_admin(caller)
+        if asked.only_waiting:
+            live = {job.id: job for job in self._context.scheduler.store.live()}
+            waiting = (live.get(JobId(number)) for number in numbers)
+            numbers = [job.id for job in waiting if job and job.state is State.QUEUED] or numbers
+        is_admin = self._context.rights.is_admin(caller)
         jobs = []
-        for number in dict.fromkeys(numbers):
-            job = context.existing_job(number)
+        for number in numbers:
+            job = self._context.existing_job(number)
             if not is_admin:
-                context.rights.check(Access.MANAGER, caller, verb, job)
+                self._context.rights.check(Access.MANAGER, caller, verb, job)
             # Ended jobs are read from the disk: one is refused before the next one is read.
             refuse_unless_queued(job, verb)
             jobs.append(job.id)

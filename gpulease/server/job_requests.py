@@ -110,7 +110,7 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         BadValue: a field is out of range, or none is given.
         NotAllowed: only admins may ask for it.
     """
-    if replace(asked, jobs=[]) == EditRequest([]):
+    if replace(asked, jobs=[], only_waiting=False) == EditRequest([]):
         raise BadValue("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G")
     try:
         return _edit_of(asked, is_admin=is_admin)
@@ -147,6 +147,7 @@ def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         ),
         name=None if asked.name is None else checked_name(asked.name),
         after=None if asked.after is None else dependencies_of(asked.after),
+        by_admin=is_admin,
     )
 
 

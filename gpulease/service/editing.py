@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from gpulease.domain.gpu import GpuMemory, JobId
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim, State
+from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.plan import ledgers
 from gpulease.domain.queue_options import Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed, WrongState
@@ -15,7 +16,13 @@ from gpulease.service.dependencies import refuse_cycle, resolve
 from gpulease.service.jobs import existing
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
-from gpulease.service.submission import refuse_what_can_never_run
+from gpulease.service.queue_state import QueueState
+from gpulease.service.submission import largest, refuse_what_can_never_run
+from gpulease.service.user_limits import (
+    refuse_longer,
+    refuse_over_limit,
+    refuse_what_is_never_within,
+)
 from gpulease.units import Share, format_size, format_span
 
 
@@ -31,6 +38,8 @@ class Edit:
     """None: the name stays."""
     after: tuple[WantedDependency, ...] | None = None
     """None: what they wait for stays."""
+    by_admin: bool = False
+    """The limits of their users do not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +59,69 @@ def edit(
     seen: Observation,
     policy: Policy,
     clock: Clock,
+    state: QueueState | None = None,
 ) -> Sequence[Edited]:
     """Change waiting jobs, all of them or none. Their age stays.
 
     Raises:
         NoSuchJob: no job has one of the numbers.
         WrongState: a job does not wait.
-        CannotLease: this machine can never grant the new claim.
+        CannotLease: this machine can never grant the new claim, or never to this user.
+        TooMany: the new claim exceeds a limit of the user.
         BadValue: a job would wait for itself, or the new values contradict others.
     """
+    state = state or QueueState(store)
+    # Before the transaction: a directory server may be asked for the user's groups.
+    owners = {job.owner for number in numbers if (job := store.job(number)) is not None}
+    limits = {} if wanted.by_admin else {owner: policy.limits(owner) for owner in owners}
     with store.write() as tx:
         at = clock.now()
         empty = ledgers(snapshot((), seen, policy, {}, at))
-        return [_edited(tx, number, wanted, who, empty, policy, at) for number in numbers]
+        checks = _Checks(tx, empty, policy, limits, state, at)
+        return [_edited(checks, number, wanted, who) for number in numbers]
 
 
-def _edited(
-    tx: Transaction,
-    number: JobId,
-    wanted: Edit,
-    who: str,
-    empty: tuple[GpuMemory, ...],
-    policy: Policy,
-    at: datetime,
-) -> Edited:
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What a new claim is checked against, as a submission is."""
+
+    tx: Transaction
+    empty: tuple[GpuMemory, ...]
+    """The ledgers of the GPUs without jobs."""
+    policy: Policy
+    limits: Mapping[Owner, UserLimits]
+    """The limits of users; none for users who are not here."""
+    state: QueueState
+    at: datetime
+
+    def limits_of(self, job: Job) -> UserLimits:
+        return self.limits.get(job.owner, NO_LIMITS)
+
+    def check(self, job: Job) -> None:
+        limits, most = self.limits_of(job), largest(self.empty, 1)
+        if job.claim.time_limit is not None:
+            refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
+        refuse_what_can_never_run(job.claim, self.empty, self.policy)
+        refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
+        refuse_over_limit(
+            job, self.tx.live(), limits, self.state.recent_use, most, self.at, verb="edit"
+        )
+        _refuse_late_signal(self.tx, job)
+
+
+def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
+    tx = checks.tx
     before = existing(tx, number)
     refuse_unless_queued(before, "edit")
     after = _changed(tx, before, wanted)
     if wanted.claim:
-        refuse_what_can_never_run(after.claim, empty, policy)
-        _refuse_late_signal(tx, after)
+        if after.claim.time_limit is None:
+            usual = checks.limits_of(after).usual_time(hold=False)
+            after = replace(after, claim=replace(after.claim, time_limit=usual))
+        checks.check(after)
     changes = tuple(_differences(before, after))
     if changes:
-        tx.save(after, Event(at, "edit", f"{'; '.join(changes)}; by {who}"))
+        tx.save(after, Event(checks.at, "edit", f"{'; '.join(changes)}; by {who}"))
     return Edited(after, changes)
 
 

@@ -288,7 +288,9 @@ class Scheduler:
         """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
         seen = await self.observer.recent()
         edited = await self._in_writer(
-            lambda: editing.edit(self.store, numbers, wanted, who, seen, self.policy, self._clock)
+            lambda: editing.edit(
+                self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
+            )
         )
         self._changes.notify()
         self.wake()

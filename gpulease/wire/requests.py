@@ -240,6 +240,8 @@ class EditRequest:
     """An instant in ISO 8601, or "now"."""
     after: list[str] | None = None
     """As in `QueueRequest`; an empty list: none."""
+    only_waiting: bool = False
+    """Leave out jobs that do not wait, as elements of an array that have started."""
 
 
 @dataclass(slots=True)
@@ -249,6 +251,8 @@ class MoveRequest:
     jobs: list[int]
     before: int | None = None
     """The waiting job that they go before; null: before all others of their owner."""
+    only_waiting: bool = False
+    """Leave out jobs that do not wait, as elements of an array that have started."""
 
 
 @dataclass(slots=True)
