@@ -31,6 +31,7 @@ from gpulease.wire.requests import (
     MoveRequest,
     NestedRequest,
     PauseRequest,
+    ReserveRequest,
     SubmitRequest,
     WaitRequest,
 )
@@ -47,6 +48,8 @@ from gpulease.wire.views import (
     PauseChangeView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 ANSWER_WITHIN = 30.0
@@ -328,6 +331,36 @@ class Client:
             NotAllowed: the caller is not an admin of this machine.
         """
         return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
+
+    def windows(self) -> WindowList:
+        """Return the GPUs that are set apart for a time."""
+        return decode(WindowList, self.windows_json())
+
+    def windows_json(self) -> bytes:
+        """Return the reply of `windows` as JSON."""
+        return self._daemon.ask("GET", "/windows")
+
+    def reserve(self, request: ReserveRequest) -> WindowView:
+        """Set GPUs apart for a time.
+
+        Raises:
+            BadValue: a field cannot be read, or the window would never be on.
+            NoSuchGpu: no GPU has one of the names, or several have.
+            WindowClash: another window has its name, or needs the same GPUs at the same time.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(request)
+        return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
+
+    def cancel_window(self, name: str) -> WindowView:
+        """Remove a window, by its name or id, and return it.
+
+        Raises:
+            NoSuchWindow: there is none.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/windows/{quote(name, safe='')}/cancel"
+        return decode(WindowView, self._daemon.ask("POST", target))
 
     def status(self) -> StatusView:
         """Return the state of the machine, with the jobs that wait or hold memory."""

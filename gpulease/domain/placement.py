@@ -22,6 +22,7 @@ class ObstacleKind(StrEnum):
     UNMANAGED = "unmanaged"
     LEASED = "leased"
     RESERVED = "reserved"
+    WINDOW = "window"
 
 
 ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED})

@@ -5,13 +5,15 @@
 """
 
 import heapq
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.calendar import Calendar, Occurrence, Stay
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
@@ -20,6 +22,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit, RecentUse, UserLimits
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
+    Obstacle,
     Placement,
     Refusal,
     find_obstacle,
@@ -70,6 +73,8 @@ class Snapshot:
     """By uid; users who are not here have no limits."""
     recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
     """By uid: the use of leases that have ended."""
+    windows: Sequence[Occurrence] = ()
+    """The current or next time of each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class Plan:
     """The jobs that others make way for, and the GPUs whose memory is kept for them."""
     blocked: Mapping[JobId, Block] = field(default_factory=dict)
     """The waiting jobs that may not start now, whatever memory is free."""
+    calendar: Calendar = field(default_factory=Calendar)
 
     @property
     def wakes_at(self) -> datetime | None:
@@ -189,7 +195,8 @@ class Plan:
             if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
                 limit = self.limits.exceeded_by(job)
-                key = (job.claim, first, limit, self.promised.get(job.id))
+                window = _run_time_key(job) if self.snapshot.windows else None
+                key = (job.claim, first, limit, self.promised.get(job.id), window)
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -218,6 +225,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         tuple(planning.making_way.preempts.items()),
         planning.making_way.promised,
         planning.blocked,
+        planning.calendar,
     )
 
 
@@ -246,6 +254,7 @@ class _PlanningPass:
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
+        self.calendar = Calendar(snapshot.windows, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
@@ -273,6 +282,23 @@ class _PlanningPass:
                 for lease in held.job.leases:
                     if lease.gpu in rooms:
                         rooms[lease.gpu].add_load(load)
+
+    # Windows.
+
+    def _stays(self) -> Iterator[Stay]:
+        """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
+        for held in self.queue.holding.values():
+            has_limit = held.need.limit_s is not None
+            end = expected_end(held, self.now_s, self.history, self.policy, hard=has_limit)
+            ends_at = self.at + timedelta(seconds=end - self.now_s)
+            for lease in held.job.leases:
+                yield Stay(lease.gpu, held.need.user, ends_at)
+
+    def _latest_starts(self, need: Need) -> Mapping[GpuUuid, float]:
+        """Return until when a job may start on the GPUs with windows of others, in seconds."""
+        begins = self.calendar.begins_against(need.user)
+        longest = need.longest_s(self.history, self.policy) if begins else 0.0
+        return {gpu: begin - longest for gpu, begin in begins.items()}
 
     # The oldest jobs.
 
@@ -333,6 +359,7 @@ class _PlanningPass:
             self.policy,
             self.score,
             hard=hard,
+            latest_starts=self._latest_starts(need),
         )
 
     def _end_of(self, held: Holding, *, hard: bool) -> float:
@@ -412,10 +439,13 @@ class _PlanningPass:
         if self.limits.exceeded_by(job) is not None:
             return False
         utilization = need.utilization(self.history, self.policy)
+        latest = self._latest_starts(need)
         able = [
             room
             for room in self.rooms
-            if fits(job.claim, room) and room.shares(utilization, self.policy)
+            if fits(job.claim, room)
+            and room.shares(utilization, self.policy)
+            and self.now_s <= latest.get(room.uuid, math.inf)
         ]
         held_back = self._is_held_back(need)
         if held_back:
@@ -569,7 +599,7 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     obstacles = []
     fitting = []
     for gpu in plan_.gpus:
-        own = find_obstacle(job.claim, gpu)
+        own = find_obstacle(job.claim, gpu) or _window_ahead(plan_, job, gpu)
         first = plan_.reserved.get(gpu.uuid)
         if own is not None:
             obstacles.append(own)
@@ -583,6 +613,21 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
     return WaitReason(refusal, start, reserved)
+
+
+def _window_ahead(plan_: Plan, job: Job, gpu: GpuMemory) -> Obstacle | None:
+    snapshot = plan_.snapshot
+    if plan_.calendar.first_against(job.owner.user, gpu.uuid) is None:
+        return None
+    need = (snapshot.queue or Queue(capacity(plan_.gpus))).need_of(job)
+    longest = timedelta(seconds=need.longest_s(snapshot.history, snapshot.policy))
+    certain = need.limit_s is not None
+    return plan_.calendar.obstacle(job.owner.user, gpu, snapshot.at, longest, certain=certain)
+
+
+def _run_time_key(job: Job) -> Hashable:
+    """Return what decides whether a job ends before a window, besides its claim."""
+    return job.owner.user, job.usage.fingerprint
 
 
 def expected_start(

@@ -64,6 +64,12 @@ class Need:
         least = max(predicted, policy.shortest_run_time.total_seconds())
         return least if self.limit_s is None else min(least, self.limit_s)
 
+    def longest_s(self, history: RunTimes, policy: QueuePolicy) -> float:
+        """Return the time limit, or the longest run time to expect without one, in seconds."""
+        if self.limit_s is not None:
+            return self.limit_s
+        return policy.backfill_factor * self.run_time(history, policy)
+
     def utilization(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the usual utilization of each GPU, 0 to 1, or the assumed one."""
         known = history.utilization(self.keys)

@@ -23,6 +23,7 @@ from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import UsageHandlers
+from gpulease.server.windows import WindowHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
     CancelJobsRequest,
@@ -35,6 +36,7 @@ from gpulease.wire.requests import (
     MoveRequest,
     NestedRequest,
     PauseRequest,
+    ReserveRequest,
     SubmitRequest,
     UsageRequest,
     WaitRequest,
@@ -54,6 +56,8 @@ from gpulease.wire.views import (
     PauseChangeView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 _SCHEMAS = "#/components/schemas/"
@@ -86,6 +90,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     history = HistoryHandlers(context)
+    windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     each = Access.EACH
@@ -138,6 +143,14 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/queue/unpause", admin, "end the pause of the queue", machine.unpause,
             PauseChangeView,
+        ),
+        Route(get, "/windows", everyone, "", windows.windows, WindowList),
+        Route(
+            post, "/windows", admin, "reserve GPUs", windows.reserve, WindowView, ReserveRequest,
+            201,
+        ),
+        Route(
+            post, "/windows/{window}/cancel", admin, "cancel a window", windows.cancel, WindowView
         ),
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
+from gpulease.service.windows import Windows
 from gpulease.wire.views import DoctorView, JobView, OveruseView
 
 Body = TypeVar("Body")
@@ -57,6 +58,7 @@ class RequestContext:
     processes: ProcessFinder
     drains: Drains
     pauses: Pauses
+    windows: Windows
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
     usage: Usage

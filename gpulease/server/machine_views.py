@@ -1,10 +1,11 @@
 """The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease import __version__
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
@@ -22,6 +23,7 @@ from gpulease.wire.views import (
     PauseView,
     ProcessView,
     StatusView,
+    WindowView,
 )
 
 _EVENTS_FOR = timedelta(days=1)
@@ -33,9 +35,14 @@ class MachineViews:
     """Draws the machine from the latest plan and observation of the scheduler."""
 
     def __init__(
-        self, scheduler: Scheduler, processes: ProcessFinder, sources: ViewSources
+        self,
+        scheduler: Scheduler,
+        processes: ProcessFinder,
+        sources: ViewSources,
+        windows: Callable[[datetime], Sequence[Occurrence]],
     ) -> None:
         self._scheduler = scheduler
+        self._windows = windows
         self._processes = processes
         self._sources = sources
 
@@ -58,6 +65,45 @@ class MachineViews:
             enforcement=self._sources.enforcement.views(),
             paused=pause_view(self._scheduler.store.pause()),
             closed=self._scheduler.closed,
+            windows=self.windows(now),
+        )
+
+    def windows(self, now: datetime) -> list[WindowView]:
+        """Return the windows; without them if the database cannot be read."""
+        try:
+            found = self._windows(now)
+        except RecordUnwritable:
+            return []
+        plan = self._scheduler.plan
+        gpus = {} if plan is None else plan.calendar.gpus
+        in_order = sorted(found, key=lambda each: (each.begins_at, each.window.id))
+        return [self.window(each, now, gpus.get(each.window.id, ())) for each in in_order]
+
+    def window(
+        self, occurrence: Occurrence, now: datetime, chosen: Sequence[GpuUuid] = ()
+    ) -> WindowView:
+        """Return a window; `chosen` are its GPUs if it names none."""
+        window, is_on = occurrence.window, occurrence.is_on(now)
+        on = window.uuids or chosen
+        readings = () if self._scheduler.seen is None else self._scheduler.seen.readings
+        labels = {reading.uuid: reading.label for reading in readings}
+        return WindowView(
+            id=window.id,
+            name=window.name,
+            users=list(window.users),
+            groups=list(window.groups),
+            gpus=window.gpus,
+            on=list(on),
+            labels=[labels.get(uuid, uuid) for uuid in on],
+            named=bool(window.uuids),
+            is_on=is_on,
+            begins_at=instant(occurrence.begins_at) or "",
+            ends_at=instant(occurrence.ends_at) or "",
+            lasts_for=window.lasts_for.total_seconds(),
+            cron=window.cron,
+            created_by=window.created_by,
+            created_at=instant(window.created_at) or "",
+            other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:
@@ -161,3 +207,11 @@ def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
         return "prohibited"
     return "drained" if gpu.drained is not None else "available"
+
+
+def _other_jobs(occurrence: Occurrence, on: Sequence[GpuUuid], jobs: Sequence[Job]) -> list[int]:
+    return [
+        job.id
+        for job in jobs
+        if job.owner.user not in occurrence.admits and any(lease.gpu in on for lease in job.leases)
+    ]

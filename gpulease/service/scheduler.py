@@ -9,8 +9,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -34,6 +35,14 @@ from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submis
 from gpulease.service.queue_state import QueueState
 from gpulease.units import format_span
 
+FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
+"""Returns the current or next time of each window."""
+
+
+def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+    """Return none: no GPU is set apart."""
+    return ()
+
 
 def reconcile(
     store: Store,
@@ -41,6 +50,7 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
+    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
     state: QueueState | None = None,
@@ -53,6 +63,7 @@ def reconcile(
         policy: the admin's settings.
         clock: the time.
         closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
+        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -64,7 +75,8 @@ def reconcile(
         live = {job.id: job for job in tx.live()}
         closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        taken = state.snapshot(tuple(live.values()), seen, policy, drained, at)
+        decided = plan(replace(taken, windows=windows(tx, at)))
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
@@ -163,6 +175,7 @@ class Scheduler:
         in_writer: InThread,
         settle_exit: SettleExit,
         obstacle: Obstacle = no_obstacle,
+        windows: FindWindows = no_windows,
     ) -> None:
         """`in_writer` runs all writes to the database."""
         self.store = store
@@ -173,6 +186,7 @@ class Scheduler:
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
+        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
@@ -482,7 +496,15 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 closed,
+                self._current,
                 fresh=fresh,
                 state=self._state,
             )
         )
+
+    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+        before = {} if self.plan is None else self.plan.calendar.gpus
+        return [
+            replace(each, gpus_before=before.get(each.window.id, ()))
+            for each in self._windows(tx, at)
+        ]

@@ -192,6 +192,25 @@ class PauseRequest:
 
 
 @dataclass(slots=True)
+class ReserveRequest:
+    """GPUs to set apart for a time. With neither `gpus` nor `named`, all of them."""
+
+    lasts_for: float
+    """Seconds."""
+    begins_at: str | None = None
+    """An instant in ISO 8601; null: now, or of a recurring window the next time."""
+    cron: str | None = None
+    """When it recurs, as five fields of crontab(5) in the machine's time zone."""
+    gpus: int | None = None
+    """How many; the daemon chooses them."""
+    named: list[str] = field(default_factory=list)
+    """GPUs by index, UUID or the beginning of the UUID."""
+    users: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    name: str | None = None
+
+
+@dataclass(slots=True)
 class CancelRequest:
     """How to cancel a job. The body may be left out."""
 

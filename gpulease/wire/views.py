@@ -241,37 +241,6 @@ class JobList:
 
 
 @dataclass(slots=True)
-class CancelledView:
-    """Jobs that were cancelled together."""
-
-    count: int
-    ending: int
-    """How many of them still run, and are being stopped."""
-    jobs: list[JobView]
-    """The first of them."""
-
-
-@dataclass(slots=True)
-class EditedJobView:
-    """A job after a request to edit or move it."""
-
-    id: int
-    label: str
-    name: str
-    changes: list[str]
-    """What changed, from what to what, for people; empty if it had these values."""
-
-
-@dataclass(slots=True)
-class EditedView:
-    """Jobs that were edited or moved together."""
-
-    count: int
-    jobs: list[EditedJobView]
-    """The first of them."""
-
-
-@dataclass(slots=True)
 class PastJobView:
     """A job that has ended."""
 
@@ -307,6 +276,37 @@ class HistoryView:
     jobs: list[PastJobView]
     before: int | None = None
     """The jobs with ids below this follow; null if there are none."""
+
+
+@dataclass(slots=True)
+class CancelledView:
+    """Jobs that were cancelled together."""
+
+    count: int
+    ending: int
+    """How many of them still run, and are being stopped."""
+    jobs: list[JobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
+class EditedJobView:
+    """A job after a request to edit or move it."""
+
+    id: int
+    label: str
+    name: str
+    changes: list[str]
+    """What changed, from what to what, for people; empty if it had these values."""
+
+
+@dataclass(slots=True)
+class EditedView:
+    """Jobs that were edited or moved together."""
+
+    count: int
+    jobs: list[EditedJobView]
+    """The first of them."""
 
 
 @dataclass(slots=True)
@@ -453,6 +453,43 @@ class PauseChangeView:
 
 
 @dataclass(slots=True)
+class WindowView:
+    """GPUs that an admin set apart for a time."""
+
+    id: int
+    name: str
+    users: list[str]
+    groups: list[str]
+    gpus: int
+    """How many."""
+    on: list[str]
+    """The UUIDs of its GPUs. Until it begins, those of a window that names none may change."""
+    labels: list[str]
+    """The same GPUs as shown to people: 0, or 0:1 for a MIG device."""
+    named: bool
+    """Whether it names its GPUs."""
+    is_on: bool
+    begins_at: str
+    """Of the current or next time."""
+    ends_at: str
+    lasts_for: float
+    """Seconds."""
+    cron: str | None
+    """When it recurs, as five fields of crontab(5); null for once."""
+    created_by: str
+    created_at: str
+    other_jobs: list[int] = field(default_factory=list)
+    """While it is on: jobs of other users that still run on its GPUs."""
+
+
+@dataclass(slots=True)
+class WindowList:
+    """The windows, those that are on or begin soon first."""
+
+    windows: list[WindowView]
+
+
+@dataclass(slots=True)
 class StatusView:
     """The machine, and the jobs that wait or hold memory."""
 
@@ -468,6 +505,7 @@ class StatusView:
     """The pause of the queue; null if it is not paused."""
     closed: str | None = None
     """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
+    windows: list[WindowView] = field(default_factory=list)
 
 
 @dataclass(slots=True)

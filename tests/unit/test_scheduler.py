@@ -705,36 +705,6 @@ def test_nothing_is_granted_while_no_job_can_be_started_and_the_reason_is_shown(
     run(scenario)
 
 
-def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
-    async def scenario(world: World) -> None:
-        pauses = Pauses(world.store, world.clock, at_once, world.scheduler.wake)
-        running = await world.submit()
-        await world.settle()
-        pause, changed = await pauses.pause("root", "new driver")
-        waiting = await world.submit(G)
-        await world.settle()
-        assert changed
-        assert (world.state(running), world.state(waiting)) == (State.ACTIVE, State.QUEUED)
-        assert world.scheduler.closed == str(pause)
-        with pytest.raises(NoRoomNow) as refused:
-            await world.submit(G, wait_for=timedelta(0))
-        assert mentions(refused.value.message, "root", "new driver")
-        assert await pauses.pause("eve", "") == (pause, False)
-
-        world.scheduler = world.new_scheduler()
-        await world.scheduler.one_pass()
-        assert world.scheduler.closed == str(pause), "it survives a restart"
-        assert world.state(waiting) is State.QUEUED
-
-        assert await pauses.unpause()
-        assert not await pauses.unpause()
-        await world.scheduler.one_pass()
-        await world.settle()
-        assert world.state(waiting) is State.ACTIVE
-        assert world.scheduler.closed is None
-        await world.scheduler.supervisor.stop()
-
-
 def continuation(world: World, job: JobId) -> JobId:
     ended = world.store.job(job)
     assert ended is not None
@@ -791,9 +761,55 @@ def test_a_job_that_ended_while_no_daemon_ran_is_queued_again_once() -> None:
     run(scenario)
 
 
+def test_a_paused_queue_starts_nothing_while_running_jobs_continue() -> None:
+    async def scenario(world: World) -> None:
+        pauses = Pauses(world.store, world.clock, at_once, world.scheduler.wake)
+        running = await world.submit()
+        await world.settle()
+        pause, changed = await pauses.pause("root", "new driver")
+        waiting = await world.submit(G)
+        await world.settle()
+        assert changed
+        assert (world.state(running), world.state(waiting)) == (State.ACTIVE, State.QUEUED)
+        assert world.scheduler.closed == str(pause)
+        with pytest.raises(NoRoomNow) as refused:
+            await world.submit(G, wait_for=timedelta(0))
+        assert mentions(refused.value.message, "root", "new driver")
+        assert await pauses.pause("eve", "") == (pause, False)
+
+        world.scheduler = world.new_scheduler()
+        await world.scheduler.one_pass()
+        assert world.scheduler.closed == str(pause), "it survives a restart"
+        assert world.state(waiting) is State.QUEUED
+
+        assert await pauses.unpause()
+        assert not await pauses.unpause()
+        await world.scheduler.one_pass()
+        await world.settle()
+        assert world.state(waiting) is State.ACTIVE
+        assert world.scheduler.closed is None
+        await world.scheduler.supervisor.stop()
+
+    run(scenario)
+
+
+def test_requeue_stops_a_job_and_queues_it_again() -> None:
+    async def scenario(world: World) -> None:
+        job = await world.submit()
+        await world.settle()
+        await world.scheduler.requeue(job, "alice")
+        await world.settle()
+        assert world.launcher.reasons == ["requeued"]
+        world.launcher.exits(job, outcome=Outcome.REQUEUED)
+        await world.settle()
+        assert world.state(continuation(world, job)) is State.ACTIVE
+
+    run(scenario)
+
+
 def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_meanwhile() -> None:
     async def scenario(world: World) -> None:
-        running = [await world.submit(8 * G)]
+        running = [await world.submit(4 * G) for _ in range(2)]
         await world.settle()
         others = await world.submit(owner=BOB)
         with world.store.write() as tx:
@@ -813,17 +829,19 @@ def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_mean
         assert world.launcher.launched == [*running, others]
         assert {world.state(job) for job in waiting} == {State.ENDED}
 
+    run(scenario)
 
-def test_requeue_stops_a_job_and_queues_it_again() -> None:
+
+def test_a_job_that_is_requeued_during_its_launch_is_stopped_when_it_has_started() -> None:
     async def scenario(world: World) -> None:
+        world.launcher.may_launch.clear()
         job = await world.submit()
         await world.settle()
         await world.scheduler.requeue(job, "alice")
+        assert world.launcher.stopped == []
+        world.launcher.may_launch.set()
         await world.settle()
         assert world.launcher.reasons == ["requeued"]
-        world.launcher.exits(job, outcome=Outcome.REQUEUED)
-        await world.settle()
-        assert world.state(continuation(world, job)) is State.ACTIVE
 
     run(scenario)
 
@@ -841,17 +859,5 @@ def test_workers_are_stopped_together_and_not_all_at_once() -> None:
         stops.set()
         await world.settle()
         assert sorted(world.launcher.stopped) == running
-
-
-def test_a_job_that_is_requeued_during_its_launch_is_stopped_when_it_has_started() -> None:
-    async def scenario(world: World) -> None:
-        world.launcher.may_launch.clear()
-        job = await world.submit()
-        await world.settle()
-        await world.scheduler.requeue(job, "alice")
-        assert world.launcher.stopped == []
-        world.launcher.may_launch.set()
-        await world.settle()
-        assert world.launcher.reasons == ["requeued"]
 
     run(scenario)
