@@ -289,7 +289,9 @@ class Scheduler:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
         job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._changes.notify()
-        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        self._stop(
+            job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
+        )
         return job
 
     def grace(self, job: Job) -> timedelta | None:
