@@ -286,7 +286,7 @@ class Client:
             WrongState: one of them does not wait.
             BadValue: a job cannot go before the other one.
         """
-        request = MoveRequest(list(numbers), before)
+        request = MoveRequest(list(numbers), before, only_waiting=len(numbers) > 1)
         return decode(EditedView, self._change_many("/jobs/move", request))
 
     def _change_many(self, path: str, request: object) -> bytes:
