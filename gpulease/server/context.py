@@ -102,6 +102,11 @@ def caller_of_request(request: Request) -> Caller:
     return caller_in(dict(request.scope))
 
 
+def acting_on(caller: Caller, job: Job) -> str:
+    """Return who acts on a job: its owner by the name on record, which may have changed since."""
+    return job.owner.user if caller.uid == job.owner.uid else caller.user
+
+
 def slot_of_request(request: Request) -> RequestSlot:
     """Return the slot in which a request is served."""
     return slot_in(dict(request.scope))

@@ -290,6 +290,26 @@ class CancelledView:
 
 
 @dataclass(slots=True)
+class EditedJobView:
+    """A job after a request to edit or move it."""
+
+    id: int
+    label: str
+    name: str
+    changes: list[str]
+    """What changed, from what to what, for people; empty if it had these values."""
+
+
+@dataclass(slots=True)
+class EditedView:
+    """Jobs that were edited or moved together."""
+
+    count: int
+    jobs: list[EditedJobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
 class UseView:
     """What the ended jobs of one user asked for and used, where the use is known."""
 
