@@ -288,8 +288,10 @@ class _PlanningPass:
     def _stays(self) -> Iterator[Stay]:
         """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
         for held in self.queue.holding.values():
-            has_limit = held.need.limit_s is not None
-            end = expected_end(held, self.now_s, self.history, self.policy, hard=has_limit)
+            if held.need.limit_s is not None:
+                end = latest_end(held, self.now_s, self.policy)
+            else:
+                end = expected_end(held, self.now_s, self.history, self.policy)
             ends_at = self.at + timedelta(seconds=end - self.now_s)
             for lease in held.job.leases:
                 yield Stay(lease.gpu, held.need.user, ends_at)
