@@ -6,7 +6,7 @@
 
 import heapq
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
@@ -14,15 +14,17 @@ from itertools import islice
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
-from gpulease.domain.job import Job, wait_has_expired
+from gpulease.domain.job import Job, grant, wait_has_expired, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
+    Obstacle,
     Placement,
     Refusal,
     find_obstacle,
     granted,
     reserved_for,
+    shared_by_too_many,
 )
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
@@ -115,6 +117,8 @@ class Plan:
     """The jobs that are among the first of their user from now on, so that their age counts."""
     reservation: Reservation | None
     """For the job that has waited longest."""
+    rooms: Mapping[GpuUuid, Room] = field(default_factory=dict)
+    """What the GPUs have free after the grants."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
 
@@ -133,6 +137,16 @@ class Plan:
             for uuid, memory in placement.allocations:
                 found[uuid] = granted(job, jobs[job].claim, memory, found[uuid])
         return tuple(found.values())
+
+    @cached_property
+    def after(self) -> Snapshot:
+        """The snapshot after the grants. It does not share the index, which later passes change."""
+        placements, at = dict(self.grants), self.snapshot.at
+        jobs = [
+            started(job, placements[job.id], at) if job.id in placements else job
+            for job in self.snapshot.jobs
+        ]
+        return replace(self.snapshot, jobs=jobs, queue=None, gpus=self.gpus)
 
     @cached_property
     def reserved(self) -> Mapping[GpuUuid, JobId]:
@@ -177,14 +191,27 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.gives_up(),
         planning.newly_aging(),
         planning.reservation,
+        {room.uuid: room for room in planning.rooms},
         planning.closed,
     )
+
+
+def order_after(decided: Plan) -> tuple[Job, ...]:
+    """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
+    return tuple(_PlanningPass(decided.after).in_order(decided.reservation))
+
+
+def started(job: Job, placement: Placement, at: datetime) -> Job:
+    """Return a queued job as it is after its start."""
+    running = worker_started(grant(job, placement, at), None, None, at)
+    assert running is not None
+    return running
 
 
 class _PlanningPass:
     """The working state of one planning pass."""
 
-    def __init__(self, snapshot: Snapshot, score: Score) -> None:
+    def __init__(self, snapshot: Snapshot, score: Score = best_fit) -> None:
         gpus = ledgers(snapshot)
         self.queue = snapshot.queue or Queue.of(snapshot.jobs, capacity(gpus))
         self.policy = snapshot.policy
@@ -310,6 +337,24 @@ class _PlanningPass:
                 if following is not None:
                     heapq.heappush(heap, following)
 
+    def in_order(self, reservation: Reservation | None) -> Iterator[Job]:
+        """Yield the waiting jobs in the order in which they are tried; start none."""
+        first = None if reservation is None else reservation.job
+        if first is not None:
+            yield self.queue.jobs[first]
+        groups = (group for each in self.queue.groups.values() for group in each.values())
+        heap = [entry for group in groups if (entry := self._entry(group, 0))]
+        heapq.heapify(heap)
+        while heap:
+            _, _, job_id, position, group = heap[0]
+            if job_id != first:
+                yield self.queue.jobs[job_id]
+            following = self._entry(group, position + 1)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, following)
+
     def _entry(self, group: Group, position: int) -> tuple[int, float, JobId, int, Group] | None:
         """Return the next job of a group for the heap; None if there is none."""
         for index in range(position, len(group.turns)):
@@ -336,30 +381,19 @@ class _PlanningPass:
             for room in self.rooms
             if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
-        held_back = self.reservation is not None and self._outlasts(need, self.reservation)
-        if held_back:
-            able = [room for room in able if self._beside(job.claim, utilization, room)]
+        kept = self.reservation
+        held_back = kept is not None and kept.is_outlasted_by(
+            need, self.now_s, self.history, self.policy
+        )
+        if kept is not None and held_back:
+            able = [
+                room for room in able if kept.leaves(room.uuid, job.claim, utilization, self.policy)
+            ]
         chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
         self._grant(job, need, chosen, utilization, held_back=held_back)
         return True
-
-    def _outlasts(self, need: Need, reservation: Reservation) -> bool:
-        """Tell whether a job that starts now may run into a reservation."""
-        if reservation.hard:
-            unlimited = self.policy.unlimited_run_time.total_seconds()
-            span = unlimited if need.limit_s is None else need.limit_s
-        else:
-            span = self.policy.backfill_factor * need.run_time(self.history, self.policy)
-            span = span if need.limit_s is None else min(span, need.limit_s)
-        return self.now_s + span > reservation.at_s
-
-    def _beside(self, claim: Claim, utilization: float, room: Room) -> bool:
-        """Tell whether a job fits beside the reserved one, on one GPU."""
-        assert self.reservation is not None
-        later = self.reservation.rooms.get(room.uuid)
-        return later is None or (fits(claim, later) and later.shares(utilization, self.policy))
 
     def _grant(
         self,
@@ -406,21 +440,38 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, as of a plan that may not know it."""
     obstacles = []
     fitting = []
+    need = Queue(capacity(plan_.gpus)).need_of(job)
     for gpu in plan_.gpus:
-        own = find_obstacle(job.claim, gpu)
-        first = plan_.reserved.get(gpu.uuid)
-        if own is not None:
-            obstacles.append(own)
-        elif first is not None and first != job.id:
-            obstacles.append(reserved_for(first, gpu))
-        else:
+        obstacle = find_obstacle(job.claim, gpu) or _why_kept(plan_, need, job.id, gpu)
+        if obstacle is None:
             fitting.append(gpu.uuid)
+        else:
+            obstacles.append(obstacle)
     refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
     ends = {each.id: each.expires_at for each in plan_.snapshot.jobs if each.holds_memory}
     start = expected_start(job.claim, refusal, plan_.gpus, ends, plan_.snapshot.at)
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
     return WaitReason(refusal, start, reserved)
+
+
+def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
+    """Return why a GPU with enough free memory is kept from a job."""
+    snapshot, reservation = plan_.snapshot, plan_.reservation
+    history, policy = snapshot.history, snapshot.policy
+    utilization = need.utilization(history, policy)
+    if not plan_.rooms[gpu.uuid].shares(utilization, policy):
+        return shared_by_too_many(gpu)
+    if plan_.closed not in (None, job):
+        return reserved_for(plan_.closed, gpu)
+    if reservation is None or reservation.job == job:
+        return None
+    at_s = snapshot.at.timestamp()
+    if reservation.leaves(gpu.uuid, need.claim, utilization, policy) or not (
+        reservation.is_outlasted_by(need, at_s, history, policy)
+    ):
+        return None
+    return reserved_for(reservation.job, gpu)
 
 
 def expected_start(

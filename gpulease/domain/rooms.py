@@ -10,7 +10,6 @@ from gpulease.domain.gpu import ComputeMode, GpuMemory
 from gpulease.domain.lease import Claim
 from gpulease.domain.queue_policy import QueuePolicy
 
-
 _ROUNDING = 1e-6
 
 

@@ -1,0 +1,146 @@
+"""Explains why jobs wait: position, expected start, and the change that would start a job now.
+
+All answers come from `plan`: the order is its order, an expected start comes from its forward run,
+and a suggestion is a claim that it grants.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+
+from gpulease.domain.forecast import Start, forecast
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.domain.placement import Placement
+from gpulease.domain.plan import Plan, capacity, order_after, plan
+from gpulease.units import MIB, format_size, format_span, round_down_size
+
+_MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+_STEP = 128 * MIB
+"""Of the search for a size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A change of the options of a job with which it would start now."""
+
+    options: str
+    """As on the command line, such as --mem 6G."""
+    claim: Claim
+    before: JobId | None = None
+    """The job with the reservation that it would start before."""
+
+
+class Explanations:
+    """What one plan says about the jobs that wait after it; computed when it is asked for."""
+
+    def __init__(self, decided: Plan) -> None:
+        self.plan = decided
+
+    @cached_property
+    def order(self) -> tuple[Job, ...]:
+        """The waiting jobs in the order in which the next pass tries them."""
+        return order_after(self.plan)
+
+    @cached_property
+    def positions(self) -> Mapping[JobId, int]:
+        """The place of each job in that order, 1 for the first."""
+        return {job.id: place for place, job in enumerate(self.order, 1)}
+
+    @cached_property
+    def starts(self) -> Mapping[JobId, Start]:
+        """The predicted starts of the first jobs in that order."""
+        return forecast(self.plan, self.order)
+
+    def behind(self, job: JobId) -> JobId | None:
+        """Return the job with the reservation that restricts another job."""
+        reservation = self.plan.reservation
+        return None if reservation is None or reservation.job == job else reservation.job
+
+
+def with_job(decided: Plan, job: Job) -> Plan:
+    """Return the plan that would follow if `job` were in the queue.
+
+    The other waiting jobs stay as they are: what fits has started.
+    """
+    after, reservation = decided.after, decided.reservation
+    first = None if reservation is None else reservation.job
+    jobs = [each for each in after.jobs if each.id != job.id]
+    kept = [each for each in jobs if each.holds_memory or each.id == first]
+    return plan(replace(after, jobs=[*kept, job]))
+
+
+def start_of(decided: Plan, job: Job) -> Placement | None:
+    """Return where `job` would start now; None if it would wait."""
+    return dict(with_job(decided, job).grants).get(job.id)
+
+
+def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...]:
+    """Return the single changes with which a waiting job would start now.
+
+    Args:
+        decided: the latest plan.
+        job: the job, which may be unknown to the plan.
+        smallest: the smallest lease, in bytes.
+    """
+
+    def starts(claim: Claim) -> bool:
+        return start_of(decided, replace(job, claim=claim)) is not None
+
+    found = (
+        _less_memory(decided, job.claim, starts, smallest),
+        _less_time(decided, job, starts),
+        _fewer_gpus(job.claim, starts),
+        _sharing(job.claim, starts),
+    )
+    return tuple(each for each in found if each is not None)
+
+
+_Starts = Callable[[Claim], bool]
+
+
+def _less_memory(decided: Plan, claim: Claim, starts: _Starts, smallest: int) -> Suggestion | None:
+    """Suggest the largest size that would start now, found by binary search."""
+    low, high = 0, -(-claim.memory_on(capacity(decided.gpus)) // _STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts(replace(claim, memory=middle * _STEP)):
+            low = middle
+        else:
+            high = middle
+    size = round_down_size(low * _STEP)
+    smaller = replace(claim, memory=size)
+    if size < smallest or not starts(smaller):
+        return None
+    return Suggestion(f"--mem {format_size(size)}", smaller)
+
+
+def _less_time(decided: Plan, job: Job, starts: _Starts) -> Suggestion | None:
+    """Suggest a time limit that ends before the reservation of another job begins."""
+    reservation = decided.reservation
+    if reservation is None or reservation.job == job.id:
+        return None
+    left = timedelta(seconds=reservation.at_s - decided.snapshot.at.timestamp())
+    step = _HOUR if left >= _DAY else _MINUTE
+    limit = left // step * step
+    if limit < _MINUTE or (job.claim.time_limit is not None and job.claim.time_limit <= limit):
+        return None
+    claim = replace(job.claim, time_limit=limit)
+    if not starts(claim):
+        return None
+    return Suggestion(f"--time {format_span(limit).replace(' ', '')}", claim, reservation.job)
+
+
+def _fewer_gpus(claim: Claim, starts: _Starts) -> Suggestion | None:
+    for gpus in range(claim.gpus - 1, 0, -1):
+        fewer = replace(claim, gpus=gpus)
+        if starts(fewer):
+            return Suggestion(f"--gpus {gpus}", fewer)
+    return None
+
+
+def _sharing(claim: Claim, starts: _Starts) -> Suggestion | None:
+    shared = replace(claim, exclusive=False)
+    return Suggestion("no --exclusive", shared) if claim.exclusive and starts(shared) else None
