@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 from gpulease.setting_parsers import (
     Mistakes,
+    limit_of,
     one_of,
     parse_amount,
     parse_auto,
@@ -41,6 +42,9 @@ Count = Annotated[int, parse_count]
 Span = Annotated[timedelta, parse_span]
 Grace = Annotated[timedelta, parse_grace]
 Switch = Annotated[bool, parse_switch]
+MostCount = Annotated[int | None, limit_of(parse_count)]
+MostMemory = Annotated[int | None, limit_of(parse_unit_size)]
+MostTime = Annotated[timedelta | None, limit_of(parse_span)]
 Exceptions = Mapping[str, Mapping[str, Any]]
 """By name of a user or a group: settings that replace the general ones."""
 
@@ -77,6 +81,22 @@ class Settings:
     """Ended jobs of one user on record."""
     most_waiting: Count = 10_000
     """Queued jobs and leases of one user."""
+    most_gpus: MostCount = None
+    """GPUs of all running jobs and holds of one user; None is no limit, here and below."""
+    most_memory: MostMemory = None
+    """Memory of all their leases."""
+    most_running: MostCount = None
+    """Jobs and holds of one user that hold memory."""
+    gib_hours_per_week: MostCount = None
+    """GiB times hours that one user may lease in 7 days."""
+    longest_time: MostTime = None
+    """The longest time limit of a job or a hold."""
+    default_time: MostTime = None
+    """The time limit of a job that names none."""
+    most_hold_time: MostTime = None
+    """The longest time limit of a hold."""
+    over_limit: Annotated[str, one_of("wait", "refuse")] = "wait"
+    """What happens to a job that would put its user over a limit: "wait" or "refuse"."""
     most_waiting_bytes: Size = 256 * MIB
     """Size of the arguments and environments of one user's queued jobs in the database."""
     most_holds: Count = 100
@@ -128,6 +148,15 @@ PER_USER = (
     "idle",
     "idle_after",
     "idle_grace",
+    "most_gpus",
+    "most_memory",
+    "most_running",
+    "most_waiting",
+    "gib_hours_per_week",
+    "longest_time",
+    "default_time",
+    "most_hold_time",
+    "over_limit",
 )
 """The keys of [users.NAME] and [groups.NAME]."""
 _TABLES = ("users", "groups")

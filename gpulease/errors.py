@@ -129,6 +129,20 @@ class NoSuchGpu(GpuleaseError):
     http_status = 404
 
 
+class NoSuchWindow(GpuleaseError):
+    """No window has this name."""
+
+    code = "no_such_window"
+    http_status = 404
+
+
+class WindowClash(GpuleaseError):
+    """Two windows need the same GPUs, or have the same name."""
+
+    code = "window_clash"
+    http_status = 409
+
+
 class NotAllowed(GpuleaseError):
     """The caller may not do this."""
 

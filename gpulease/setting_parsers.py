@@ -55,6 +55,11 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def limit_of(parser: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return a parser of what `parser` takes, or of "none" for no limit."""
+    return lambda text: None if text == "none" else parser(text)
+
+
 def parse_grace(text: str) -> timedelta:
     """Parse a span of at most a day."""
     span = parse_span(text)

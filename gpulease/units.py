@@ -6,7 +6,7 @@ be a share of a GPU: "40%".
 
 import re
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 from fractions import Fraction
 
 from gpulease.errors import BadValue
@@ -25,6 +25,8 @@ _LONGEST = 100
 """Characters of any value; Python refuses to convert numbers with thousands of digits."""
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_INSTANT_HINT = "write a point in time as 22:00, 'fri 18:00', '2026-12-04 18:00', +2h or now"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
 
 
@@ -108,6 +110,49 @@ def parse_span(text: str) -> timedelta:
     if span > _LONGEST_SPAN:
         raise BadValue(f"cannot use the time {_shown(text)}: it is over ten years", _SPAN_HINT)
     return span
+
+
+def parse_instant(text: str, now: datetime) -> datetime:
+    """Read a point in time: 22:00, fri 18:00, tomorrow 8:00, 2026-12-04 18:00, +2h, now.
+
+    Times of day are in the machine's time zone, and are the next ones after `now`.
+
+    Raises:
+        BadValue: `text` is not a point in time.
+    """
+    words = text.strip().lower()
+    if words == "now":
+        return now
+    if words.startswith("+"):
+        return now + parse_span(words[1:])
+    try:
+        return _read_instant(words[:_LONGEST], now)
+    except (ValueError, OverflowError):
+        raise BadValue(
+            f"cannot read {_shown(text)}: it is not a point in time", _INSTANT_HINT
+        ) from None
+
+
+def _read_instant(words: str, now: datetime) -> datetime:
+    """Raises: ValueError, OverflowError."""
+    day, _, clock = words.rpartition(" ")
+    if "-" in words:
+        return datetime.fromisoformat(words.upper()).astimezone()
+    hour, minute = map(int, clock.split(":"))
+    today = now.astimezone().date()
+    if day in ("", "today"):
+        days = (0,) if day else (0, 1)
+    elif day == "tomorrow":
+        days = (1,)
+    else:
+        ahead = (_WEEKDAYS.index(day[:3]) - today.weekday()) % 7
+        days = (ahead, ahead + 7)
+    # A time without a zone is in the machine's, with its changes to and from summer time.
+    found = [
+        datetime.combine(today + timedelta(days=each), time(hour, minute)).astimezone()
+        for each in days
+    ]
+    return next((each for each in found if each > now), found[-1])
 
 
 def _read_span(text: str) -> timedelta | None:

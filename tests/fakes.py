@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -156,6 +157,7 @@ class MemoryStore:
         self._invocations: dict[JobId, Invocation] = {}
         self.standing: dict[GpuUuid, GpuAvailability] = {}
         self.noted: list[GpuEvent] = []
+        self.reserved: dict[WindowId, Window] = {}
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
@@ -208,6 +210,17 @@ class MemoryStore:
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         return [each for each in self.noted if each.at >= since][-most:]
+
+    def windows(self) -> Sequence[Window]:
+        return list(self.reserved.values())
+
+    def add_window(self, window: Window) -> Window:
+        number = WindowId(max(self.reserved, default=0) + 1)
+        self.reserved[number] = replace(window, id=number)
+        return self.reserved[number]
+
+    def remove_window(self, window: WindowId) -> None:
+        del self.reserved[window]
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         return GpuReading(uuid, 0, "Fake")

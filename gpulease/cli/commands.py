@@ -26,11 +26,13 @@ VERBS = {
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
     "cancel": "End jobs, and release leases.",
+    "requeue": "Stop jobs, and queue them again.",
     "extend": "Change the time limits of jobs.",
     "keep": "Protect idle leases from being released.",
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
     "report": "Compare what jobs asked for and used.",
+    "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
     "completion": "Print completion for your shell.",
 }

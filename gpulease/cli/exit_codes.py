@@ -10,6 +10,8 @@ from gpulease.wire.views import JobView
 SIGNALED = 128
 """A shell adds this to the number of the signal that ended a command."""
 _LIMITS = frozenset({"time_limit", "over_lease", "idle"})
+QUEUED_AGAIN = frozenset({"preempted", "requeued"})
+"""Ends after which the job is queued again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def status_of_job(job: JobView) -> int:
             return EXIT_GAVE_UP
         case "time_limit" | "over_lease" | "idle":
             return EXIT_TIME_LIMIT
-        case "cancelled":
+        case "cancelled" | "preempted" | "requeued":
             return SIGNALED + signal.SIGTERM
         case _:
             return EXIT_OWN_FAILURE
@@ -63,7 +65,7 @@ def last_words(job: JobView) -> str | None:
     if job.outcome == "time_limit":
         return f"gpulease: job {job.id} reached its time limit"
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
-    if job.out_of_memory:
+    if job.out_of_memory or job.retried_as is not None:
         return f"gpulease: job {job.id}{why}"
     if job.outcome not in _ENDS_WITHOUT_OUTPUT:
         return None

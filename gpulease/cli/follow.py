@@ -13,7 +13,14 @@ from signal import Signals as Signum
 
 from gpulease.cli import messages
 from gpulease.cli.attachment import AttachMode, AttachRefused, Detached, Hooks, Left, attach
-from gpulease.cli.exit_codes import SIGNALED, JobEnd, last_words, status_of_ending, status_of_job
+from gpulease.cli.exit_codes import (
+    QUEUED_AGAIN,
+    SIGNALED,
+    JobEnd,
+    last_words,
+    status_of_ending,
+    status_of_job,
+)
 from gpulease.cli.format import clean, index_of
 from gpulease.cli.job_selection import own_name
 from gpulease.cli.messages import waiting_text
@@ -122,7 +129,7 @@ def _blockers(client: Client, job: JobView) -> list[JobView]:
 _VERDICT_WITHIN = 3.0
 """Seconds for the daemon to note the end of a job and find out if it ran out of GPU memory."""
 _RETRY_VERDICT_WITHIN = 60.0
-"""The same for a job that may be retried."""
+"""The same for a job that may be queued again."""
 _VERDICT_EVERY = 0.05
 _NAMES_WITHIN = 2.0
 """Seconds for the daemon to name the GPUs of a shell, which waits for that."""
@@ -144,6 +151,12 @@ class FollowOptions:
     """The job is a shell: describe its lease."""
     follows_retries: bool = False
     """If the job runs out of GPU memory, follow the job that retries it."""
+    requeue: bool = False
+    """The job is queued again if the machine fails."""
+
+    @property
+    def may_run_again(self) -> bool:
+        return self.follows_retries or self.requeue
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +180,9 @@ def follow(
     """
     while True:
         status, job = _follow(client, job, signals, stderr, options)
-        if job.retried_as is None or not options.follows_retries:
+        # A command that attached to a job shows how that one ended, if it ran out of memory.
+        follows = options.follows_retries or not job.out_of_memory
+        if job.retried_as is None or not follows:
             return status
         job = client.job(job.retried_as)
 
@@ -185,7 +200,7 @@ def _follow(
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
             status = status_of_ending(stay.ending)
-            return status, _verdict(client, job, stderr, options, status)
+            return status, _verdict(client, job, stderr, options, stay.ending)
         return _end_by_daemon(client, job, signals, stderr, options, seen=stay.attached)
     except Interrupted as interrupted:
         _give_up(client, job, interrupted.signum, stderr, options)
@@ -201,18 +216,19 @@ def _follow(
 
 
 def _verdict(
-    client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions, status: int
+    client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
 ) -> JobView:
-    """Return a job that failed as the daemon knows it; say if it ran out of GPU memory."""
-    if status == 0 or not options.started:
+    """Return a job as the daemon knows it, if that may say more about its end than its shim."""
+    is_queued_again = ending.reason in QUEUED_AGAIN
+    failed = status_of_ending(ending) != 0 and options.started
+    if not is_queued_again and not failed:
         return job
-    deadline = time.monotonic() + (
-        _RETRY_VERDICT_WITHIN if options.follows_retries else _VERDICT_WITHIN
-    )
+    long = is_queued_again or options.may_run_again
+    deadline = time.monotonic() + (_RETRY_VERDICT_WITHIN if long else _VERDICT_WITHIN)
     while job.state != "ended" and time.monotonic() < deadline:
         time.sleep(_VERDICT_EVERY)
         job = current(client.within(deadline - time.monotonic()), job)
-    if job.out_of_memory and (words := last_words(job)):
+    if (job.out_of_memory or job.retried_as) and (words := last_words(job)):
         stderr.print(words)
     return job
 

@@ -21,7 +21,7 @@ from gpulease.wire.views import JobView
 
 T = TypeVar("T")
 
-Verb = Literal["show", "logs", "attach", "cancel", "extend", "keep"]
+Verb = Literal["show", "logs", "attach", "cancel", "requeue", "extend", "keep"]
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
@@ -32,6 +32,7 @@ _APPLIES: dict[str, Callable[[JobView], bool]] = {
     "cancel": lambda job: job.state != "releasing",
     "extend": lambda job: job.state != "releasing" and job.claim.time_limit is not None,
     "keep": lambda job: job.state in ("granted", "active"),
+    "requeue": lambda job: job.kind == "run" and job.state in ("granted", "active"),
     "logs": lambda job: job.kind == "run",
 }
 """What --all leaves out of the live jobs of the caller, by verb: these would only be refused."""

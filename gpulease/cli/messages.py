@@ -24,6 +24,8 @@ _ENDED_BY_US = {
     "cancelled": "was cancelled",
     "over_lease": "was stopped: it used more than its lease",
     "idle": "was stopped: it was idle while other jobs waited",
+    "preempted": "made way for another job",
+    "requeued": "was stopped to be queued again",
 }
 
 
@@ -54,7 +56,7 @@ def _how(job: JobView) -> str:
             limit = job.claim.time_limit
             after = f" of {format_span(timedelta(seconds=limit))}" if limit else ""
             return f"reached its time limit{after}"
-        case "cancelled" | "over_lease" | "idle" as outcome:
+        case ("cancelled" | "over_lease" | "idle" | "preempted" | "requeued") as outcome:
             return _ENDED_BY_US[outcome]
         case "signaled" if job.exit_status is not None:
             return f"was ended by {_signal_name(job.exit_status - SIGNALED)}"

@@ -65,6 +65,21 @@ RetryOomOption = Annotated[
         help="Out of GPU memory: run again with more, as 1.5x; up to 4x in all.",
     ),
 ]
+RequeueOption = Annotated[
+    bool, _waiting("--requeue", help="The machine failed: queue the job again.")
+]
+PreemptibleOption = Annotated[
+    bool,
+    _waiting("--preemptible", help="Use idle memory; stop and queue again if others need it."),
+]
+PriorityOption = Annotated[
+    Literal["low", "normal", "high"],
+    _waiting("--priority", help="Class in the queue; default: normal. high: for admins."),
+]
+NiceOption = Annotated[
+    int,
+    _waiting("--nice", metavar="N", help="0 to 19: start later within the class; admins: -20."),
+]
 SnapshotOption = Annotated[
     bool,
     _waiting("--snapshot", help="Run the script as it is now, even if it is edited meanwhile."),

@@ -21,6 +21,7 @@ from gpulease.wire.requests import (
     LONGEST_NAME,
     ClaimRequest,
     EarlySignalRequest,
+    QueueRequest,
     SubmitRequest,
     TerminalRequest,
     WorkerOptionsRequest,
@@ -51,6 +52,10 @@ class RunOptions:
     early_signal: str | None = None
     grace: str | None = None
     retry_oom: str | None = None
+    requeue: bool = False
+    preemptible: bool = False
+    priority: Literal["low", "normal", "high"] = "normal"
+    nice: int = 0
     snapshot: bool = False
     shell: bool = False
     pty: bool | None = None
@@ -89,6 +94,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         early_signal=_early_signal(options),
         grace=None if options.grace is None else parse_span(options.grace).total_seconds(),
         retry_oom=_retry(options.retry_oom),
+        queue=_queue(options),
     )
 
 
@@ -105,6 +111,15 @@ def _claim(options: RunOptions) -> ClaimRequest:
         gpus=options.gpus,
         exclusive=options.exclusive,
         time_limit=None if options.time is None else parse_span(options.time).total_seconds(),
+    )
+
+
+def _queue(options: RunOptions) -> QueueRequest:
+    return QueueRequest(
+        priority=options.priority,
+        nice=options.nice,
+        requeue=options.requeue,
+        preemptible=options.preemptible,
     )
 
 

@@ -56,6 +56,10 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     no_wait: given.NoWaitOption = False,
     wait: given.WaitOption = None,
     retry_oom: given.RetryOomOption = None,
+    requeue: given.RequeueOption = False,
+    preemptible: given.PreemptibleOption = False,
+    priority: given.PriorityOption = "normal",
+    nice: given.NiceOption = 0,
     snapshot: given.SnapshotOption = False,
     name: given.NameOption = None,
     shell: given.ShellOption = False,
@@ -115,6 +119,10 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         no_wait=no_wait,
         detach=detach,
         retry_oom=retry_oom,
+        requeue=requeue,
+        preemptible=preemptible,
+        priority=priority,
+        nice=nice,
         snapshot=snapshot,
         shell=shell,
         pty=pty,
@@ -175,7 +183,10 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
         job = client.submit(request)
         _say_default(job, options, request.argv)
         follow_options = FollowOptions(
-            keys=keys, is_shell=options.shell, follows_retries=options.retry_oom is not None
+            keys=keys,
+            is_shell=options.shell,
+            follows_retries=options.retry_oom is not None,
+            requeue=options.requeue,
         )
         return follow(client, job, signals, stderr_status(), follow_options)
 
@@ -258,6 +269,10 @@ def _without_effect(options: RunOptions) -> str:
         "--name": options.name is not None,
         "--grace": options.grace is not None,
         "--snapshot": options.snapshot,
+        "--requeue": options.requeue,
+        "--preemptible": options.preemptible,
+        "--priority": options.priority != "normal",
+        "--nice": options.nice != 0,
         "--pty": options.pty is True,
         "--no-pty": options.pty is False,
     }

@@ -131,6 +131,7 @@ def fields(
     yield "used", _used(job)
     yield "retry of", f"job {job.retry_of}" if job.retry_of else None
     yield "retried as", f"job {job.retried_as}" if job.retried_as else None
+    yield "queue", _queue(job)
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None
     yield "ended", clock(job.ended_at, now) if job.ended_at else None
@@ -247,6 +248,21 @@ def _requested(job: JobView) -> str:
     if limit is None:
         return requested(job)
     return f"{requested(job)} for at most {format_span(timedelta(seconds=limit))}"
+
+
+def _queue(job: JobView) -> str | None:
+    """Say what was asked of the queue, and how often the job was queued again."""
+    asked = job.queue
+    if asked is None:
+        return None
+    said = (
+        (asked.priority != "normal", f"{asked.priority} priority"),
+        (asked.nice != 0, f"nice {asked.nice}"),
+        (asked.preemptible, "makes way for other jobs"),
+        (asked.requeue, "queued again if the machine fails"),
+        (asked.requeued > 0, f"requeued {asked.requeued}x"),
+    )
+    return ", ".join(text for is_so, text in said if is_so) or None
 
 
 def _used(job: JobView) -> str | None:

@@ -212,6 +212,16 @@ class Client:
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
+    def requeue(self, number: int) -> JobView:
+        """Stop a running job, have it queued again when it has ended, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it is queued, is ending, or has ended.
+        """
+        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/requeue"))
+
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
 

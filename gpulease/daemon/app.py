@@ -18,7 +18,8 @@ from gpulease.daemon.foundation import Foundation, open_foundation, simulated_si
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.user_policy import UserPolicy
 from gpulease.domain.health import HealthAction
-from gpulease.domain.job import Invocation, Job
+from gpulease.domain.job import Invocation, Job, Owner
+from gpulease.domain.limits import UserLimits
 from gpulease.errors import BadConfiguration
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
@@ -123,7 +124,9 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     launch_context = _launch_context(base, observer, enforcement, records.usage)
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
-    scheduler = _scheduler(base, observer, enforcement, runner, holds, overuse, records.usage)
+    scheduler = _scheduler(
+        base, observer, enforcement, runner, holds, overuse, records.usage, user_policy
+    )
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler)
@@ -192,9 +195,10 @@ def _scheduler(
     holds: HoldLauncher,
     overuse: OveruseWatch,
     usage: Usage,
+    user_policy: UserPolicy,
 ) -> Scheduler:
     def policy() -> Policy:
-        return leasing_policy(base.settings())
+        return leasing_policy(base.settings(), user_policy.limits)
 
     def launcher_of(job: Job) -> JobLauncher:
         return runner if job.holder is None else holds
@@ -350,15 +354,14 @@ def _doctor(
 # What the parts take from the settings, at the start and at each reload.
 
 
-def leasing_policy(settings: Settings) -> Policy:
+def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits]) -> Policy:
     """Return what may be leased, and to whom."""
     quotas = Quotas(
-        waiting=settings.most_waiting,
         waiting_bytes=settings.most_waiting_bytes,
         holds=settings.most_holds,
         exempt=frozenset({0, os.geteuid()}),
     )
-    return Policy(settings.margin, settings.smallest_lease, quotas)
+    return Policy(settings.margin, settings.smallest_lease, quotas, limits_of)
 
 
 def health_policy(settings: Settings) -> HealthPolicy:

@@ -10,6 +10,7 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from gpulease.call_thread import CallThread
 from gpulease.config import PER_USER, Settings
 from gpulease.domain.idle import IdlePolicy, Release
 from gpulease.domain.job import Owner
+from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.overuse import Consequence, OverusePolicy
 
 
@@ -59,6 +61,11 @@ class UserPolicy:
         """Return the policy for a user's leases that are not used."""
         found = self._found(owner)
         return IdlePolicy(Release(found["idle"]), found["idle_after"], found["idle_grace"])
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return what a user may have at once, use in a week, and ask for."""
+        found = {each.name: self._found(owner)[each.name] for each in fields(UserLimits)}
+        return UserLimits(**{**found, "over_limit": Beyond(found["over_limit"])})
 
     def _found(self, owner: Owner) -> Mapping[str, Any]:
         if owner.uid not in self._of:

@@ -177,6 +177,17 @@ def needs_an_admin(kind: str) -> bool:
     return word == "xid" and number.isdecimal() and xid(int(number)).blame is Blame.ADMIN
 
 
+_ENDS_JOBS = frozenset({Blame.CONTAINED, Blame.HARDWARE, Blame.GONE})
+
+
+def ends_jobs(kind: str) -> bool:
+    """Tell whether an entry in a GPU's history is a fault that ends the jobs on it."""
+    word, _, number = kind.partition(" ")
+    if word == "xid" and number.isdecimal():
+        return xid(int(number)).blame in _ENDS_JOBS
+    return kind in ("lost", "ecc")
+
+
 def lasting(figures: HealthFigures) -> Finding | None:
     """Return the worst lasting fault that the figures show; None for none.
 

@@ -41,8 +41,9 @@ class JobUsage:
     attempt: int = 0
     """The number of earlier attempts."""
     retry_of: JobId | None = None
-    """The job that ran out of memory and that this one retries."""
+    """The job that this one continues: it ran out of memory, or was queued again."""
     retried_as: JobId | None = None
+    """The job that continues this one."""
     out_of_memory: bool = False
     """It ended because its lease was too small."""
 
@@ -110,6 +111,10 @@ class Outcome(StrEnum):
     """A job that it waited for ended in another way than it asked for."""
     LAUNCH_FAILED = "launch_failed"
     LOST = "lost"
+
+
+QUEUED_AGAIN = frozenset({Outcome.PREEMPTED, Outcome.REQUEUED})
+"""After these, a job is always queued again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +343,13 @@ def asked_to_end(
     if state is State.ENDED:
         return _ended(job, outcome, detail, None, at)
     return replace(job, state=state, outcome=outcome, detail=detail)
+
+
+def not_queued_again(job: Job, outcome: Outcome, detail: str) -> Job | None:
+    """Return a job that is being stopped to be queued again, as one that only ends."""
+    if job.state is not State.RELEASING or job.outcome not in QUEUED_AGAIN:
+        return None
+    return replace(job, outcome=outcome, detail=detail)
 
 
 def worker_gone(

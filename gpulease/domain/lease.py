@@ -51,11 +51,12 @@ TRANSITIONS: Mapping[tuple[State, Trigger], State] = MappingProxyType(
         (_S.GRANTED, _T.LAUNCH_DEFERRED): _S.QUEUED,
         # A worker may be starting now: the memory is free only when the worker is known to be gone.
         (_S.GRANTED, _T.CANCEL): _S.RELEASING,
+        (_S.GRANTED, _T.REVOKE): _S.RELEASING,
         # After a restart of the daemon, the start and the end may arrive together.
         (_S.GRANTED, _T.WORKER_EXITED): _S.ENDED,
         (_S.ACTIVE, _T.CANCEL): _S.RELEASING,
         (_S.ACTIVE, _T.EXPIRE): _S.RELEASING,
-        # The job used more than its lease, or was idle while others waited.
+        # It used more than its lease, was idle while others waited, makes way, or is requeued.
         (_S.ACTIVE, _T.REVOKE): _S.RELEASING,
         (_S.ACTIVE, _T.WORKER_EXITED): _S.ENDED,
         (_S.RELEASING, _T.LAUNCH_FAILED): _S.ENDED,

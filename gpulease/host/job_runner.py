@@ -287,6 +287,8 @@ _OUTCOMES = {
     "time_limit": Outcome.TIME_LIMIT,
     "over_lease": Outcome.OVER_LEASE,
     "idle": Outcome.IDLE,
+    "preempted": Outcome.PREEMPTED,
+    "requeued": Outcome.REQUEUED,
     "launch_failed": Outcome.LAUNCH_FAILED,
 }
 

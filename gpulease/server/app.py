@@ -96,6 +96,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/jobs/{job_id}/cancel", manager, "cancel", jobs.cancel, JobView, CancelRequest
         ),
+        Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),

@@ -138,6 +138,12 @@ class JobHandlers:
         cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
 
+    async def requeue(self, request: Request, job_id: int) -> Response:
+        """Stop a running job, and queue it again when it has ended."""
+        caller, job = caller_of_request(request), self._job(job_id)
+        stopped = await self._context.scheduler.requeue(job.id, _by(caller, job))
+        return json_response(self._context.view_for(caller, stopped))
+
     async def extend(self, request: Request, job_id: int) -> Response:
         """Add time to the time limit of a job, or subtract it."""
         caller, job = caller_of_request(request), self._job(job_id)

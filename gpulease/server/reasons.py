@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
 from gpulease.domain.plan import Plan, WaitReason, why_waiting
@@ -29,9 +29,15 @@ def reason(job: Job, wait_reason: str | None = None) -> tuple[str | None, str | 
             return None if job.main_exited_at is None else _left_behind(job), None
         case State.RELEASING:
             why, hint = split_hint(job.detail or "asked to end")
-            return (why if job.holder else f"{why}; its processes are still running"), hint
+            return (why if job.holder else f"{why}; {_while_it_ends(job)}"), hint
         case State.ENDED:
             return split_hint(job.detail) if job.detail else (_ending(job), None)
+
+
+def _while_it_ends(job: Job) -> str:
+    if job.outcome in QUEUED_AGAIN:
+        return "it is queued again when its processes have ended"
+    return "its processes are still running"
 
 
 def _left_behind(job: Job) -> str:

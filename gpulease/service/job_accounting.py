@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gpulease.domain.enforcement import with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.health import ends_jobs
 from gpulease.domain.job import Job, Outcome
 from gpulease.domain.memory_estimate import advised_size_after_oom, retry_size
 from gpulease.domain.oom import (
@@ -22,11 +23,13 @@ from gpulease.domain.oom import (
 from gpulease.errors import TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
-from gpulease.service.ports import Policy, Store, Submission, Transaction, WorkerExited
+from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
+from gpulease.service.requeue import after_failure, continuation, queue_again
 from gpulease.service.submission import most_of, refuse_one_more
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
+_MOST_EVENTS = 1000
 _BY_ITSELF = frozenset({Outcome.EXITED, Outcome.SIGNALED})
 
 ReadLogTail = Callable[[JobId], Awaitable[str]]
@@ -61,10 +64,11 @@ class JobAccounting:
         """Return the function that settles the account of a job that has ended."""
         job = self._store.job(job_id)
         failed = news.exit is not None and (news.exit.signal is not None or news.exit.code)
-        said = NO_MEMORY_ERRORS
+        said, broken = NO_MEMORY_ERRORS, None
         if job is not None and job.holder is None and news.outcome in _BY_ITSELF and failed:
             # Read here, and not in the thread that writes: a transaction is open there.
             said = await asyncio.to_thread(find_memory_errors, await self._read_log_tail(job_id))
+            broken = await self._broken_gpu(job) if job.queue.requeue else None
         # Reports arrive on the event loop, so they are read here too.
         idle = (
             {lease.gpu: self._idle_pool_memory(job_id, lease.gpu) for lease in job.leases}
@@ -75,9 +79,25 @@ class JobAccounting:
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
-            return self._settle(tx, before, ended, said)
+            ended = self._settle(tx, before, ended, said)
+            if broken is None or before.outcome is not None or ended.usage.out_of_memory:
+                return ended
+            return after_failure(tx, ended, f"{_ended(ended)} after {broken}")
 
         return settle
+
+    async def _broken_gpu(self, job: Job) -> str | None:
+        """Return which GPU has failed under a job, as a clause; None for none."""
+        seen = await self._observer.observe()
+        readings = {reading.uuid: reading for reading in seen.readings}
+        since = job.started_at or job.submitted_at
+        events = self._store.gpu_events(since, _MOST_EVENTS)
+        failed = {event.gpu for event in events if ends_jobs(event.kind)}
+        for gpu in (lease.gpu for lease in job.leases):
+            reading = readings.get(gpu)
+            if reading is None or reading.fault is not None or gpu in failed:
+                return f"GPU {gpu if reading is None else reading.label} failed"
+        return None
 
     def _settle(self, tx: Transaction, before: Job, job: Job, said: MemoryErrors) -> Job:
         # A job that is being stopped may end by itself a moment before.
@@ -136,29 +156,19 @@ class JobAccounting:
         return self._queued_again(tx, job, what, again)
 
     def _queued_again(self, tx: Transaction, job: Job, what: str, memory: int) -> Job:
-        at = job.ended_at or job.submitted_at
-        submission = Submission(
-            owner=job.owner,
-            name=job.name,
-            command=job.command,
+        submission = continuation(tx, job)
+        submission = replace(
+            submission,
             claim=replace(job.claim, memory=memory),
-            invocation=tx.invocation(job.id),
             wait_for=None if job.gives_up_at is None else job.gives_up_at - job.submitted_at,
-            usage=replace(
-                job.usage,
-                attempt=job.usage.attempt + 1,
-                retry_of=job.id,
-                out_of_memory=False,
-                size_reason=None,
-            ),
+            usage=replace(submission.usage, attempt=job.usage.attempt + 1, size_reason=None),
         )
         try:
             refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
         except TooMany as error:
             hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)
-        new = tx.add(submission, at)
-        job = replace(job, usage=replace(job.usage, retried_as=new.id))
+        job, new = queue_again(tx, job, submission)
         return _with_detail(
             job, f"{what}; job {new.id} retries it with {format_size(memory)}", None
         )

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.errors import GpuleaseError, LaunchDeferred, RecordUnwritable
 from gpulease.service import jobs
@@ -253,5 +253,5 @@ class JobSupervisor:
 
 def reason_to_stop(job: Job) -> str:
     """Return the reason for stopping a job, as its shim records it."""
-    revoked = job.outcome in (Outcome.OVER_LEASE, Outcome.IDLE)
+    revoked = job.outcome in (Outcome.OVER_LEASE, Outcome.IDLE, *QUEUED_AGAIN)
     return job.outcome.value if job.outcome and revoked else Outcome.CANCELLED.value

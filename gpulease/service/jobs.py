@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits, with_enforcement
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import (
+    QUEUED_AGAIN,
     Exit,
     Job,
     Outcome,
     asked_to_end,
     back_in_queue,
     main_exited,
+    not_queued_again,
     with_time_limit,
     worker_gone,
     worker_started,
@@ -27,6 +29,7 @@ from gpulease.service.ports import (
     WorkerExited,
     WorkerStarted,
 )
+from gpulease.service.requeue import after_end
 from gpulease.units import format_size, format_span
 
 Settle = Callable[[Transaction, Job, Job], Job]
@@ -51,15 +54,19 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
 
 
 def cancelled(job: Job, by: str, at: datetime) -> Job | None:
-    """Return the cancelled job; None if it is stopping already.
+    """Return the cancelled job; None if it is being cancelled already.
+
+    A job that is being stopped to be queued again only ends.
 
     Raises:
         WrongState: it has ended.
     """
     released = job.holder is not None and job.state is State.ACTIVE and by == job.owner.user
     outcome = Outcome.RELEASED if released else Outcome.CANCELLED
+    detail = f"{outcome} by {by}"
     try:
-        return asked_to_end(job, Trigger.CANCEL, outcome, f"{outcome} by {by}", at)
+        changed = asked_to_end(job, Trigger.CANCEL, outcome, detail, at)
+        return changed or not_queued_again(job, outcome, detail)
     except IllegalTransition:
         raise WrongState(
             f"cannot cancel job {job.id}: it has ended",
@@ -76,6 +83,45 @@ def revoke(store: Store, job_id: JobId, why: Outcome, detail: str, clock: Clock)
         if changed is not None:
             tx.save(changed, Event(at, Trigger.REVOKE, split_hint(detail)[0]))
     return changed
+
+
+def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
+    """Mark a running job as stopping, to be queued again when it has ended; and return it.
+
+    Raises:
+        NoSuchJob: no job has this id.
+        WrongState: it is queued, is being stopped, has ended, or is a hold.
+    """
+    with store.write() as tx:
+        job = existing(tx, job_id)
+        refused = _why_not_requeued(job)
+        if refused is not None:
+            raise WrongState(f"cannot requeue job {job.id}: {refused[0]}", refused[1])
+        at = clock.now()
+        detail = f"stopped by {by}"
+        changed = asked_to_end(job, Trigger.REVOKE, Outcome.REQUEUED, detail, at)
+        if changed is None:
+            return job
+        tx.save(changed, Event(at, Trigger.REVOKE, f"{detail} to be queued again"))
+    return changed
+
+
+def _why_not_requeued(job: Job) -> tuple[str, str] | None:
+    if job.holder is not None:
+        return "it is a hold, which has no command", f"gpulease cancel {job.id} releases it"
+    show = f"gpulease show {job.id} shows its state"
+    match job.state:
+        case State.QUEUED:
+            return "it is queued", show
+        case State.RELEASING if job.outcome not in QUEUED_AGAIN:
+            return "it is being stopped", show
+        case State.ENDED:
+            return (
+                "it has ended, and its environment is kept only until then",
+                f"submit it again; gpulease show {job.id} shows its command",
+            )
+        case _:
+            return None
 
 
 def withdraw(store: Store, job_id: JobId, why: str, clock: Clock) -> Job:
@@ -140,8 +186,10 @@ def note_exited(
     with store.write() as tx:
         job = existing(tx, job_id)
         outcome, detail = news.outcome, news.detail
-        stopped = outcome in (job.outcome, Outcome.LOST) or job.holder is not None
-        if job.outcome is not None and stopped:
+        # It was cancelled after its shim was told to stop it for the queue.
+        cancelled_since = job.outcome is Outcome.CANCELLED and outcome in QUEUED_AGAIN
+        stopped = outcome in (job.outcome, Outcome.LOST) or cancelled_since
+        if job.outcome is not None and (stopped or job.holder is not None):
             # The request to stop is the reason, even if the end was not seen. A lease without a job
             # has no other reason.
             outcome, detail = job.outcome, job.detail
@@ -150,6 +198,7 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
+        changed = after_end(tx, job, changed)
         how = news.outcome if job.holder is None else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed
@@ -168,6 +217,7 @@ def note_launch_failed(store: Store, job_id: JobId, why: GpuleaseError, clock: C
         changed = worker_gone(job, Trigger.LAUNCH_FAILED, *how, at)
         if changed is None:
             return job
+        changed = after_end(tx, job, changed)
         tx.save(changed, Event(at, Trigger.LAUNCH_FAILED, why.message))
     return changed
 

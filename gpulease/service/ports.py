@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -31,6 +32,7 @@ from gpulease.domain.job import (
     until,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
 from gpulease.units import MIB
@@ -105,10 +107,8 @@ class UserCount:
 class Quotas:
     """The limits of each user."""
 
-    waiting: int = 10_000
-    """Queued jobs and leases."""
     waiting_bytes: int = 256 * MIB
-    """Size of their arguments and environments in the database."""
+    """Size of the arguments and environments of queued jobs in the database."""
     holds: int = 100
     """Leases without a job, queued or held."""
     exempt: frozenset[int] = field(default=frozenset({0}))
@@ -124,6 +124,15 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    limits_of: Callable[[Owner], UserLimits] = no_limits
+    """The limits of a user, from the settings."""
+
+    def limits(self, owner: Owner) -> UserLimits:
+        """Return the limits of a user; those who are exempt keep the default time only."""
+        limits = self.limits_of(owner)
+        if owner.uid in self.quotas.exempt:
+            return UserLimits(default_time=limits.default_time)
+        return limits
 
 
 class Transaction(Protocol):
@@ -182,6 +191,15 @@ class Transaction(Protocol):
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
 
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
+
 
 class Store(Protocol):
     """The database of jobs and leases."""
@@ -209,6 +227,9 @@ class Store(Protocol):
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU that is or was restricted."""
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest events about the health of all GPUs, the oldest first."""
@@ -387,6 +408,20 @@ class Clock(Protocol):
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
+
+
+class LocalTime(Protocol):
+    """The machine's time zone: begins of recurring windows, and instants as text."""
+
+    def next(self, cron: str, at: datetime) -> datetime | None:
+        """Return the first begin at or after `at`; None: there is none.
+
+        Raises:
+            BadValue: `cron` is not five fields of crontab(5).
+        """
+
+    def text(self, at: datetime, now: datetime) -> str:
+        """Return an instant for people, without the day if that is today."""
 
 
 class NotLimited(Exception):

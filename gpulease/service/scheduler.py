@@ -210,6 +210,13 @@ class Scheduler:
         self.wake()
         return job
 
+    async def requeue(self, job_id: JobId, by: str) -> Job:
+        """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
+        job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
+        self._changes.notify()
+        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        return job
+
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
@@ -275,7 +282,7 @@ class Scheduler:
             job = job and self._keep_unrecorded(job, error)
         self._changes.notify()
         if job is not None:
-            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
+            self._stop(job, notice)
 
     def _with_worker(self, job_id: JobId, error: RecordUnwritable) -> Job:
         """Return a job that has a shim, which can act while the database cannot be written.
@@ -294,6 +301,11 @@ class Scheduler:
         self.supervisor.unrecorded.setdefault(job.id, job)
         _log.debug("%s; job %s is stopped all the same: %s", error.message, job.id, job.detail)
         return job
+
+    def _stop(self, job: Job, notice: str) -> None:
+        """Stop the worker of a job that is to end; one that starts just now is stopped then."""
+        if job.started_at is not None or self._launcher_of(job).was_launched(job):
+            self.supervisor.background(self._notify_and_stop(job, one_line(notice)))
 
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
         launcher = self._launcher_of(job)

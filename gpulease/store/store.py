@@ -20,13 +20,14 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
+from gpulease.domain.calendar import Window
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.ports import Event
-from gpulease.store import gpus, statements
+from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve, FilePresence
 from gpulease.store.engine import (
     WRITES,
@@ -190,6 +191,11 @@ class SqlStore:
         """Return the availability of each GPU with a drain, a fault or an accepted fault."""
         with translate_errors(self.path), self.engine.connect() as connection:
             return gpus.availabilities(connection)
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+        with translate_errors(self.path), self.engine.connect() as connection:
+            return windows.all_windows(connection)
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest health events of all GPUs, oldest first."""

@@ -315,17 +315,16 @@ class WindowRow(Row):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
-    gpus: Mapped[int | None]
-    """How many GPUs, if it names none."""
+    gpus: Mapped[int]
     uuids: Mapped[str | None]
-    """The GPUs, separated by commas."""
+    """The GPUs, separated by commas; null for any."""
     begins_at: Mapped[datetime]
-    """The first start; a recurring window starts at the instants of `cron` from then on."""
-    span_us: Mapped[int]
+    """The begin; a recurring window begins at the instants of `cron` from then on."""
+    lasts_us: Mapped[int]
     cron: Mapped[str | None]
     """Five fields as in crontab(5); null for once."""
     users: Mapped[str | None]
-    """The users whose jobs may run on these GPUs then, separated by commas."""
+    """The users with jobs that may start on these GPUs then, separated by commas."""
     groups: Mapped[str | None]
     created_by: Mapped[str]
     created_at: Mapped[datetime]

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
@@ -13,7 +14,7 @@ from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, Submission, UserCount
-from gpulease.store import gpus, statements
+from gpulease.store import gpus, statements, windows
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
 from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
@@ -71,6 +72,18 @@ class SqlTransaction:
     def note_gpu(self, event: GpuEvent) -> None:
         """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows, in the order in which they were made."""
+        return windows.all_windows(self._connection)
+
+    def add_window(self, window: Window) -> Window:
+        """Store a new window, and return it with its id."""
+        return windows.add(self._connection, window)
+
+    def remove_window(self, window: WindowId) -> None:
+        """Remove a window."""
+        windows.remove(self._connection, window)
 
     def add_gpus(self, readings: Sequence[GpuReading], at: datetime) -> None:
         """Store GPUs that are not known yet; a lease refers to a known one."""

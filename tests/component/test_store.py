@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
+from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import AppliedEnforcement, with_enforcement
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
 from gpulease.domain.health import GpuEvent
@@ -284,6 +285,26 @@ def test_commits_reach_the_disk_and_readers_do_not_wait(store: SqlStore) -> None
             for name in ("journal_mode", "synchronous", "foreign_keys")
         }
     assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_a_window_is_found_as_it_was_added_until_it_is_removed(store: SqlStore) -> None:
+    plain = Window(
+        WindowId(0), "maintenance", 2, (), NOON, timedelta(hours=12), None, (), (), "root", NOON
+    )
+    full = replace(
+        plain, name="nights", uuids=(GPU, GpuUuid("GPU-b")), cron="0 22 * * *",
+        users=("alice", "bob"), groups=("lab",),
+    )  # fmt: skip
+    with store.write() as tx:
+        added = [tx.add_window(plain), tx.add_window(full)]
+        assert tx.windows() == added
+    assert [replace(each, id=WindowId(0)) for each in added] == [plain, full]
+    store = again(store)
+    assert store.windows() == added
+    with store.write() as tx:
+        tx.remove_window(added[0].id)
+    assert store.windows() == added[1:]
+    store.close()
 
 
 def test_the_migrations_make_exactly_what_the_rows_describe(tmp_path: Path) -> None:

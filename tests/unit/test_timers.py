@@ -2,10 +2,13 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpulease.timers import Timers
+from fakes import NOON
+from gpulease.errors import BadValue
+from gpulease.timers import LocalTime, Timers
 
 PATIENCE_S = 20
 
@@ -90,3 +93,61 @@ def test_a_call_that_fails_is_called_again_and_logged_once_until_it_passes(
     assert [str(each.exc_info[1]) for each in said if each.exc_info] == [
         "the disk", "another", "the disk"
     ]  # fmt: skip
+
+
+BERLIN = LocalTime(ZoneInfo("Europe/Berlin"))
+
+
+def begins(cron: str, *since: int, count: int = 1) -> list[str]:
+    """Return the next begins in Berlin, and how far the clocks there are ahead."""
+    at, found = datetime(*since, tzinfo=UTC), []  # type: ignore[misc,arg-type]
+    for _ in range(count):
+        begin = BERLIN.next(cron, at)
+        assert begin is not None
+        found.append(f"{begin.astimezone(ZoneInfo('Europe/Berlin')):%a %d %H:%M %z}")
+        at = begin + timedelta(seconds=1)
+    return found
+
+
+def test_a_recurring_window_keeps_its_time_of_day_over_a_change_of_the_clocks() -> None:
+    spring = begins("0 22 * * *", 2026, 3, 28, 12, count=2)
+    assert spring == ["Sat 28 22:00 +0100", "Sun 29 22:00 +0200"]
+    autumn = begins("0 22 * * mon-fri", 2026, 10, 23, 12, count=2)
+    assert autumn == ["Fri 23 22:00 +0200", "Mon 26 22:00 +0100"]
+
+
+def test_a_time_that_is_skipped_comes_an_hour_later_and_one_that_is_repeated_counts_once() -> None:
+    spring = begins("30 2 * * *", 2026, 3, 28, 12, count=2)
+    assert spring == ["Sun 29 03:30 +0200", "Mon 30 02:30 +0200"]
+    autumn = begins("30 2 * * *", 2026, 10, 24, 12, count=2)
+    assert autumn == ["Sun 25 02:30 +0200", "Mon 26 02:30 +0100"]
+
+
+@pytest.mark.parametrize(
+    ("weekdays", "found"),
+    [("0", "Sun"), ("7", "Sun"), ("1-5", "Mon"), ("5-7", "Fri"), ("2,4", "Tue"), ("SAT", "Sat"),
+     ("*/3", "Sun"), ("3/2", "Wed"), ("0-1", "Sun")],
+)  # fmt: skip
+def test_numbers_of_weekdays_are_those_of_crontab(weekdays: str, found: str) -> None:
+    # Saturday evening: of the days, the first that follows.
+    since = {"Sat": 10, "Mon": 18, "Fri": 15, "Tue": 12, "Wed": 13, "Sun": 17}[found]
+    assert begins(f"0 3 * * {weekdays}", 2026, 10, since, 12)[0].startswith(found)
+
+
+def test_a_date_that_never_comes_has_no_begin() -> None:
+    assert BERLIN.next("0 3 31 2 *", NOON) is None
+
+
+@pytest.mark.parametrize(
+    "cron", ["", "0 22 * *", "99 * * * *", "0 22 * * mon-", "0 0 1 * mon", "*/0 * * * *", "0" * 200]
+)
+def test_times_that_cannot_be_read_are_refused(cron: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        BERLIN.next(cron, NOON)
+    assert refused.value.hint
+
+
+def test_an_instant_is_shown_with_its_day_unless_that_is_today() -> None:
+    assert BERLIN.text(NOON, NOON) == "13:00"
+    assert BERLIN.text(NOON + timedelta(days=1), NOON) == "Sat 13:00"
+    assert BERLIN.text(NOON + timedelta(days=9), NOON) == "2026-01-11 13:00"

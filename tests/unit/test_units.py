@@ -1,6 +1,9 @@
 """Sizes and spans as people write them."""
 
-from datetime import timedelta
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
@@ -15,6 +18,7 @@ from gpulease.units import (
     format_above,
     format_size,
     format_span,
+    parse_instant,
     parse_memory,
     parse_size,
     parse_span,
@@ -114,3 +118,54 @@ def test_what_is_no_time_is_refused_with_a_hint(text: str) -> None:
 )
 def test_a_span_is_shown_by_its_two_largest_units(span: int, shown: str) -> None:
     assert format_span(timedelta(seconds=span)) == shown
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make Berlin the machine's time zone."""
+    before = os.environ.get("TZ")
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    assert os.environ.get("TZ") == before
+    time.tzset()
+
+
+FRIDAY_NOON = datetime(2026, 3, 27, 11, tzinfo=UTC)
+"""In Berlin; the clocks change on the Sunday after it."""
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("now", "27 12:00 +0100"),
+        ("+2h", "27 14:00 +0100"),
+        ("18:00", "27 18:00 +0100"),
+        ("today 18:00", "27 18:00 +0100"),
+        ("9:30", "28 09:30 +0100"),
+        ("tomorrow 18:00", "28 18:00 +0100"),
+        ("fri 18:00", "27 18:00 +0100"),
+        ("Friday 11:00", "03 11:00 +0200"),
+        ("mon 8:00", "30 08:00 +0200"),
+        ("2026-03-29 18:00", "29 18:00 +0200"),
+        ("2026-03-29", "29 00:00 +0100"),
+        ("2026-03-28T18:00:00Z", "28 19:00 +0100"),
+        ("+2d", "29 13:00 +0200"),
+    ],
+)
+def test_a_point_in_time_is_the_next_one_in_the_time_zone_of_the_machine(
+    text: str, found: str
+) -> None:
+    assert f"{parse_instant(text, FRIDAY_NOON).astimezone():%d %H:%M %z}" == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "25:00", "18", "noon 18:00", "2026-13-01", "+", "+2x", "18:00 fri", "9" * 99],
+)
+def test_what_is_no_point_in_time_is_refused(text: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        parse_instant(text, FRIDAY_NOON)
+    assert refused.value.hint

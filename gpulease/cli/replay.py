@@ -1,0 +1,193 @@
+"""`gpulease replay`: a recorded workload under the scheduler of the daemon, without a daemon."""
+
+import sys
+from collections import Counter
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gpulease.cli.caller import environment
+from gpulease.cli.format import size
+from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Column, Line, Page, Table, line
+from gpulease.client import encode, indent
+from gpulease.units import format_span
+
+if TYPE_CHECKING:
+    from gpulease.replay.comparison import Result
+    from gpulease.replay.trace import Server
+    from gpulease.replay.trace_file import Trace
+
+_SPANS = (
+    ("mean wait", "mean_wait_s"),
+    ("median wait", "median_wait_s"),
+    ("95% wait at most", "p95_wait_s"),
+    ("99% wait at most", "p99_wait_s"),
+    ("longest wait", "longest_wait_s"),
+    ("mean completion", "mean_completion_s"),
+    ("makespan", "makespan_s"),
+)
+_PARTS = (
+    ("memory utilization", "memory_utilization"),
+    ("fragmentation", "fragmentation"),
+)
+
+
+def replay(  # noqa: PLR0913, PLR0917 -- one for each option
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE.csv", help="The jobs; may be compressed (.csv.gz).")
+    ],
+    servers: Annotated[
+        str,
+        typer.Option(
+            "--servers",
+            metavar="SERVERSxGPUSxSIZE",
+            help="What they run on: 6x8x24G, or several kinds: 6x8x24G,2x4x80G.",
+        ),
+    ],
+    policy: Annotated[
+        Literal["fair", "easy", "fifo"], typer.Option("--policy", help="The order of the queue.")
+    ] = "fair",
+    whole_gpus: Annotated[
+        bool, typer.Option("--whole-gpus", help="Give each job whole GPUs, whatever it asks for.")
+    ] = False,
+    contention: Annotated[
+        Literal["none", "pairs", "slices"],
+        typer.Option(
+            "--contention",
+            help="How much jobs on a GPU slow each other down: not; by 7% for each other job, as "
+            "measured; or n jobs to 1/n each, the worst case.",
+        ),
+    ] = "none",
+    placement: Annotated[
+        Literal["best", "spread", "fgd"],
+        typer.Option(
+            "--placement",
+            help="Which GPU a job gets: the fullest that fits, the emptiest, or by the "
+            "fragmentation gradient.",
+        ),
+    ] = "best",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.csv", help="Write when and where each job ran."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Draw the waits, and the GPUs in use."),
+    ] = None,
+    skip_too_large: Annotated[
+        bool, typer.Option("--skip-too-large", help="Leave out jobs that fit on no server.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Replay recorded jobs through the scheduler, on a virtual clock.
+
+    The result is compared with whole GPUs under EASY backfill, as Slurm schedules, and under FIFO.
+    No daemon and no GPU is needed, and nothing is started.
+
+    The trace is a CSV file with the columns job, submit_s, duration_s, gpus, memory_mib (on each
+    GPU), user and time_limit_s (empty: no limit), and optionally utilization (0 to 1) and command.
+    gpulease history --csv writes one of the jobs that ran here.
+
+    \b
+    Examples:
+      gpulease history --csv --since 30d > month.csv
+      gpulease replay month.csv --servers 2x8x24G
+      gpulease replay month.csv --servers 2x8x24G,2x24G
+      gpulease replay month.csv --servers 2x8x24G --policy fifo --contention pairs
+      gpulease replay month.csv --servers 2x8x24G --out starts.csv --plot waits.png
+    """
+    # Only this verb needs the scheduler, and only --plot matplotlib.
+    from gpulease.replay import comparison, trace_file
+
+    if plot is not None:
+        from gpulease.replay.plot import check_plot
+
+        check_plot(plot)
+    machines = trace_file.parse_servers(servers)
+    read = trace_file.read_trace(trace)
+    skipped = trace_file.too_large(read, machines)
+    kept = read.without(skipped) if skip_too_large else read
+    trace_file.refuse_too_large(read, [] if skip_too_large and kept.jobs else skipped)
+    asked = comparison.Settings(policy, whole_gpus, contention, placement)
+    all_settings = [asked, *comparison.baselines(asked)]
+    results = comparison.compare(kept.jobs, machines, all_settings)
+    if out is not None:
+        trace_file.write_runs(out, results[0].runs, kept)
+    if plot is not None:
+        from gpulease.replay.plot import plot as draw
+
+        draw(plot, results, machines)
+    left_out = len(read.jobs) - len(kept.jobs)
+    if json:
+        print_stdout(indent(encode(report(results, machines, left_out))))
+        return
+    if left_out:
+        jobs = "1 job that fits" if left_out == 1 else f"{left_out} jobs that fit"
+        print_stderr(f"left out {jobs} on no server")
+    show_page(page(results, kept, machines), screen_of(sys.stdout, environment()))
+
+
+def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int) -> dict[str, Any]:
+    """Return the figures of each replay for JSON."""
+    return {
+        "servers": [asdict(server) for server in servers],
+        "left_out": left_out,
+        "results": [
+            {
+                **asdict(result.settings),
+                "figures": asdict(result.figures),
+                "users": [asdict(user) for user in result.users],
+            }
+            for result in results
+        ],
+    }
+
+
+def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]") -> Page:
+    """Lay out the figures, one column for each replay; the first is what was asked for."""
+    columns = (
+        Column(""),
+        *(
+            Column(each.settings.name.upper(), right=True, leaves=number)
+            for number, each in enumerate(results)
+        ),
+    )
+    found = [asdict(each.figures) for each in results]
+    rows = (
+        *((line(label), *(_span(each[name]) for each in found)) for label, name in _SPANS),
+        *((line(label), *(_percent(each[name]) for each in found)) for label, name in _PARTS),
+        (line("Jain's index"), *(line(f"{each['jain_index']:.3f}") for each in found)),
+    )
+    return [
+        line(f"{len(trace.jobs)} jobs of {len(results[0].users)} users on {_machines(servers)}"),
+        Table(columns, rows),
+        *(line(_verdict(results[0], other)) for other in results[1:]),
+    ]
+
+
+def _machines(servers: "tuple[Server, ...]") -> str:
+    kinds = Counter((server.gpus, server.memory) for server in servers)
+    return ",".join(f"{count}x{gpus}x{size(memory)}" for (gpus, memory), count in kinds.items())
+
+
+def _span(seconds: float) -> Line:
+    return line(format_span(timedelta(seconds=seconds)))
+
+
+def _percent(part: float) -> Line:
+    return line(f"{100 * part:.1f}%")
+
+
+def _verdict(asked: "Result", other: "Result") -> str:
+    mine, theirs = asked.figures.mean_wait_s, other.figures.mean_wait_s
+    if mine == theirs:
+        return f"the mean wait is the same as with {other.settings.name}"
+    if not theirs:
+        return f"with {other.settings.name} no job waits"
+    side = "below" if mine < theirs else "above"
+    change = 100 * abs(mine / theirs - 1)
+    return f"the mean wait is {change:.0f}% {side} that of {other.settings.name}"

@@ -1,0 +1,187 @@
+"""Windows: GPUs that an admin set apart for a time, and the jobs that may start on them.
+
+While a window is on, only jobs of its users start on its GPUs. Before that, other jobs start there
+only if they end before it begins. Instants of recurring windows are computed elsewhere.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NewType
+
+from gpulease.domain.gpu import GpuMemory, GpuUuid
+
+WindowId = NewType("WindowId", int)
+Span = tuple[datetime, datetime]
+"""The begin and the end of an occurrence."""
+_MOMENT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """GPUs that an admin set apart, once or at recurring times."""
+
+    id: WindowId
+    name: str
+    gpus: int
+    uuids: tuple[GpuUuid, ...]
+    """Which GPUs; empty for any."""
+    begins_at: datetime
+    """When it begins; for a recurring window, the earliest begin."""
+    lasts_for: timedelta
+    cron: str | None
+    """When it recurs, as five fields of crontab(5)."""
+    users: tuple[str, ...]
+    groups: tuple[str, ...]
+    created_by: str
+    created_at: datetime
+
+    def spans(
+        self, since: datetime, next_begin: Callable[[str, datetime], datetime | None]
+    ) -> Iterator[Span]:
+        """Yield the occurrences that end after `since`; the first may have begun.
+
+        `next_begin` returns the first instant of a recurring window at or after another.
+        """
+        if self.cron is None:
+            if self.begins_at + self.lasts_for > since:
+                yield self.begins_at, self.begins_at + self.lasts_for
+            return
+        begin = next_begin(self.cron, max(self.begins_at, since - self.lasts_for + _MOMENT))
+        while begin is not None:
+            yield begin, begin + self.lasts_for
+            begin = next_begin(self.cron, begin + _MOMENT)
+
+    def is_over(self, at: datetime) -> bool:
+        """Tell whether the window has ended and does not recur."""
+        return self.cron is None and self.begins_at + self.lasts_for <= at
+
+    @property
+    def reserved_for(self) -> str:
+        """Whose jobs may start on its GPUs, as text."""
+        users = [", ".join(self.users)] if self.users else []
+        groups = [f"group {', '.join(self.groups)}"] if self.groups else []
+        return " and ".join(users + groups) or "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """The current or the next time of a window."""
+
+    window: Window
+    begins_at: datetime
+    ends_at: datetime
+    admits: frozenset[str] = frozenset()
+    """The users with jobs that may start then."""
+    begin_text: str = ""
+    """The begin in the machine's time zone."""
+    end_text: str = ""
+
+    def is_on(self, at: datetime) -> bool:
+        """Tell whether the window is on."""
+        return self.begins_at <= at < self.ends_at
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A job that holds memory of a GPU, and when it is expected to end."""
+
+    gpu: GpuUuid
+    user: str
+    ends_at: datetime
+
+
+class Calendar:
+    """The windows as of one planning pass, and the GPUs of each."""
+
+    def __init__(
+        self,
+        occurrences: Iterable[Occurrence] = (),
+        gpus: Sequence[GpuMemory] = (),
+        stays: Iterable[Stay] = (),
+    ) -> None:
+        """Choose the GPUs of the windows that name none; `stays` are the jobs on `gpus`."""
+        in_order = sorted(occurrences, key=lambda each: (not each.window.uuids, each.begins_at))
+        self.gpus: dict[WindowId, tuple[GpuUuid, ...]] = {}
+        """The GPUs of each window. Until it begins, those of a window that names none may change."""
+        self._on: dict[GpuUuid, list[Occurrence]] = {gpu.uuid: [] for gpu in gpus}
+        # Most machines have no window, and a pass has to be fast.
+        stays_by_gpu = _by_gpu(stays) if in_order else {}
+        for each in in_order:
+            chosen = each.window.uuids or self._choose(each, gpus, stays_by_gpu)
+            self.gpus[each.window.id] = chosen
+            for gpu in gpus:
+                if gpu.uuid in chosen or gpu.reading.parent in chosen:
+                    self._on[gpu.uuid].append(each)
+        for windows in self._on.values():
+            windows.sort(key=lambda each: each.begins_at)
+
+    def first_against(self, user: str, gpu: GpuUuid) -> Occurrence | None:
+        """Return the first occurrence on a GPU that does not admit the jobs of a user."""
+        return next((each for each in self._on.get(gpu, ()) if user not in each.admits), None)
+
+    def _choose(
+        self,
+        occurrence: Occurrence,
+        gpus: Sequence[GpuMemory],
+        stays: Mapping[GpuUuid, Sequence[Stay]],
+    ) -> tuple[GpuUuid, ...]:
+        """Return the GPUs that are free of other users' jobs first.
+
+        A job that would run into the window starts only on other GPUs, so these stay the first.
+        """
+
+        def rank(gpu: GpuMemory) -> tuple[bool, datetime, bool, tuple[int, int]]:
+            there = stays.get(gpu.uuid, ())
+            others = [each.ends_at for each in there if each.user not in occurrence.admits]
+            out_of_service = gpu.headroom is None or gpu.drained is not None
+            free_at = max([*others, occurrence.begins_at])
+            return out_of_service, free_at, len(others) == len(there), gpu.sort_key
+
+        free = (gpu for gpu in gpus if self._is_free(gpu, occurrence))
+        return tuple(gpu.uuid for gpu in sorted(free, key=rank)[: occurrence.window.gpus])
+
+    def _is_free(self, gpu: GpuMemory, wanted: Occurrence) -> bool:
+        if gpu.reading.mig_mode:
+            return False
+        return all(
+            wanted.ends_at <= each.begins_at or each.ends_at <= wanted.begins_at
+            for each in self._on[gpu.uuid]
+        )
+
+
+def _by_gpu(stays: Iterable[Stay]) -> Mapping[GpuUuid, Sequence[Stay]]:
+    found: dict[GpuUuid, list[Stay]] = {}
+    for each in stays:
+        found.setdefault(each.gpu, []).append(each)
+    return found
+
+
+def find_clash(
+    window: Window,
+    spans: Iterable[Span],
+    others: Sequence[tuple[Window, Sequence[Span]]],
+    machine_gpus: int,
+) -> tuple[Window, datetime] | None:
+    """Return another window that needs the same GPUs at the same time, and when; None if none.
+
+    Two windows that name no GPU need different ones.
+    """
+    for begin, end in spans:
+        beside = [
+            (other, max(begin, first))
+            for other, theirs in others
+            for first, last in theirs
+            if first < end and begin < last
+        ]
+        for other, at in beside:
+            named_twice = not set(window.uuids).isdisjoint(other.uuids)
+            if named_twice or window.gpus + _gpus_at(at, others) > machine_gpus:
+                return other, at
+    return None
+
+
+def _gpus_at(at: datetime, windows: Sequence[tuple[Window, Sequence[Span]]]) -> int:
+    return sum(
+        window.gpus for window, spans in windows if any(begin <= at < end for begin, end in spans)
+    )

@@ -1,0 +1,267 @@
+"""The limits of one user: what their jobs hold at once, use in a week, and may ask for.
+
+A job over a limit waits and delays nobody. Running jobs are never stopped for a limit.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from gpulease.domain.gpu import GpuMemory
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Claim
+from gpulease.units import GIB, format_size
+
+WEEK = timedelta(days=7)
+_HOUR_S = 3600
+_WEEK_HOURS = WEEK // timedelta(hours=1)
+
+
+class Beyond(StrEnum):
+    """What happens to a job that would put its user over a limit."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+    """Queued jobs count too, so a user never has more than the limit in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """The limits of one user; None is no limit. Each name is a key of the settings."""
+
+    most_gpus: int | None = None
+    """GPUs of all running jobs and holds: two jobs on one GPU count as two."""
+    most_memory: int | None = None
+    """Bytes of all their leases."""
+    most_running: int | None = None
+    """Jobs and holds that hold memory."""
+    most_waiting: int | None = None
+    """Queued jobs and holds."""
+    gib_hours_per_week: int | None = None
+    """Leased GiB times hours, over all GPUs and the past 7 days."""
+    longest_time: timedelta | None = None
+    """The longest time limit of a job or a hold."""
+    default_time: timedelta | None = None
+    """The time limit of a job that names none."""
+    most_hold_time: timedelta | None = None
+    """The longest time limit of a hold."""
+    over_limit: Beyond = Beyond.WAIT
+
+    def longest(self, *, hold: bool) -> tuple[timedelta, str] | None:
+        """Return the longest time limit of a job or a hold, and its setting; None: any."""
+        both = [(self.most_hold_time, "most_hold_time")] if hold else []
+        both.append((self.longest_time, "longest_time"))
+        return min(((span, name) for span, name in both if span is not None), default=None)
+
+    def usual_time(self, *, hold: bool) -> timedelta | None:
+        """Return the time limit of a job or a hold that names none."""
+        longest = self.longest(hold=hold)
+        spans = [None if hold else self.default_time, None if longest is None else longest[0]]
+        return min((span for span in spans if span is not None), default=None)
+
+    @property
+    def restrict_starts(self) -> bool:
+        """Whether a job may have to wait for a limit."""
+        most = (self.most_gpus, self.most_memory, self.most_running, self.gib_hours_per_week)
+        return any(each is not None for each in most)
+
+
+NO_LIMITS = UserLimits()
+
+
+def no_limits(_owner: Owner) -> UserLimits:
+    """Return that a user has no limits."""
+    return NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The limit that a job would exceed."""
+
+    setting: str
+    """The name of the limit in the settings."""
+    why: str
+    """What the user has, and what the limit is."""
+    until_at: datetime | None = None
+    """No end of a job removes it; it lasts until then, if nothing else starts."""
+
+
+class RecentUse:
+    """The memory that one user leased in the past week, in GiB-hours, by hour.
+
+    Sums by hour make a week cheap to add up, however many jobs ran in it. The oldest hour counts
+    in proportion.
+    """
+
+    def __init__(self) -> None:
+        self._by_hour: dict[int, float] = {}
+
+    def add(self, begin: datetime, end: datetime, memory: int) -> None:
+        """Add a lease of so many bytes."""
+        since, until = begin.timestamp(), end.timestamp()
+        since = max(since, until - WEEK.total_seconds() - _HOUR_S)
+        while since < until:
+            hour = int(since // _HOUR_S)
+            upto = min(until, (hour + 1) * _HOUR_S)
+            more = memory / GIB * (upto - since) / _HOUR_S
+            self._by_hour[hour] = self._by_hour.get(hour, 0.0) + more
+            since = upto
+
+    def in_week_before(self, at: datetime) -> float:
+        """Return the use in the 7 days before `at`, and forget what is older."""
+        return sum(self._by_hour.values()) - self._passed(at)
+
+    def _passed(self, at: datetime) -> float:
+        """Return the part of the oldest hour that is over a week old, and forget older hours."""
+        first, part = divmod(at.timestamp() / _HOUR_S - _WEEK_HOURS, 1)
+        for old in [hour for hour in self._by_hour if hour < first]:
+            del self._by_hour[old]
+        return part * self._by_hour.get(int(first), 0.0)
+
+    def expires_at(self, excess: float, at: datetime) -> datetime | None:
+        """Return when `excess` of the use before `at` is over a week old; None: never."""
+        excess += self._passed(at)
+        for hour in sorted(self._by_hour):
+            gone = self._by_hour[hour]
+            if gone > excess:
+                instant = datetime.fromtimestamp((hour + excess / gone) * _HOUR_S, UTC) + WEEK
+                return max(at, instant)
+            excess -= gone
+        return None
+
+
+@dataclass(slots=True)
+class Held:
+    """What the jobs of one user hold."""
+
+    running: int = 0
+    gpus: int = 0
+    memory: int = 0
+    gib_hours: float = 0.0
+    """Used so far in the past 7 days by the leases that are still held."""
+
+
+def memory_of(claim: Claim, largest: int) -> int:
+    """Return the bytes that a claim takes in all, where the largest GPU offers `largest`."""
+    return claim.gpus * claim.memory_on(largest)
+
+
+def over_limit(
+    limits: UserLimits, held: Held, claim: Claim, largest: int, user: str
+) -> OverLimit | None:
+    """Return the limit that one more job of a user who holds so much would exceed."""
+    if limits.most_running is not None and held.running + 1 > limits.most_running:
+        why = f"{user} has {held.running} running, and may have {limits.most_running} at once"
+        return OverLimit("most_running", why)
+    if limits.most_gpus is not None and held.gpus + claim.gpus > limits.most_gpus:
+        why = f"{user} holds {_gpus(held.gpus)}, and may hold {limits.most_gpus} at once"
+        return OverLimit("most_gpus", why)
+    if limits.most_memory is not None:
+        if held.memory + memory_of(claim, largest) > limits.most_memory:
+            most = format_size(limits.most_memory)
+            why = f"{user} holds {format_size(held.memory)}, and may hold {most} at once"
+            return OverLimit("most_memory", why)
+    return None
+
+
+def over_budget(
+    limits: UserLimits, held: Held, used: RecentUse, at: datetime, user: str
+) -> OverLimit | None:
+    """Return that a user has used what the limit allows in a week, and until when at least."""
+    budget = limits.gib_hours_per_week
+    if budget is None:
+        return None
+    total = used.in_week_before(at) + held.gib_hours
+    if total < budget:
+        return None
+    why = f"{user} has used {total:.0f} GiB h in 7 days, and may use {budget}"
+    return OverLimit("gib_hours_per_week", why, used.expires_at(total - budget, at))
+
+
+def never_within(
+    limits: UserLimits, claim: Claim, largest: int, user: str
+) -> tuple[str, str] | None:
+    """Return why a claim exceeds a limit even if its user holds nothing, and a hint."""
+    if limits.most_gpus is not None and claim.gpus > limits.most_gpus:
+        most = limits.most_gpus
+        return (
+            f"cannot lease {_gpus(claim.gpus)}: {user} may hold {most} at once (most_gpus)",
+            f"ask for at most --gpus {most}",
+        )
+    memory, most_memory = memory_of(claim, largest), limits.most_memory
+    if most_memory is not None and memory > most_memory:
+        each = format_size(most_memory // claim.gpus)
+        return (
+            f"cannot lease {claim}: {user} may hold {format_size(most_memory)} at once "
+            "(most_memory)",
+            f"ask for at most --mem {each}" + (" on each GPU" if claim.gpus > 1 else ""),
+        )
+    return None
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+@dataclass(slots=True)
+class LimitCheck:
+    """The limits of all users in one planning pass; what starts in it counts at once."""
+
+    limits_of: Mapping[int, UserLimits]
+    """By uid; a user who is not here has no limits."""
+    used: Mapping[int, RecentUse]
+    """By uid: the use of leases that have ended."""
+    at: datetime
+    largest: int
+    """The bytes that the largest GPU offers."""
+    _held: dict[int, Held] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        limits_of: Mapping[int, UserLimits],
+        used: Mapping[int, RecentUse],
+        holders: Callable[[], Iterable[Job]],
+        gpus: Iterable[GpuMemory],
+        at: datetime,
+    ) -> "LimitCheck":
+        """Return a check that knows what the jobs that hold memory hold."""
+        largest = max((gpu.allocatable or 0 for gpu in gpus), default=0)
+        check = cls(limits_of, used, at, largest)
+        for job in holders() if limits_of else ():
+            check.count(job)
+        return check
+
+    def count(self, job: Job) -> None:
+        """Count a job that holds memory."""
+        if job.owner.uid in self.limits_of:
+            held = self._add(job, sum(lease.memory for lease in job.leases))
+            for lease in job.leases:
+                begin = max(lease.granted_at, self.at - WEEK)
+                held.gib_hours += lease.memory / GIB * max(0.0, (self.at - begin) / _HOUR)
+
+    def start(self, job: Job, memory: int) -> None:
+        """Count a job that gets so many bytes in this pass."""
+        if job.owner.uid in self.limits_of:
+            self._add(job, memory)
+
+    def _add(self, job: Job, memory: int) -> Held:
+        held = self._held.setdefault(job.owner.uid, Held())
+        held.running += 1
+        held.gpus += job.claim.gpus
+        held.memory += memory
+        return held
+
+    def exceeded_by(self, job: Job) -> OverLimit | None:
+        """Return the limit that a queued job would exceed if it started now."""
+        limits = self.limits_of.get(job.owner.uid)
+        if limits is None:
+            return None
+        held, user = self._held.get(job.owner.uid, Held()), job.owner.user
+        return over_limit(limits, held, job.claim, self.largest, user) or over_budget(
+            limits, held, self.used.get(job.owner.uid, RecentUse()), self.at, user
+        )
+
+
+_HOUR = timedelta(hours=1)

@@ -1,0 +1,72 @@
+"""Replays one trace under several settings at once, each in a process of its own."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.replay.engine import Contention, replay
+from gpulease.replay.metrics import Figures, UserFigures, by_user, figures
+from gpulease.replay.placements import placement_named
+from gpulease.replay.trace import Run, Server, TraceJob
+
+_FEW_JOBS = 500
+"""So many take less time than starting processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to replay a trace. The values are those of the command line."""
+
+    policy: str = "fair"
+    whole_gpus: bool = False
+    contention: str = "none"
+    placement: str = "best"
+
+    @property
+    def name(self) -> str:
+        """The settings in two words: the policy, and what a job gets."""
+        return f"{self.policy}, {'whole GPUs' if self.whole_gpus else 'leases'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A replay under some settings."""
+
+    settings: Settings
+    runs: list[Run]
+    figures: Figures
+    users: list[UserFigures]
+
+
+def baselines(asked: Settings) -> list[Settings]:
+    """Return what to compare with: whole GPUs, under EASY (as Slurm does) and under FIFO."""
+    whole = replace(asked, whole_gpus=True, placement="best")
+    return [each for policy in ("easy", "fifo") if (each := replace(whole, policy=policy)) != asked]
+
+
+def compare(
+    jobs: Sequence[TraceJob], servers: Sequence[Server], all_settings: Sequence[Settings]
+) -> list[Result]:
+    """Return the replays of `jobs` under each of the settings, in that order."""
+    one = partial(_result, jobs, servers)
+    if len(jobs) <= _FEW_JOBS:
+        return [one(settings) for settings in all_settings]
+    workers = min(len(all_settings), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return list(pool.map(one, all_settings))
+
+
+def _result(jobs: Sequence[TraceJob], servers: Sequence[Server], settings: Settings) -> Result:
+    runs = replay(
+        jobs,
+        servers,
+        QueuePolicy(PolicyName(settings.policy)),
+        whole_gpus=settings.whole_gpus,
+        contention=Contention(settings.contention),
+        placement=placement_named(settings.placement, jobs),
+    )
+    return Result(settings, runs, figures(runs, servers), by_user(runs))

@@ -1,0 +1,63 @@
+"""Windows in the database."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.orm import Session
+
+from gpulease.domain.calendar import Window, WindowId
+from gpulease.domain.gpu import GpuUuid
+from gpulease.store.tables import WindowRow
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def all_windows(connection: Connection) -> Sequence[Window]:
+    """Return the windows, in the order in which they were made."""
+    with Session(connection) as session:
+        return [_window(row) for row in session.scalars(select(WindowRow).order_by(WindowRow.id))]
+
+
+def add(connection: Connection, window: Window) -> Window:
+    """Store a new window, and return it with its id."""
+    values = {
+        "name": window.name,
+        "gpus": window.gpus,
+        "uuids": ",".join(window.uuids) or None,
+        "begins_at": window.begins_at,
+        "lasts_us": window.lasts_for // _MICROSECOND,
+        "cron": window.cron,
+        "users": ",".join(window.users) or None,
+        "groups": ",".join(window.groups) or None,
+        "created_by": window.created_by,
+        "created_at": window.created_at,
+    }
+    number = connection.execute(insert(WindowRow).returning(WindowRow.id), values).scalar_one()
+    return replace(window, id=WindowId(number))
+
+
+def remove(connection: Connection, window: WindowId) -> None:
+    """Remove a window."""
+    connection.execute(delete(WindowRow).where(WindowRow.id == window))
+
+
+def _window(row: WindowRow) -> Window:
+    return Window(
+        id=WindowId(row.id),
+        name=row.name,
+        gpus=row.gpus,
+        uuids=tuple(map(GpuUuid, _listed(row.uuids))),
+        begins_at=row.begins_at,
+        lasts_for=row.lasts_us * _MICROSECOND,
+        cron=row.cron,
+        users=tuple(_listed(row.users)),
+        groups=tuple(_listed(row.groups)),
+        created_by=row.created_by,
+        created_at=row.created_at,
+    )
+
+
+def _listed(text: str | None) -> list[str]:
+    return text.split(",") if text else []
