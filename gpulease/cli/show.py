@@ -36,7 +36,7 @@ from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import EventView, JobView, LeaseView, Outcome
+from gpulease.wire.views import EventView, JobView, LeaseView, Outcome, SuggestionView
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
@@ -121,7 +121,10 @@ def fields(
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
-    yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
+    yield "behind", f"the reservation of job {job.behind}" if job.behind else None
+    yield "expected", _expected(job, now)
+    for each in job.suggestions:
+        yield "starts now", _suggestion(each)
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
@@ -145,6 +148,16 @@ def fields(
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
+
+
+def _expected(job: JobView, now: datetime) -> str | None:
+    at = job.expected_start_at
+    return f"{clock(at, now)} (a prediction)" if at else None
+
+
+def _suggestion(suggestion: SuggestionView) -> str:
+    before = "" if suggestion.before is None else f", before job {suggestion.before}"
+    return f"with {clean(suggestion.options)}{before}"
 
 
 def _state(job: JobView, now: datetime) -> str:

@@ -4,10 +4,9 @@ All answers come from `plan`: the order is its order, an expected start comes fr
 and a suggestion is a claim that it grants.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 
 from gpulease.domain.forecast import Start, forecast
 from gpulease.domain.gpu import JobId
@@ -34,30 +33,26 @@ class Suggestion:
 
 
 class Explanations:
-    """What one plan says about the jobs that wait after it; computed when it is asked for."""
+    """What one plan says about the order and the starts of the jobs that wait after it."""
 
     def __init__(self, decided: Plan) -> None:
         self.plan = decided
-
-    @cached_property
-    def order(self) -> tuple[Job, ...]:
+        self.order: Sequence[Job] = order_after(decided)
         """The waiting jobs in the order in which the next pass tries them."""
-        return order_after(self.plan)
-
-    @cached_property
-    def positions(self) -> Mapping[JobId, int]:
+        self.positions: Mapping[JobId, int] = {
+            job.id: place for place, job in enumerate(self.order, 1)
+        }
         """The place of each job in that order, 1 for the first."""
-        return {job.id: place for place, job in enumerate(self.order, 1)}
-
-    @cached_property
-    def starts(self) -> Mapping[JobId, Start]:
+        self.starts: Mapping[JobId, Start] = forecast(decided, self.order)
         """The predicted starts of the first jobs in that order."""
-        return forecast(self.plan, self.order)
+        self.newest = max((job.id for job in decided.snapshot.jobs), default=JobId(0))
+        """Jobs with higher ids are unknown to the plan."""
 
-    def behind(self, job: JobId) -> JobId | None:
-        """Return the job with the reservation that restricts another job."""
-        reservation = self.plan.reservation
-        return None if reservation is None or reservation.job == job else reservation.job
+
+def behind(decided: Plan, job: JobId) -> JobId | None:
+    """Return the job with the reservation that restricts another waiting job."""
+    reservation = decided.reservation
+    return None if reservation is None or reservation.job == job else reservation.job
 
 
 def with_job(decided: Plan, job: Job) -> Plan:

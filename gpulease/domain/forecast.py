@@ -16,9 +16,9 @@ from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
 from gpulease.domain.queue import Queue
 
-MOST_JOBS = 200
+MOST_JOBS = 1000
 """So many jobs, the first in the order of the queue, get a prediction."""
-MOST_PASSES = 400
+MOST_PASSES = 1000
 """A run ends after so many planning passes, which bounds its time."""
 
 

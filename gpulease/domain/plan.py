@@ -17,7 +17,6 @@ from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEnt
 from gpulease.domain.job import Job, grant, wait_has_expired, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import (
-    ENDS_WITH_LEASES,
     Obstacle,
     Placement,
     Refusal,
@@ -68,7 +67,6 @@ class WaitReason:
     """Why a job waits, as of one plan."""
 
     refusal: Refusal
-    expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs with memory reserved for the job."""
 
@@ -448,11 +446,9 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
         else:
             obstacles.append(obstacle)
     refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
-    ends = {each.id: each.expires_at for each in plan_.snapshot.jobs if each.holds_memory}
-    start = expected_start(job.claim, refusal, plan_.gpus, ends, plan_.snapshot.at)
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
-    return WaitReason(refusal, start, reserved)
+    return WaitReason(refusal, reserved=reserved)
 
 
 def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
@@ -472,48 +468,3 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
     ):
         return None
     return reserved_for(reservation.job, gpu)
-
-
-def expected_start(
-    claim: Claim,
-    refusal: Refusal,
-    gpus: Sequence[GpuMemory],
-    ends: Mapping[JobId, datetime | None],
-    now: datetime,
-) -> datetime | None:
-    """Return when `claim` fits if every job runs until its time limit; None if unknown.
-
-    Args:
-        claim: what was refused.
-        refusal: the reasons.
-        gpus: the ledgers that it was refused on.
-        ends: the end of each job that holds memory; None for one without a time limit.
-        now: the time of the refusal.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    moments = [now] * len(refusal.fits)
-    for each in refusal.obstacles:
-        if each.kind not in ENDS_WITH_LEASES:
-            continue
-        moment = _free_at(claim, by_uuid[each.gpu], ends)
-        if moment is not None:
-            moments.append(max(now, moment))
-    return sorted(moments)[claim.gpus - 1] if len(moments) >= claim.gpus else None
-
-
-def _free_at(
-    claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
-) -> datetime | None:
-    """Return when enough leases on one GPU have ended, in the order of their time limits."""
-    memory = claim.memory_on(gpu.allocatable or 0)
-    free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
-    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
-    left = {held.job for held in gpu.entries}
-    exclusive = {held.job for held in gpu.entries if held.exclusive}
-    for end, held in sorted(known, key=lambda pair: pair[0]):
-        free += held.committed
-        left.discard(held.job)
-        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
-        if free >= memory and empty_enough:
-            return end
-    return None

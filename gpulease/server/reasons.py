@@ -5,7 +5,6 @@ In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import Claim, State
@@ -69,7 +68,6 @@ class WaitExplanation:
     """Why a queued job waits, as of one plan."""
 
     why: str | None
-    expected_start_at: datetime | None
     refusals: list[RefusalView]
     waits_for: list[int]
 
@@ -97,7 +95,6 @@ class WaitReasonCache:
 def _explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
-        waiting.expected_start_at,
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
         list(waiting.refusal.waits_for),
     )
@@ -111,6 +108,9 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
         return f"no room for {claim} before {_one_of(leased)} ends"
+    busy = [each for each in obstacles if each.kind is ObstacleKind.BUSY]
+    if busy:
+        return f"the GPUs with room for {claim} are busy until {_one_of(busy)} ends"
     reserved = [each for each in obstacles if each.waits_for]
     if reserved:
         return f"waits its turn behind {_one_of(reserved)}"
