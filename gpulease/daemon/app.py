@@ -5,6 +5,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from gpulease.daemon.user_policy import UserPolicy
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job, Owner
 from gpulease.domain.limits import UserLimits
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
@@ -364,7 +366,18 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
         holds=settings.most_holds,
         exempt=frozenset({0, os.geteuid()}),
     )
-    return Policy(settings.margin, settings.smallest_lease, quotas, limits_of)
+    return Policy(
+        settings.margin, settings.smallest_lease, quotas, queue_policy(settings), limits_of
+    )
+
+
+def queue_policy(settings: Settings) -> QueuePolicy:
+    """Return the order of the queue, the reservation and the sharing of GPUs."""
+    # Simulated GPUs compute nothing, so jobs do not slow each other down on them.
+    usual = {"most_sharing": sys.maxsize} if settings.simulate is not None else {}
+    given = {**usual, **settings.queue}
+    name = PolicyName(given.pop("policy", PolicyName.FAIR))
+    return QueuePolicy(name, **given)
 
 
 def health_policy(settings: Settings) -> HealthPolicy:

@@ -40,9 +40,12 @@ class Explanations:
         self.order: Sequence[Job] = order_after(decided)
         """The waiting jobs in the order in which the next pass tries them."""
         self.positions: Mapping[JobId, int] = {
-            job.id: place for place, job in enumerate(self.order, 1)
+            job.id: place
+            for place, job in enumerate(
+                (job for job in self.order if decided.limits.exceeded_by(job) is None), 1
+            )
         }
-        """The place of each job in that order, 1 for the first."""
+        """The place of each job in that order that nothing blocks, 1 for the first."""
         self.starts: Mapping[JobId, Start] = forecast(decided, self.order)
         """The predicted starts of the first jobs in that order."""
         self.newest = max((job.id for job in decided.snapshot.jobs), default=JobId(0))
