@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Annotated, get_args
@@ -36,7 +36,7 @@ from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import EventView, JobView, LeaseView, Outcome, SuggestionView
+from gpulease.wire.views import EventView, JobView, LeaseView, Outcome, RefusalView, SuggestionView
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
@@ -93,16 +93,17 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
     """Lay out one job; `indexes` has the index of each GPU by its UUID."""
     return [
         (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
-        *(_pair(name, text) for name, text in fields(job, now, indexes) if text),
+        *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unhooked(job),
         *_pools(job, indexes),
-        *_refusals(job),
+        *refusal_table(job.refusals),
         *_events(job, now),
     ]
 
 
-def _pair(name: str, text: str) -> Block:
+def labelled(name: str, text: str) -> Block:
+    """Lay out a name and its text."""
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
@@ -122,9 +123,9 @@ def fields(
     yield "kept", _kept(job, now)
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "behind", f"the reservation of job {job.behind}" if job.behind else None
-    yield "expected", _expected(job, now)
+    yield "expected", predicted(job.expected_start_at, now)
     for each in job.suggestions:
-        yield "starts now", _suggestion(each)
+        yield "starts now", suggestion_text(each)
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
@@ -150,12 +151,13 @@ def fields(
     yield "attach", _attach_command(job)
 
 
-def _expected(job: JobView, now: datetime) -> str | None:
-    at = job.expected_start_at
+def predicted(at: str | None, now: datetime) -> str | None:
+    """Write a predicted instant."""
     return f"{clock(at, now)} (a prediction)" if at else None
 
 
-def _suggestion(suggestion: SuggestionView) -> str:
+def suggestion_text(suggestion: SuggestionView) -> str:
+    """Say with which options a job would start now."""
     before = "" if suggestion.before is None else f", before job {suggestion.before}"
     return f"with {clean(suggestion.options)}{before}"
 
@@ -360,11 +362,12 @@ def _enforcement(lease: LeaseView) -> str:
     return ", ".join(names) or "nothing"
 
 
-def _refusals(job: JobView) -> Iterator[Block]:
-    if not job.refusals:
+def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:
+    """Lay out why a job does not fit on each GPU."""
+    if not refusals:
         return
     columns = (Column("GPU", right=True), Column("REASON", wraps=True, least=16))
-    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in refusals)
     yield line("")
     yield Table(columns, tuple(rows))
 

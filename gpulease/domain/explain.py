@@ -14,6 +14,7 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, capacity, order_after, plan
+from gpulease.domain.queue import Queue
 from gpulease.units import MIB, format_size, format_span, round_down_size
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -56,6 +57,13 @@ def behind(decided: Plan, job: JobId) -> JobId | None:
     """Return the job with the reservation that restricts another waiting job."""
     reservation = decided.reservation
     return None if reservation is None or reservation.job == job else reservation.job
+
+
+def run_time_of(decided: Plan, job: Job) -> timedelta:
+    """Return the predicted run time of a job, at most its time limit."""
+    need = Queue(capacity(decided.gpus)).need_of(job)
+    snapshot = decided.snapshot
+    return timedelta(seconds=need.run_time(snapshot.history, snapshot.policy))
 
 
 def with_job(decided: Plan, job: Job) -> Plan:

@@ -173,14 +173,14 @@ class Plan:
 
     @cached_property
     def waiting(self) -> Mapping[JobId, WaitReason]:
-        """Why each waiting job was not granted. Jobs with the same claim share one object."""
+        """Why each waiting job was not granted. Jobs that differ in nothing share one object."""
         granted_now = {job for job, _ in self.grants}
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
         for job in self.snapshot.jobs:
             if not job.holds_memory and job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first, self.limits.exceeded_by(job))
+                key = (kind_of(job), first, self.limits.exceeded_by(job))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -464,6 +464,11 @@ class _PlanningPass:
     def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
         left = (self.queue.jobs[JobId(turn[2])] for turn in turns if turn[2] not in self.grants)
         return islice(left, self.policy.aging_jobs)
+
+
+def kind_of(job: Job) -> Hashable:
+    """Return what decides why a job waits: waiting jobs with the same kind wait for the same."""
+    return job.claim, job.owner.user, job.usage.fingerprint
 
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:

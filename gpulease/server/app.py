@@ -16,6 +16,7 @@ from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.explain import ExplainHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
@@ -37,6 +38,7 @@ from gpulease.wire.views import (
     EnvironmentView,
     ErrorBody,
     ErrorReply,
+    ExplainView,
     GpuAvailabilityView,
     JobList,
     JobView,
@@ -72,6 +74,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    explain = ExplainHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
     get, post = "GET", "POST"
@@ -84,6 +87,9 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
+        Route(
+            post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
+        ),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
         Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),

@@ -113,7 +113,7 @@ class JobViews:
             hint=hint,
             outcome=job.outcome.value if job.outcome else None,
             position=self._positions.of(job, explained),
-            expected_start_at=instant(_whole_minute(start.at)) if start else None,
+            expected_start_at=instant(whole_minute(start.at)) if start else None,
             command=job.command,
             claim=claim_view(job.claim),
             leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
@@ -267,7 +267,7 @@ def instant(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _whole_minute(at: datetime) -> datetime:
+def whole_minute(at: datetime) -> datetime:
     """Round up: a prediction is not exact, and a stream of jobs shows each change."""
     return at + timedelta(seconds=-at.timestamp() % 60)
 

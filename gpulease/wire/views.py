@@ -236,6 +236,29 @@ class JobView:
 
 
 @dataclass(slots=True)
+class ExplainView:
+    """What would happen to a job if it were submitted now."""
+
+    starts_now: bool
+    gpus: list[str]
+    """Where it would start now: the indexes of GPUs as people see them."""
+    claim: ClaimView
+    sized: str | None
+    """Where the size of its lease comes from, if the request names none."""
+    runs_for: float
+    """A prediction from similar jobs, in seconds, at most its time limit."""
+    reason: str | None
+    """Why it would wait, for people."""
+    position: int | None
+    expected_start_at: str | None
+    """As in JobView; null if it starts now."""
+    refusals: list[RefusalView]
+    waits_for: list[int]
+    behind: int | None
+    suggestions: list[SuggestionView]
+
+
+@dataclass(slots=True)
 class NestedView:
     """The job under whose lease the calling process runs, and a part of that lease."""
 
