@@ -25,6 +25,7 @@ from gpulease.cli.format import (
     until,
 )
 from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.reserve import sentence as sentence_of_window
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
 from gpulease.wire.views import (
@@ -78,6 +79,7 @@ def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
     return [
         *_head(view, now),
         *_gpus(view, now, width),
+        *_windows(view, now),
         *_leases(view, now),
         *_enforcement(view),
         *_queue(view, now),
@@ -120,6 +122,12 @@ def _gpus(view: StatusView, now: datetime, width: int | None) -> Iterator[Block]
             times = f", {event.count} times" if event.count > 1 else ""
             text = f"GPU {index_of(gpu)}: {clock(event.at, now)}  {clean(event.detail)}{times}"
             yield line(text, "dim")
+
+
+def _windows(view: StatusView, now: datetime) -> Iterator[Block]:
+    for window in view.windows:
+        style: Style = "warn" if window.is_on else "dim"
+        yield Hanging(line(sentence_of_window(window, now), style), 2)
 
 
 def _recent_events(gpu: GpuView) -> list[GpuEventView]:
@@ -231,6 +239,7 @@ def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
 def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     waiting = [job for job in view.jobs if job.state == "queued"]
     yield line("")
+    yield from _why_none_starts(view, now)
     if not waiting:
         yield line("no jobs in the queue", "dim")
         return
@@ -245,6 +254,16 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))
     yield Table(columns, tuple(_waiting(job, now) for job in waiting))
+
+
+def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:
+    if view.paused is not None:
+        why = f": {clean(view.paused.why)}" if view.paused.why else ""
+        since = clock(view.paused.at, now)
+        text = f"{clean(view.paused.by)} paused the queue at {since}{why}; running jobs continue"
+        yield Hanging(line(text, "warn"), 2)
+    elif view.closed is not None:
+        yield Hanging(line(f"no job starts now: {clean(view.closed)}", "warn"), 2)
 
 
 def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:

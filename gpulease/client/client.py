@@ -3,7 +3,7 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -21,27 +21,38 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
+    ReserveRequest,
     SubmitRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
+    WindowList,
+    WindowView,
 )
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_MANY_WITHIN = 120.0
+"""The same for a request that changes many jobs."""
 _SHORTEST_TIMEOUT = 0.05
 
 
@@ -195,6 +206,27 @@ class Client:
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        """Return the jobs of an array, oldest first, or those with one index.
+
+        A job that was tried or queued again is followed by the job that continues it, with the same
+        index. With `everything` false, jobs that have ended are left out.
+        """
+        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
+
+    def elements_json(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> bytes:
+        """Return the reply of `elements` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "array": str(array),
+            "index": None if index is None else str(index),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
     def job(self, number: int) -> JobView:
         """Return one job with its events.
 
@@ -220,6 +252,17 @@ class Client:
         """
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
+
+    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
+        """Cancel many jobs in one transaction; those that have ended are left out.
+
+        Raises:
+            NotAllowed: they belong to another user, and the caller is not an admin.
+        """
+        body = msgspec.json.encode(request)
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
 
     def requeue(self, number: int) -> JobView:
         """Stop a running job, have it queued again when it has ended, and return it.
@@ -252,6 +295,53 @@ class Client:
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
 
+    def pause(self, *, why: str | None = None) -> PauseChangeView:
+        """Start no more jobs on this machine; running jobs continue.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(PauseRequest(why))
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
+
+    def unpause(self) -> PauseChangeView:
+        """Start jobs again.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
+
+    def windows(self) -> WindowList:
+        """Return the GPUs that are set apart for a time."""
+        return decode(WindowList, self.windows_json())
+
+    def windows_json(self) -> bytes:
+        """Return the reply of `windows` as JSON."""
+        return self._daemon.ask("GET", "/windows")
+
+    def reserve(self, request: ReserveRequest) -> WindowView:
+        """Set GPUs apart for a time.
+
+        Raises:
+            BadValue: a field cannot be read, or the window would never be on.
+            NoSuchGpu: no GPU has one of the names, or several have.
+            WindowClash: another window has its name, or needs the same GPUs at the same time.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(request)
+        return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
+
+    def cancel_window(self, name: str) -> WindowView:
+        """Remove a window, by its name or id, and return it.
+
+        Raises:
+            NoSuchWindow: there is none.
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        target = f"/windows/{quote(name, safe='')}/cancel"
+        return decode(WindowView, self._daemon.ask("POST", target))
+
     def status(self) -> StatusView:
         """Return the state of the machine, with the jobs that wait or hold memory."""
         return decode(StatusView, self.status_json())
@@ -279,6 +369,27 @@ class Client:
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
 
+    def history(
+        self,
+        user: str | None = None,
+        since: float | None = None,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> HistoryView:
+        """Return the latest ended jobs of one or all users, the newest first.
+
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
+        reply says which follow.
+        """
+        query = {
+            "user": user,
+            "since": None if since is None else f"{since:.0f}",
+            "before": None if before is None else str(before),
+            "limit": str(limit),
+        }
+        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.
 
@@ -294,6 +405,22 @@ class Client:
                     yield last
         if last is None or last.state != "ended":
             raise lost(self.path)
+
+    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
+        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
+
+        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
+        as well. All use one connection. The iteration also ends if the daemon stops.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NoDaemon: the stream ended too early.
+        """
+        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
+        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
+            for line in lines(reply, self.path):
+                if line:
+                    yield decode(JobView, line)
 
     def logs(
         self,

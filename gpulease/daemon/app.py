@@ -17,7 +17,7 @@ from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
 from gpulease.daemon.foundation import Foundation, open_foundation, simulated_sizes
 from gpulease.daemon.housekeeping import Sampler
-from gpulease.daemon.user_policy import UserPolicy
+from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job, Owner
 from gpulease.domain.limits import UserLimits
@@ -46,11 +46,14 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
+from gpulease.service.windows import Windows
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.usage import PoolUsage, UsageTotals
+from gpulease.timers import LocalTime
 from gpulease.units import Share, format_size
 from gpulease.worker.environment import HOOKS
 
@@ -223,7 +226,12 @@ def _scheduler(
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
+        windows=_windows(base).of_pass,
     )
+
+
+def _windows(base: Foundation) -> Windows:
+    return Windows(base.store, base.clock, LocalTime(), groups_of, base.writer)
 
 
 def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
@@ -312,7 +320,8 @@ def _request_context(
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
-    machine_views = MachineViews(scheduler, processes, sources)
+    windows = _windows(base)
+    machine_views = MachineViews(scheduler, processes, sources, windows.all_occurrences)
     # Listings are drawn in a thread, with job views of their own.
     explainer = Explainer(lambda: scheduler.plan, base.clock)
     listed_jobs = JobViews(scheduler, processes, sources, explainer)
@@ -332,6 +341,8 @@ def _request_context(
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
+        pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
+        windows=windows,
         environment=environment,
         watch_holder=watch_client,
         usage=records.usage,
@@ -352,7 +363,8 @@ def _doctor(
         levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
-        closed=lambda: scheduler.closed,
+        # A pause is no fault of the machine.
+        closed=lambda: None if base.store.pause() is not None else scheduler.closed,
     )
 
 

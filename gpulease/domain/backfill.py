@@ -4,6 +4,7 @@ The instant is the first at which the job fits if running jobs end as expected. 
 start if it ends before, or if the reserved job fits beside it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,8 +87,12 @@ def reserve(
     score: Score,
     *,
     hard: bool,
+    latest_starts: Mapping[GpuUuid, float],
 ) -> Reservation | None:
-    """Reserve GPUs for a claim that does not fit now; None if no end of a job makes it fit."""
+    """Reserve GPUs for a claim that does not fit now; None if no end of a job makes it fit.
+
+    The job must not start on a GPU after the instant in `latest_starts`, in seconds.
+    """
     later = {room.uuid: room.copy() for room in rooms}
     servers: dict[str, list[Room]] = {}
     for room in later.values():
@@ -99,7 +104,12 @@ def reserve(
                 later[uuid].release(memory, end.exclusive, end.utilization)
                 touched.add(later[uuid].server)
         for server in touched:
-            chosen = _choice(claim, utilization, servers[server], policy, score)
+            able = [
+                room
+                for room in servers[server]
+                if end.at_s <= latest_starts.get(room.uuid, math.inf)
+            ]
+            chosen = _choice(claim, utilization, able, policy, score)
             if chosen is not None:
                 return _taken(job, claim, utilization, chosen, end.at_s, hard=hard)
     return None

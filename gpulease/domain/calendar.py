@@ -10,11 +10,14 @@ from datetime import datetime, timedelta
 from typing import NewType
 
 from gpulease.domain.gpu import GpuMemory, GpuUuid
+from gpulease.domain.placement import Obstacle, ObstacleKind
+from gpulease.units import format_span
 
 WindowId = NewType("WindowId", int)
 Span = tuple[datetime, datetime]
 """The begin and the end of an occurrence."""
 _MOMENT = timedelta(microseconds=1)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Occurrence:
     begin_text: str = ""
     """The begin in the machine's time zone."""
     end_text: str = ""
+    gpus_before: tuple[GpuUuid, ...] = ()
+    """The GPUs that the pass before chose, if the window names none."""
 
     def is_on(self, at: datetime) -> bool:
         """Tell whether the window is on."""
@@ -103,8 +108,9 @@ class Calendar:
         """Choose the GPUs of the windows that name none; `stays` are the jobs on `gpus`."""
         in_order = sorted(occurrences, key=lambda each: (not each.window.uuids, each.begins_at))
         self.gpus: dict[WindowId, tuple[GpuUuid, ...]] = {}
-        """The GPUs of each window. Until it begins, those of a window that names none may change."""
+        """The GPUs of each window; if it names none, they may change until it begins."""
         self._on: dict[GpuUuid, list[Occurrence]] = {gpu.uuid: [] for gpu in gpus}
+        self._begins: dict[str, dict[GpuUuid, float]] = {}
         # Most machines have no window, and a pass has to be fast.
         stays_by_gpu = _by_gpu(stays) if in_order else {}
         for each in in_order:
@@ -120,6 +126,30 @@ class Calendar:
         """Return the first occurrence on a GPU that does not admit the jobs of a user."""
         return next((each for each in self._on.get(gpu, ()) if user not in each.admits), None)
 
+    def begins_against(self, user: str) -> Mapping[GpuUuid, float]:
+        """Return when the jobs of a user have to be gone, in seconds, by GPU; {} for no window."""
+        if user not in self._begins:
+            first = ((gpu, self.first_against(user, gpu)) for gpu, on in self._on.items() if on)
+            self._begins[user] = {
+                gpu: each.begins_at.timestamp() for gpu, each in first if each is not None
+            }
+        return self._begins[user]
+
+    def obstacle(
+        self, user: str, gpu: GpuMemory, at: datetime, lasts_for: timedelta, *, certain: bool
+    ) -> Obstacle | None:
+        """Return why a job cannot start on a GPU because of a window; None if it can.
+
+        `lasts_for` is its time limit, if it is `certain`, else the longest expected run time.
+        """
+        first = self.first_against(user, gpu.uuid)
+        if first is None or at + lasts_for <= first.begins_at:
+            return None
+        why = _why(first, at, certain=certain)
+        return Obstacle(
+            gpu.uuid, gpu.index, ObstacleKind.WINDOW, why, mig_index=gpu.reading.mig_index
+        )
+
     def _choose(
         self,
         occurrence: Occurrence,
@@ -131,12 +161,13 @@ class Calendar:
         A job that would run into the window starts only on other GPUs, so these stay the first.
         """
 
-        def rank(gpu: GpuMemory) -> tuple[bool, datetime, bool, tuple[int, int]]:
+        def rank(gpu: GpuMemory) -> tuple[bool, datetime, bool, bool, tuple[int, int]]:
             there = stays.get(gpu.uuid, ())
             others = [each.ends_at for each in there if each.user not in occurrence.admits]
             out_of_service = gpu.headroom is None or gpu.drained is not None
             free_at = max([*others, occurrence.begins_at])
-            return out_of_service, free_at, len(others) == len(there), gpu.sort_key
+            is_new = gpu.uuid not in occurrence.gpus_before
+            return out_of_service, free_at, is_new, len(others) == len(there), gpu.sort_key
 
         free = (gpu for gpu in gpus if self._is_free(gpu, occurrence))
         return tuple(gpu.uuid for gpu in sorted(free, key=rank)[: occurrence.window.gpus])
@@ -148,6 +179,16 @@ class Calendar:
             wanted.ends_at <= each.begins_at or each.ends_at <= wanted.begins_at
             for each in self._on[gpu.uuid]
         )
+
+
+def _why(first: Occurrence, at: datetime, *, certain: bool) -> str:
+    name = first.window.name
+    if first.begins_at <= at:
+        return f"window {name} is on until {first.end_text}, for {first.window.reserved_for}"
+    left = format_span(first.begins_at - at - (first.begins_at - at) % _MINUTE).replace(" ", "")
+    hint = "" if left == "0s" else f"; with --time {left} it could start"
+    would = "would" if certain else "may"
+    return f"it {would} end after window {name} begins at {first.begin_text}{hint}"
 
 
 def _by_gpu(stays: Iterable[Stay]) -> Mapping[GpuUuid, Sequence[Stay]]:

@@ -72,9 +72,9 @@ def with_job(decided: Plan, job: Job) -> Plan:
     The other waiting jobs stay as they are: what fits has started.
     """
     after, reservation = decided.after, decided.reservation
-    first = None if reservation is None else reservation.job
+    first = {*decided.promised, *(() if reservation is None else (reservation.job,))}
     jobs = [each for each in after.jobs if each.id != job.id]
-    kept = [each for each in jobs if each.holds_memory or each.id == first]
+    kept = [each for each in jobs if each.holds_memory or each.id in first]
     return plan(replace(after, jobs=[*kept, job]))
 
 
@@ -124,19 +124,23 @@ def _less_memory(decided: Plan, claim: Claim, starts: _Starts, smallest: int) ->
 
 
 def _less_time(decided: Plan, job: Job, starts: _Starts) -> Suggestion | None:
-    """Suggest a time limit that ends before the reservation of another job begins."""
-    reservation = decided.reservation
-    if reservation is None or reservation.job == job.id:
-        return None
-    left = timedelta(seconds=reservation.at_s - decided.snapshot.at.timestamp())
-    step = _HOUR if left >= _DAY else _MINUTE
-    limit = left // step * step
-    if limit < _MINUTE or (job.claim.time_limit is not None and job.claim.time_limit <= limit):
-        return None
-    claim = replace(job.claim, time_limit=limit)
-    if not starts(claim):
-        return None
-    return Suggestion(f"--time {format_span(limit).replace(' ', '')}", claim, reservation.job)
+    """Suggest the longest time limit that ends before a reservation or a window begins."""
+    at, reservation = decided.snapshot.at, decided.reservation
+    ends: list[tuple[timedelta, JobId | None]] = [
+        (window.begins_at - at, None) for window in decided.snapshot.windows
+    ]
+    if reservation is not None and reservation.job != job.id:
+        left = timedelta(seconds=reservation.at_s - at.timestamp())
+        ends.append((left, reservation.job))
+    for left, before in sorted(ends, key=lambda end: end[0], reverse=True):
+        limit = left // (step := _HOUR if left >= _DAY else _MINUTE) * step
+        if limit < _MINUTE or limit >= (job.claim.time_limit or timedelta.max):
+            continue
+        claim = replace(job.claim, time_limit=limit)
+        if starts(claim):
+            text = format_span(limit).replace(" ", "")
+            return Suggestion(f"--time {text}", claim, before)
+    return None
 
 
 def _fewer_gpus(claim: Claim, starts: _Starts) -> Suggestion | None:

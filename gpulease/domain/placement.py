@@ -23,6 +23,7 @@ class ObstacleKind(StrEnum):
     LEASED = "leased"
     BUSY = "busy"
     RESERVED = "reserved"
+    WINDOW = "window"
 
 
 ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED, ObstacleKind.BUSY})

@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
+from gpulease.domain.eligibility import Block
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion, behind
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -15,6 +16,7 @@ from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
+from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.reasons import WaitReasonCache, exit_status, reason
 from gpulease.service.explaining import Explainer
@@ -98,10 +100,12 @@ class JobViews:
         `pools` are the memory pools of its frameworks; None: those of the running job.
         """
         plan = self._scheduler.plan if job.state is State.QUEUED else None
-        waits = None if plan is None else self._wait_reasons.of(job, plan)
+        block = None if plan is None else plan.blocked.get(job.id)
+        waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
         explained = self._explainer.latest
         start = explained.starts.get(job.id) if explained and plan else None
-        why, hint = reason(job, waits.why if waits else None)
+        why_now = self._scheduler.closed or (waits.why if waits else None)
+        why, hint = reason(job, why_now if block is None else self._sentence(block))
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
@@ -146,8 +150,35 @@ class JobViews:
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,
             label=job.label,
-            queue=_queue_view(job.queue),
+            queue=self._queue_view(job.queue, block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
+        )
+
+    def _sentence(self, block: Block) -> str:
+        return block.sentence({each.job: self._label(each.job) for each in block.after})
+
+    def _label(self, job_id: JobId) -> str:
+        job = self._scheduler.store.job(job_id)
+        return str(job_id) if job is None else job.label
+
+    def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
+        array = options.array
+        return QueueView(
+            priority=options.priority.value,
+            nice=options.nice,
+            held=options.held,
+            begin_at=instant(options.begin_at),
+            after=[
+                f"{each.job if each.whole_array else self._label(each.job)}:{each.condition}"
+                for each in options.after
+            ],
+            requeue=options.requeue,
+            preemptible=options.preemptible,
+            array=None if array is None else array.job,
+            array_index=None if array is None else array.index,
+            array_most=None if array is None else array.most_running,
+            requeued=options.requeued,
+            blocked_by=None if block is None else block.kind.value,
         )
 
     def _is_suspended(self, job: Job) -> bool:
@@ -239,6 +270,8 @@ class QueuePositions:
             return None
         if explanations is not self._explanations:
             self._explanations, self._newer = explanations, []
+        if _is_blocked(job, self._scheduler.plan):
+            return None
         positions = explanations.positions if explanations else {}
         newest = explanations.newest if explanations else JobId(0)
         if job.id <= newest:
@@ -252,7 +285,15 @@ class QueuePositions:
 
     def _newer_than(self, last: JobId) -> list[JobId]:
         newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
-        return [each.id for each in newer if each.state is State.QUEUED][::-1]
+        return [
+            each.id
+            for each in newer
+            if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
+        ][::-1]
+
+
+def _is_blocked(job: Job, plan: Plan | None) -> bool:
+    return job.queue.held or bool(job.queue.after) or (plan is not None and job.id in plan.blocked)
 
 
 def suggestion_view(suggestion: Suggestion) -> SuggestionView:
@@ -285,23 +326,6 @@ def claim_view(claim: Claim) -> ClaimView:
         gpus=claim.gpus,
         exclusive=claim.exclusive,
         time_limit=_seconds(claim.time_limit),
-    )
-
-
-def _queue_view(options: QueueOptions) -> QueueView:
-    array = options.array
-    return QueueView(
-        priority=options.priority.value,
-        nice=options.nice,
-        held=options.held,
-        begin_at=instant(options.begin_at),
-        after=[str(each) for each in options.after],
-        requeue=options.requeue,
-        preemptible=options.preemptible,
-        array=None if array is None else array.job,
-        array_index=None if array is None else array.index,
-        array_most=None if array is None else array.most_running,
-        requeued=options.requeued,
     )
 
 

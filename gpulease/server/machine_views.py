@@ -1,19 +1,30 @@
 """The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease import __version__
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
 from gpulease.service.scheduler import Scheduler
-from gpulease.wire.views import GpuEventView, GpuState, GpuView, MemoryView, ProcessView, StatusView
+from gpulease.wire.views import (
+    GpuEventView,
+    GpuState,
+    GpuView,
+    MemoryView,
+    PauseView,
+    ProcessView,
+    StatusView,
+    WindowView,
+)
 
 _EVENTS_FOR = timedelta(days=1)
 _MOST_EVENTS = 200
@@ -24,9 +35,14 @@ class MachineViews:
     """Draws the machine from the latest plan and observation of the scheduler."""
 
     def __init__(
-        self, scheduler: Scheduler, processes: ProcessFinder, sources: ViewSources
+        self,
+        scheduler: Scheduler,
+        processes: ProcessFinder,
+        sources: ViewSources,
+        windows: Callable[[datetime], Sequence[Occurrence]],
     ) -> None:
         self._scheduler = scheduler
+        self._windows = windows
         self._processes = processes
         self._sources = sources
 
@@ -47,6 +63,47 @@ class MachineViews:
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
             enforcement=self._sources.enforcement.views(),
+            paused=pause_view(self._scheduler.store.pause()),
+            closed=self._scheduler.closed,
+            windows=self.windows(now),
+        )
+
+    def windows(self, now: datetime) -> list[WindowView]:
+        """Return the windows; without them if the database cannot be read."""
+        try:
+            found = self._windows(now)
+        except RecordUnwritable:
+            return []
+        plan = self._scheduler.plan
+        gpus = {} if plan is None else plan.calendar.gpus
+        in_order = sorted(found, key=lambda each: (each.begins_at, each.window.id))
+        return [self.window(each, now, gpus.get(each.window.id, ())) for each in in_order]
+
+    def window(
+        self, occurrence: Occurrence, now: datetime, chosen: Sequence[GpuUuid] = ()
+    ) -> WindowView:
+        """Return a window; `chosen` are its GPUs if it names none."""
+        window, is_on = occurrence.window, occurrence.is_on(now)
+        on = window.uuids or chosen
+        readings = () if self._scheduler.seen is None else self._scheduler.seen.readings
+        labels = {reading.uuid: reading.label for reading in readings}
+        return WindowView(
+            id=window.id,
+            name=window.name,
+            users=list(window.users),
+            groups=list(window.groups),
+            gpus=window.gpus,
+            on=list(on),
+            labels=[labels.get(uuid, uuid) for uuid in on],
+            named=bool(window.uuids),
+            is_on=is_on,
+            begins_at=instant(occurrence.begins_at) or "",
+            ends_at=instant(occurrence.ends_at) or "",
+            lasts_for=window.lasts_for.total_seconds(),
+            cron=window.cron,
+            created_by=window.created_by,
+            created_at=instant(window.created_at) or "",
+            other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:
@@ -130,6 +187,11 @@ class MachineViews:
         return views
 
 
+def pause_view(pause: QueuePause | None) -> PauseView | None:
+    """Return a pause of the queue as a wire object."""
+    return None if pause is None else PauseView(pause.by, pause.why, instant(pause.at) or "")
+
+
 def _headroom(gpu: GpuMemory) -> int | None:
     """Return what can be leased now: nothing on a drained GPU."""
     return gpu.headroom if gpu.drained is None or gpu.headroom is None else 0
@@ -145,3 +207,11 @@ def _state(gpu: GpuMemory) -> GpuState:
     if gpu.reading.compute_mode is ComputeMode.PROHIBITED:
         return "prohibited"
     return "drained" if gpu.drained is not None else "available"
+
+
+def _other_jobs(occurrence: Occurrence, on: Sequence[GpuUuid], jobs: Sequence[Job]) -> list[int]:
+    return [
+        job.id
+        for job in jobs
+        if job.owner.user not in occurrence.admits and any(lease.gpu in on for lease in job.leases)
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome
@@ -42,6 +43,8 @@ class QueueState:
     """The index of live jobs, the history of ended ones, and the recent use by user."""
 
     def __init__(self, store: Store) -> None:
+        self.promised: Mapping[JobId, frozenset[GpuUuid]] = {}
+        """The jobs that others make way for and their GPUs, as of the latest plan."""
         self._store = store
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
@@ -66,7 +69,9 @@ class QueueState:
         """Return everything that a decision depends on; `jobs` are all live ones."""
         bare = snapshot(jobs, seen, policy, drained, at)
         gpus = ledgers(bare)
-        queue = self._indexed(jobs, capacity(gpus), policy.queue, at)
+        blocked = blocks(jobs, at)
+        eligible = (job for job in jobs if job.id not in blocked)
+        queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
         limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
         return replace(
@@ -77,8 +82,10 @@ class QueueState:
             usual_wait_s=_percentile(self._waits, 0.9),
             policy=policy.queue,
             gpus=gpus,
+            blocked=blocked,
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
+            promised=self.promised,
         )
 
     def predicted(self, job: JobId) -> timedelta | None:

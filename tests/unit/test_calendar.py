@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import NOON, reading
+from goldens import mentions, sentence
 from gpulease.domain.calendar import Calendar, Occurrence, Stay, Window, WindowId, find_clash
 from gpulease.domain.gpu import GpuMemory, GpuUuid, build_ledger
 
@@ -43,6 +44,37 @@ def test_a_window_that_names_its_gpus_is_against_other_users_on_these_only() -> 
     assert calendar.first_against("bob", GpuUuid("GPU-0")) is None
 
 
+def why(calendar: Calendar, user: str, lasts: timedelta, *, certain: bool = True) -> str | None:
+    found = calendar.obstacle(user, gpus(1)[0], NOON, lasts, certain=certain)
+    return None if found is None else found.why
+
+
+def test_a_job_starts_before_a_window_if_it_ends_in_time() -> None:
+    calendar = Calendar([occurrence(window(1, 1, "GPU-0"), "alice")], gpus(1))
+    assert why(calendar, "bob", 2 * HOUR) is None
+    assert why(calendar, "alice", 99 * HOUR) is None
+    assert calendar.begins_against("bob") == {"GPU-0": (NOON + 2 * HOUR).timestamp()}
+    assert calendar.begins_against("alice") == {}
+
+
+def test_the_obstacle_says_which_time_limit_would_do() -> None:
+    soon = replace(occurrence(window(1, 1, "GPU-0"), "alice"), begin_text="18:00")
+    calendar = Calendar([soon], gpus(1))
+    sentence("window ahead", why(calendar, "bob", 3 * HOUR))
+    sentence("window ahead, no limit", why(calendar, "bob", 3 * HOUR, certain=False))
+    odd = replace(soon, begins_at=NOON + timedelta(hours=1, minutes=7, seconds=9))
+    assert mentions(why(Calendar([odd], gpus(1)), "bob", 3 * HOUR), "--time 1h7m")
+    now = replace(soon, begins_at=NOON + timedelta(seconds=59))
+    assert "--time" not in (why(Calendar([now], gpus(1)), "bob", HOUR) or "--time")
+
+
+def test_while_a_window_is_on_the_obstacle_says_until_when_and_for_whom() -> None:
+    on = replace(occurrence(window(1, 1, "GPU-0", begins_at=NOON), "alice"), end_text="Sat 06:00")
+    calendar = Calendar([on], gpus(1))
+    sentence("window on", why(calendar, "bob", timedelta(seconds=1)))
+    assert why(calendar, "alice", 99 * HOUR) is None
+
+
 def test_the_first_of_several_windows_counts() -> None:
     late = occurrence(window(1, 1, "GPU-0", begins_at=NOON + 5 * HOUR))
     soon = occurrence(window(2, 1, "GPU-0"))
@@ -71,6 +103,13 @@ def test_a_window_gets_the_gpus_that_other_users_leave_first(
 ) -> None:
     calendar = Calendar([occurrence(window(1, 2), "alice")], gpus(3), stays)
     assert list(calendar.gpus[WindowId(1)]) == chosen
+
+
+def test_a_window_keeps_its_gpus_while_others_are_no_better() -> None:
+    before = replace(occurrence(window(), "alice"), gpus_before=(GpuUuid("GPU-1"),))
+    assert Calendar([before], gpus(3)).gpus[WindowId(1)] == ("GPU-1",)
+    late = [stay(1, "bob", 9 * HOUR)]
+    assert Calendar([before], gpus(3), late).gpus[WindowId(1)] == ("GPU-0",)
 
 
 def test_a_drained_gpu_is_chosen_last() -> None:

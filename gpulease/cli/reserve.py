@@ -1,0 +1,208 @@
+"""`gpulease reserve`: set GPUs apart for a time, for admins; show the windows, for everyone."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from gpulease.cli.caller import environment
+from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import UNKNOWN, clean, clock
+from gpulease.cli.render import print_stdout, screen_of, show_page
+from gpulease.cli.tables import Column, Line, Page, Table, line
+from gpulease.client import decode, indent
+from gpulease.errors import BadValue
+from gpulease.units import parse_instant, parse_span
+from gpulease.wire.requests import ReserveRequest
+from gpulease.wire.views import WindowList, WindowView
+
+
+def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
+    ctx: typer.Context,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N|all", help="So many GPUs, whichever.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="GPU", help="This GPU: an index or a UUID; repeatable."),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="WHEN", help="22:00, 'fri 18:00', '2026-12-04 18:00', +2h."),
+    ] = None,
+    span: Annotated[
+        str | None, typer.Option("--for", metavar="SPAN", help="How long: 12h, 1d, 30m.")
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="CRON", help="Recur: minute hour day month weekday."),
+    ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option("--user", metavar="USER", help="For jobs of this user; repeatable."),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="GROUP", help="For jobs of this group; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Default: that of the first user or group."),
+    ] = None,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="NAME", help="Remove a window.")
+    ] = None,
+    shows: Annotated[bool, typer.Option("--list", help="Show the windows; the default.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Set GPUs apart for a time, called a window. For admins and root; everyone may list.
+
+    While a window is on, only jobs of its users start on its GPUs; without
+    --user and --group, no job does. Other jobs start there before it only if
+    they end in time: with a time limit (--time), before it begins; without
+    one, if twice their predicted run time is over by then. Running jobs
+    continue.
+
+    Times are in the time zone of the machine. --every takes five fields of
+    crontab(5).
+
+    \b
+    Examples:
+      gpulease reserve --gpus 2 --from 'fri 18:00' --for 12h --user alice
+      gpulease reserve --gpus all --every '0 22 * * mon-fri' --for 10h --user bob
+      gpulease reserve --gpu 0 --gpu 1 --from +1h --for 2h --name fans
+      gpulease reserve
+      gpulease reserve --cancel fans
+    """
+    wanted = (gpus, gpu, begin, span, every, user, group, name)
+    _refuse_mixed(cancel, listing=shows or json, reserving=any(each is not None for each in wanted))
+    client = connect(ctx, socket)
+    if cancel is not None:
+        print_stdout(f"window {clean(client.cancel_window(cancel).name)} is cancelled")
+    elif span is None and not any(each is not None for each in wanted):
+        _show(client.windows_json(), json=json)
+    else:
+        now = datetime.now(UTC)
+        request = ReserveRequest(
+            _seconds(span),
+            None if begin is None else parse_instant(begin, now).astimezone(UTC).isoformat(),
+            every,
+            _count(gpus, gpu),
+            gpu or [],
+            user or [],
+            group or [],
+            name,
+        )
+        print_stdout(f"reserved: {sentence(client.reserve(request), now.astimezone())}")
+
+
+def _refuse_mixed(cancel: str | None, *, listing: bool, reserving: bool) -> None:
+    if listing + reserving + (cancel is not None) > 1:
+        raise BadValue(
+            "cannot reserve: --list, --json and --cancel exclude the other options",
+            "use one at a time; gpulease reserve alone shows all windows",
+        )
+
+
+def _seconds(span: str | None) -> float:
+    if span is None:
+        raise BadValue("cannot reserve: it has no end", "say how long with --for 12h")
+    return parse_span(span).total_seconds()
+
+
+def _count(gpus: str | None, named: list[str] | None) -> int | None:
+    """Return the number of GPUs; None for named ones, and for all."""
+    if (gpus is None) != bool(named):
+        raise BadValue(
+            "cannot reserve: give either --gpus or --gpu",
+            "--gpus 2 for any two, --gpus all, or --gpu 0 --gpu 1 for particular ones",
+        )
+    if gpus is None or gpus == "all":
+        return None
+    if not gpus.isdecimal() or len(gpus) > len("1024"):
+        raise BadValue(f"cannot reserve {gpus[:40]!r} GPUs", "write --gpus 2 or --gpus all")
+    return int(gpus)
+
+
+def _show(reply: bytes, *, json: bool) -> None:
+    if json:
+        print_stdout(indent(reply))
+        return
+    now = datetime.now(UTC).astimezone()
+    show_page(page(decode(WindowList, reply), now), screen_of(sys.stdout, environment()))
+
+
+def page(view: WindowList, now: datetime) -> Page:
+    """Lay out the windows."""
+    if not view.windows:
+        return [line("no windows: no GPU is reserved for a time", "dim")]
+    columns = (
+        Column("NAME", wraps=True),
+        Column("STATE"),
+        Column("FROM", right=True),
+        Column("UNTIL", right=True),
+        Column("GPUS", right=True),
+        Column("FOR", wraps=True),
+        Column("EVERY", leaves=1, below="every "),
+        Column("BY", leaves=2, below="by "),
+    )
+    return [Table(columns, tuple(_row(window, now) for window in view.windows)), *_others(view)]
+
+
+def _row(window: WindowView, now: datetime) -> tuple[Line, ...]:
+    return (
+        line(clean(window.name)),
+        line("on", "warn") if window.is_on else line("next" if window.cron else "planned"),
+        line(clock(window.begins_at, now)),
+        line(clock(window.ends_at, now)),
+        line(_gpus(window)),
+        line(_reserved_for(window)),
+        line(window.cron or UNKNOWN),
+        line(clean(window.created_by)),
+    )
+
+
+def _others(view: WindowList) -> Iterator[Line]:
+    for window in view.windows:
+        if window.other_jobs:
+            yield line(f"window {clean(window.name)}: {_still_there(window)}", "warn")
+
+
+def sentence(window: WindowView, now: datetime) -> str:
+    """Describe a window in one line."""
+    what = f"window {clean(window.name)}, {_number(window)} for {_reserved_for(window)}"
+    if window.is_on:
+        when = f"until {clock(window.ends_at, now)}"
+    else:
+        when = f"from {clock(window.begins_at, now)} to {clock(window.ends_at, now)}"
+    again = f", every {window.cron}" if window.cron else ""
+    return f"{what}, {when}{again}" + (f"; {_still_there(window)}" if window.other_jobs else "")
+
+
+def _number(window: WindowView) -> str:
+    if window.named or (window.is_on and window.labels):
+        return f"{'GPU' if window.gpus == 1 else 'GPUs'} {_gpus(window)}"
+    return f"{window.gpus} {'GPU' if window.gpus == 1 else 'GPUs'}"
+
+
+def _gpus(window: WindowView) -> str:
+    if window.named or window.is_on:
+        return ", ".join(map(clean, window.labels)) or UNKNOWN
+    return f"any {window.gpus}"
+
+
+def _reserved_for(window: WindowView) -> str:
+    names = [*window.users, *(f"group {group}" for group in window.groups)]
+    return clean(", ".join(names)) or "nobody"
+
+
+def _still_there(window: WindowView) -> str:
+    jobs = ", ".join(map(str, window.other_jobs))
+    return (
+        f"job {jobs} of another user still runs there"
+        if len(window.other_jobs) == 1
+        else f"jobs {jobs} of other users still run there"
+    )
