@@ -354,6 +354,7 @@ def _request_context(
         usage=records.usage,
         stored_pools=records.pools.of,
         usage_by_user=records.accounts.by_user,
+        waits_by_user=records.accounts.waits,
     )
 
 
