@@ -18,6 +18,7 @@ from gpulease.setting_parsers import (
     parse_amount,
     parse_auto,
     parse_count,
+    parse_factor,
     parse_grace,
     parse_path,
     parse_switch,
@@ -134,6 +135,8 @@ class Settings:
     """How long a lease must be unused before that."""
     idle_grace: Span = timedelta(minutes=10)
     """Time between the notice to the owner and the release."""
+    queue: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the queue that differ from the defaults, by the keys of QUEUE_KEYS."""
     users: Exceptions = field(default_factory=dict)
     """Settings of single users, by name."""
     groups: Exceptions = field(default_factory=dict)
@@ -159,7 +162,27 @@ PER_USER = (
     "over_limit",
 )
 """The keys of [users.NAME] and [groups.NAME]."""
-_TABLES = ("users", "groups")
+QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "policy": one_of("fair", "easy", "fifo"),
+    "aging_jobs": parse_count,
+    "age_offset": parse_span,
+    "run_time_samples": parse_count,
+    "default_run_time": parse_span,
+    "shortest_run_time": parse_span,
+    "use_half_life": parse_span,
+    "smallest_share": parse_factor,
+    "soft_reservation_after": parse_span,
+    "backfill_factor": parse_factor,
+    "hard_reservation_after": parse_span,
+    "hard_reservation_waits": parse_factor,
+    "unlimited_run_time": parse_span,
+    "most_utilization": parse_factor,
+    "assumed_utilization": parse_factor,
+    "settling_time": parse_span,
+    "most_sharing": parse_count,
+}
+"""The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
+_TABLES = ("queue", "users", "groups")
 ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
 """The settings that need a restart; a running daemon can change the others."""
 
@@ -199,7 +222,9 @@ def read_settings(
     mistakes = Mistakes(path)
     given: dict[str, Any] = {}
     for key, value in (read_toml(path) if path is not None else {}).items():
-        if key in _TABLES:
+        if key == "queue":
+            given[key] = _queue(mistakes, value)
+        elif key in _TABLES:
             given[key] = _exceptions(mistakes, key, value, parsers)
         elif key in parsers:
             given[key] = mistakes.parse(key, value, parsers[key])
@@ -218,6 +243,20 @@ def _parsers() -> Mapping[str, Callable[[str], Any]]:
     return {key: hint.__metadata__[0] for key, hint in hints.items() if key not in _TABLES}
 
 
+def _queue(mistakes: Mistakes, value: object) -> Mapping[str, Any]:
+    """Parse the table [queue]."""
+    if not isinstance(value, dict):
+        mistakes.not_a_table("queue", '[queue], and below it policy = "fair"')
+        return {}
+    for key in value.keys() - QUEUE_KEYS.keys():
+        mistakes.unknown("[queue] has", key, list(QUEUE_KEYS))
+    return {
+        key: mistakes.parse(f"[queue] {key}", each, QUEUE_KEYS[key])
+        for key, each in value.items()
+        if key in QUEUE_KEYS
+    }
+
+
 def _exceptions(
     mistakes: Mistakes, table: str, value: object, parsers: Mapping[str, Callable[[str], Any]]
 ) -> Exceptions:
@@ -225,7 +264,7 @@ def _exceptions(
     read: dict[str, Mapping[str, Any]] = {}
     for name, given in value.items() if isinstance(value, dict) else [("", value)]:
         if not isinstance(given, dict):
-            mistakes.not_a_table(table)
+            mistakes.not_a_table(f"{table}", f'[{table}.NAME], and below it overuse = "warn"')
             break
         where = f"[{table}.{name}]"
         for key in given.keys() - set(PER_USER):

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 LONGEST_GRACE = timedelta(days=1)
 _LARGEST_COUNT = 1_000_000
+_LARGEST_FACTOR = 1000
 _LARGEST_FILE = 4 << 20
 _SHOWN_LENGTH = 40
 _LONGEST_INTEGER_BITS = 64
@@ -53,6 +54,17 @@ def parse_count(text: str) -> int:
             "write it in digits, without a unit",
         )
     return int(text)
+
+
+def parse_factor(text: str) -> float:
+    """Parse a number above 0 and up to 1000, such as 1.2."""
+    found = re.fullmatch(r"\d{1,4}(\.\d{1,6})?", text, re.ASCII)
+    if found is None or not 0 < float(text) <= _LARGEST_FACTOR:
+        raise BadValue(
+            f"{text[:_SHOWN_LENGTH]!r} is not a number above 0 and up to {_LARGEST_FACTOR}",
+            "for example 1.2",
+        )
+    return float(text)
 
 
 def limit_of(parser: Callable[[str], T]) -> Callable[[str], T | None]:
@@ -153,7 +165,7 @@ def _given_twice(text: str) -> tuple[str, int, int] | None:
     return None
 
 
-def _text_of(value: str | int) -> str:
+def _text_of(value: float | str) -> str:
     # Python refuses to write out an integer of thousands of digits.
     if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER_BITS:
         raise BadValue("the number is too large")
@@ -175,7 +187,7 @@ class Mistakes:
 
     def parse(self, where: str, value: object, parser: Callable[[str], Any]) -> Any:
         """Return the parsed value of the key `where`; after a mistake, None."""
-        if not isinstance(value, str | int):
+        if not isinstance(value, str | int | float):
             return self._add(f'write {where} = "..."', None)
         with self._noting(where):
             return parser(_text_of(value))
@@ -192,9 +204,9 @@ class Mistakes:
         hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
         self._add(f"{what} an unknown key {key!r}", hint)
 
-    def not_a_table(self, table: str) -> None:
-        """Add something else in the place of a table of names."""
-        self._add(f"{table} is a table of names", f'[{table}.NAME], and below it overuse = "warn"')
+    def not_a_table(self, table: str, hint: str) -> None:
+        """Add something else in the place of a table."""
+        self._add(f"{table} is a table", hint)
 
     def raise_if_any(self) -> None:
         """Report all mistakes, each with its hint.

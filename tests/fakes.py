@@ -27,6 +27,7 @@ from gpulease.errors import GpuleaseError
 from gpulease.service.ports import (
     Event,
     LivingProcess,
+    PastJob,
     Submission,
     UserCount,
     WorkerExited,
@@ -161,6 +162,7 @@ class MemoryStore:
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
+        self._released: list[PastJob] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -246,13 +248,25 @@ class MemoryStore:
         return job
 
     def save(self, job: Job, event: Event) -> None:
+        before = self._jobs[job.id]
         self._jobs[job.id] = job
         self._events.append((job.id, event))
+        if before.holds_memory and not job.holds_memory:
+            past = PastJob.of(job if job.leases else before, job.outcome, event.at)
+            self._released += [past] if past is not None else []
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())
+        return [past for past in found if past is not None and past.released_at > since]
+
+    def take_released(self) -> Sequence[PastJob]:
+        released, self._released = self._released, []
+        return released
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
         for job in jobs:
             self._jobs[job] = aging(self._jobs[job], since)
 

@@ -5,6 +5,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
 from gpulease.domain.job import Invocation, Job, Owner
 from gpulease.domain.limits import UserLimits
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.host.cgroups import in_initial_pid_namespace
 from gpulease.host.holds import HoldLauncher, WaitingClients
@@ -222,7 +224,7 @@ def _scheduler(
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
-        windows=_windows(base).of_pass,
+        windows=_windows(base).current,
     )
 
 
@@ -317,7 +319,7 @@ def _request_context(
 ) -> RequestContext:
     settings = base.settings()
     windows = _windows(base)
-    machine_views = MachineViews(scheduler, processes, sources, windows.all_occurrences)
+    machine_views = MachineViews(scheduler, processes, sources, windows.current)
     # Listings are drawn in a thread, with job views of their own.
     listed_jobs = JobViews(scheduler, processes, sources)
     return RequestContext(
@@ -370,7 +372,18 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
         holds=settings.most_holds,
         exempt=frozenset({0, os.geteuid()}),
     )
-    return Policy(settings.margin, settings.smallest_lease, quotas, limits_of)
+    return Policy(
+        settings.margin, settings.smallest_lease, quotas, queue_policy(settings), limits_of
+    )
+
+
+def queue_policy(settings: Settings) -> QueuePolicy:
+    """Return the order of the queue, the reservation and the sharing of GPUs."""
+    # Simulated GPUs compute nothing, so jobs do not slow each other down on them.
+    usual = {"most_sharing": sys.maxsize} if settings.simulate is not None else {}
+    given = {**usual, **settings.queue}
+    name = PolicyName(given.pop("policy", PolicyName.FAIR))
+    return QueuePolicy(name, **given)
 
 
 def health_policy(settings: Settings) -> HealthPolicy:

@@ -300,8 +300,8 @@ def with_over_for(job: Job, gpu: GpuUuid, over_for: timedelta | None) -> Job:
     return replace(job, leases=tuple(leases))
 
 
-def aging(job: Job, since: datetime) -> Job:
-    """Return a queued job whose age counts from now on."""
+def aging(job: Job, since: datetime | None) -> Job:
+    """Return a queued job with its age counted since then; None: it has no age."""
     return replace(job, queue=replace(job.queue, aging_since_at=since))
 
 

@@ -3,12 +3,11 @@
 A job over a limit waits and delays nobody. Running jobs are never stopped for a limit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
 from gpulease.units import GIB, format_size
@@ -81,10 +80,15 @@ class OverLimit:
 
     setting: str
     """The name of the limit in the settings."""
-    why: str
-    """What the user has, and what the limit is."""
+    most: str
+    """The limit, for display."""
+    has: str
+    """What the user has of it, for display."""
     until_at: datetime | None = None
-    """No end of a job removes it; it lasts until then, if nothing else starts."""
+    """It lasts at least until then, whatever ends; None: until enough jobs have ended."""
+
+    def __str__(self) -> str:
+        return f"the limit of its user is {self.most} ({self.setting}), and {self.has}"
 
 
 class RecentUse:
@@ -110,7 +114,8 @@ class RecentUse:
 
     def in_week_before(self, at: datetime) -> float:
         """Return the use in the 7 days before `at`, and forget what is older."""
-        return sum(self._by_hour.values()) - self._passed(at)
+        passed = self._passed(at)
+        return sum(self._by_hour.values()) - passed
 
     def _passed(self, at: datetime) -> float:
         """Return the part of the oldest hour that is over a week old, and forget older hours."""
@@ -147,27 +152,21 @@ def memory_of(claim: Claim, largest: int) -> int:
     return claim.gpus * claim.memory_on(largest)
 
 
-def over_limit(
-    limits: UserLimits, held: Held, claim: Claim, largest: int, user: str
-) -> OverLimit | None:
+def over_limit(limits: UserLimits, held: Held, claim: Claim, largest: int) -> OverLimit | None:
     """Return the limit that one more job of a user who holds so much would exceed."""
+    memory = memory_of(claim, largest)
     if limits.most_running is not None and held.running + 1 > limits.most_running:
-        why = f"{user} has {held.running} running, and may have {limits.most_running} at once"
-        return OverLimit("most_running", why)
+        most, has = f"{limits.most_running} running jobs and holds", f"{held.running} run"
+        return OverLimit("most_running", most, has)
     if limits.most_gpus is not None and held.gpus + claim.gpus > limits.most_gpus:
-        why = f"{user} holds {_gpus(held.gpus)}, and may hold {limits.most_gpus} at once"
-        return OverLimit("most_gpus", why)
-    if limits.most_memory is not None:
-        if held.memory + memory_of(claim, largest) > limits.most_memory:
-            most = format_size(limits.most_memory)
-            why = f"{user} holds {format_size(held.memory)}, and may hold {most} at once"
-            return OverLimit("most_memory", why)
+        return OverLimit("most_gpus", _gpus(limits.most_gpus), f"{held.gpus} are leased")
+    if limits.most_memory is not None and held.memory + memory > limits.most_memory:
+        most, has = format_size(limits.most_memory), f"{format_size(held.memory)} is leased"
+        return OverLimit("most_memory", most, has)
     return None
 
 
-def over_budget(
-    limits: UserLimits, held: Held, used: RecentUse, at: datetime, user: str
-) -> OverLimit | None:
+def over_budget(limits: UserLimits, held: Held, used: RecentUse, at: datetime) -> OverLimit | None:
     """Return that a user has used what the limit allows in a week, and until when at least."""
     budget = limits.gib_hours_per_week
     if budget is None:
@@ -175,8 +174,8 @@ def over_budget(
     total = used.in_week_before(at) + held.gib_hours
     if total < budget:
         return None
-    why = f"{user} has used {total:.0f} GiB h in 7 days, and may use {budget}"
-    return OverLimit("gib_hours_per_week", why, used.expires_at(total - budget, at))
+    most, has = f"{budget} GiB hours in 7 days", f"{total:.0f} are used"
+    return OverLimit("gib_hours_per_week", most, has, used.expires_at(total - budget, at))
 
 
 def never_within(
@@ -191,10 +190,9 @@ def never_within(
         )
     memory, most_memory = memory_of(claim, largest), limits.most_memory
     if most_memory is not None and memory > most_memory:
-        each = format_size(most_memory // claim.gpus)
+        most_of_all, each = format_size(most_memory), format_size(most_memory // claim.gpus)
         return (
-            f"cannot lease {claim}: {user} may hold {format_size(most_memory)} at once "
-            "(most_memory)",
+            f"cannot lease {claim}: {user} may hold {most_of_all} at once (most_memory)",
             f"ask for at most --mem {each}" + (" on each GPU" if claim.gpus > 1 else ""),
         )
     return None
@@ -204,64 +202,69 @@ def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
-@dataclass(slots=True)
 class LimitCheck:
     """The limits of all users in one planning pass; what starts in it counts at once."""
 
-    limits_of: Mapping[int, UserLimits]
-    """By uid; a user who is not here has no limits."""
-    used: Mapping[int, RecentUse]
-    """By uid: the use of leases that have ended."""
-    at: datetime
-    largest: int
-    """The bytes that the largest GPU offers."""
-    _held: dict[int, Held] = field(default_factory=dict)
+    def __init__(self, limits_of: Mapping[int, UserLimits], largest: int) -> None:
+        """Take the limits by uid, and the bytes that the largest GPU offers."""
+        self._limits_of = limits_of
+        self._largest = largest
+        self._held: dict[int, Held] = {}
+        self._budgets: dict[int, OverLimit] = {}
+        """By uid: the users who have used all of their budget."""
+        self._known: dict[tuple[int, Claim], OverLimit | None] = {}
+        """Answers until something starts: most claims repeat."""
 
     @classmethod
     def of(
         cls,
         limits_of: Mapping[int, UserLimits],
         used: Mapping[int, RecentUse],
-        holders: Callable[[], Iterable[Job]],
-        gpus: Iterable[GpuMemory],
+        holders: Iterable[Job],
+        largest: int,
         at: datetime,
     ) -> "LimitCheck":
-        """Return a check that knows what the jobs that hold memory hold."""
-        largest = max((gpu.allocatable or 0 for gpu in gpus), default=0)
-        check = cls(limits_of, used, at, largest)
-        for job in holders() if limits_of else ():
-            check.count(job)
+        """Return a check that knows what is held now, and was `used` by leases that have ended."""
+        check = cls(limits_of, largest)
+        for job in holders if limits_of else ():
+            check._count(job, at)
+        for uid, limits in limits_of.items():
+            over = over_budget(limits, check._held_by(uid), used.get(uid, RecentUse()), at)
+            if over is not None:
+                check._budgets[uid] = over
         return check
 
-    def count(self, job: Job) -> None:
-        """Count a job that holds memory."""
-        if job.owner.uid in self.limits_of:
-            held = self._add(job, sum(lease.memory for lease in job.leases))
-            for lease in job.leases:
-                begin = max(lease.granted_at, self.at - WEEK)
-                held.gib_hours += lease.memory / GIB * max(0.0, (self.at - begin) / _HOUR)
+    def _count(self, job: Job, at: datetime) -> None:
+        self.start(job, sum(lease.memory for lease in job.leases))
+        for lease in job.leases:
+            ran = at - max(lease.granted_at, at - WEEK)
+            self._held_by(job.owner.uid).gib_hours += lease.memory / GIB * max(0.0, ran / _HOUR)
 
     def start(self, job: Job, memory: int) -> None:
-        """Count a job that gets so many bytes in this pass."""
-        if job.owner.uid in self.limits_of:
-            self._add(job, memory)
+        """Count a job that gets so many bytes."""
+        if job.owner.uid in self._limits_of:
+            held = self._held_by(job.owner.uid)
+            held.running += 1
+            held.gpus += job.claim.gpus
+            held.memory += memory
+            self._known.clear()
 
-    def _add(self, job: Job, memory: int) -> Held:
-        held = self._held.setdefault(job.owner.uid, Held())
-        held.running += 1
-        held.gpus += job.claim.gpus
-        held.memory += memory
-        return held
+    def _held_by(self, uid: int) -> Held:
+        return self._held.setdefault(uid, Held())
 
     def exceeded_by(self, job: Job) -> OverLimit | None:
         """Return the limit that a queued job would exceed if it started now."""
-        limits = self.limits_of.get(job.owner.uid)
+        uid = job.owner.uid
+        limits = self._limits_of.get(uid)
         if limits is None:
             return None
-        held, user = self._held.get(job.owner.uid, Held()), job.owner.user
-        return over_limit(limits, held, job.claim, self.largest, user) or over_budget(
-            limits, held, self.used.get(job.owner.uid, RecentUse()), self.at, user
-        )
+        key = uid, job.claim
+        if key not in self._known:
+            held = self._held_by(uid)
+            self._known[key] = over_limit(limits, held, job.claim, self._largest) or (
+                self._budgets.get(uid)
+            )
+        return self._known[key]
 
 
 _HOUR = timedelta(hours=1)

@@ -18,6 +18,7 @@ from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import LimitCheck, OverLimit, RecentUse, UserLimits
 from gpulease.domain.placement import (
     ENDS_WITH_LEASES,
     Obstacle,
@@ -62,6 +63,10 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    limits: Mapping[int, UserLimits] = field(default_factory=dict)
+    """By uid; users who are not here have no limits."""
+    recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
+    """By uid: the use of leases that have ended."""
     windows: Sequence[Occurrence] = ()
     """The current or next time of each window."""
 
@@ -74,6 +79,8 @@ class WaitReason:
     expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs with memory reserved for the job."""
+    over_limit: OverLimit | None = None
+    """The limit of its user that it waits for, if it does."""
 
 
 def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
@@ -120,6 +127,10 @@ class Plan:
     """The jobs that are among the first of their user from now on, so that their age counts."""
     reservation: Reservation | None
     """For the job that has waited longest."""
+    limits: LimitCheck
+    """What the limits of users leave after the grants."""
+    stops_aging: tuple[JobId, ...] = ()
+    """The jobs that are over a limit now: they begin to age again when they are within it."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
     calendar: Calendar = field(default_factory=Calendar)
@@ -163,7 +174,8 @@ class Plan:
         for job in self.snapshot.jobs:
             if not job.holds_memory and job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                key = (job.claim, first, self.snapshot.windows and _run_time_key(job))
+                ends = self.snapshot.windows and _run_time_key(job)
+                key = (job.claim, first, self.limits.exceeded_by(job), ends)
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -183,6 +195,8 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.gives_up(),
         planning.newly_aging(),
         planning.reservation,
+        planning.limits,
+        planning.stops_aging(),
         planning.closed,
         planning.calendar,
     )
@@ -208,6 +222,13 @@ class _PlanningPass:
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
+        self.limits = LimitCheck.of(
+            snapshot.limits,
+            snapshot.recent_use,
+            (held.job for held in self.queue.holding.values()),
+            capacity(gpus),
+            snapshot.at,
+        )
         self.usual_wait_s = snapshot.usual_wait_s
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
@@ -250,7 +271,7 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.claim in tried or self._start(job, need):
+            if job.claim in tried or self.limits.exceeded_by(job) or self._start(job, need):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at):
@@ -357,7 +378,9 @@ class _PlanningPass:
                 yield from groups.values()
 
     def _start(self, job: Job, need: Need) -> bool:
-        """Grant `job` its claim if it fits and delays no reservation."""
+        """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
+        if self.limits.exceeded_by(job) is not None:
+            return False
         utilization = need.utilization(self.history, self.policy)
         latest = self._latest_starts(need)
         able = [
@@ -410,6 +433,7 @@ class _PlanningPass:
             if held_back and later is not None:
                 later.take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
+        self.limits.start(job, sum(memory for _, memory in allocations))
         self.order.started(need)
 
     # What else the plan says.
@@ -425,7 +449,16 @@ class _PlanningPass:
             job.id
             for turns in self.queue.turns.values()
             for job in self._first(turns)
-            if job.queue.aging_since_at is None
+            if job.queue.aging_since_at is None and self.limits.exceeded_by(job) is None
+        )
+
+    def stops_aging(self) -> tuple[JobId, ...]:
+        """Return the first jobs of their users that gained age and are over a limit now."""
+        return tuple(
+            job.id
+            for turns in self.queue.turns.values()
+            for job in self._first(turns)
+            if job.queue.aging_since_at is not None and self.limits.exceeded_by(job) is not None
         )
 
     def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
@@ -435,6 +468,9 @@ class _PlanningPass:
 
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, as of a plan that may not know it."""
+    over = plan_.limits.exceeded_by(job)
+    if over is not None:
+        return WaitReason(Refusal(()), over.until_at, over_limit=over)
     obstacles = []
     fitting = []
     for gpu in plan_.gpus:

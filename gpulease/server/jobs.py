@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
+from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
@@ -154,7 +155,9 @@ class JobHandlers:
                 f"gpulease extend {job.id} +2h",
             )
         by = timedelta(seconds=by_s)
-        extended = await self._context.scheduler.extend(job.id, by, _by(caller, job))
+        scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
+        limits = NO_LIMITS if is_admin else scheduler.policy.limits(job.owner)
+        extended = await scheduler.extend(job.id, by, _by(caller, job), limits)
         return json_response(self._context.view_for(caller, extended))
 
     async def keep(self, request: Request, job_id: int) -> Response:

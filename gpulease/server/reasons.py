@@ -107,6 +107,8 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     """Return why a claim has not been granted on a machine with so many GPUs."""
     if gpus < claim.gpus:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
+    if waiting.over_limit is not None:
+        return str(waiting.over_limit)
     obstacles = _obstacles(waiting)
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:

@@ -20,12 +20,13 @@ from gpulease.domain.oom import (
     diagnose_oom,
     find_memory_errors,
 )
-from gpulease.errors import TooMany, with_hint
+from gpulease.errors import CannotLease, TooMany, with_hint
 from gpulease.service.jobs import Settle
 from gpulease.service.observation import GpuObserver
 from gpulease.service.ports import Policy, Store, Transaction, WorkerExited
 from gpulease.service.requeue import after_failure, continuation, queue_again
 from gpulease.service.submission import most_of, refuse_one_more
+from gpulease.service.user_limits import refuse_what_is_never_within
 from gpulease.units import format_size
 
 MOST_RETRIES = 3
@@ -164,8 +165,11 @@ class JobAccounting:
             usage=replace(submission.usage, attempt=job.usage.attempt + 1, size_reason=None),
         )
         try:
-            refuse_one_more(self._policy().quotas, submission, tx.user_count(job.owner.uid))
-        except TooMany as error:
+            policy, user = self._policy(), job.owner.user
+            refuse_one_more(policy, submission, tx.user_count(job.owner.uid))
+            limits = policy.limits(job.owner)
+            refuse_what_is_never_within(submission.claim, limits, memory, user)
+        except (TooMany, CannotLease) as error:
             hint = f"use --mem {format_size(memory)}; it was not retried: {error.message}"
             return _with_detail(job, what, hint)
         job, new = queue_again(tx, job, submission)

@@ -19,6 +19,7 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import LONGEST_TIME, IllegalTransition, State, Trigger
+from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.errors import BadValue, GpuleaseError, NoSuchJob, WrongState, split_hint
 from gpulease.service.ports import (
     Clock,
@@ -30,6 +31,7 @@ from gpulease.service.ports import (
     WorkerStarted,
 )
 from gpulease.service.requeue import after_end
+from gpulease.service.user_limits import refuse_longer
 from gpulease.units import format_size, format_span
 
 Settle = Callable[[Transaction, Job, Job], Job]
@@ -262,10 +264,18 @@ def existing(tx: Transaction, job_id: JobId) -> Job:
 _SHORTEST_TIME = timedelta(seconds=1)
 
 
-def extend(store: Store, job_id: JobId, by: timedelta, who: str, clock: Clock) -> Job:
+def extend(
+    store: Store,
+    job_id: JobId,
+    by: timedelta,
+    who: str,
+    clock: Clock,
+    limits: UserLimits = NO_LIMITS,
+) -> Job:
     """Add `by`, which may be negative, to the time limit of a job; the caller informs its worker.
 
-    The limit counts from the start of the job.
+    The limit counts from the start of the job. `limits` are those of its owner, unless an admin
+    extends it.
 
     Raises:
         NoSuchJob: no job has this id.
@@ -277,6 +287,10 @@ def extend(store: Store, job_id: JobId, by: timedelta, who: str, clock: Clock) -
         at = clock.now()
         limit = _new_limit(job, by)
         _refuse_passed_limit(job, by, limit, at)
+        if by > timedelta(0):
+            refuse_longer(
+                limit, limits, f"extend job {job.id} by {_signed(by)}", hold=job.holder is not None
+            )
         changed = with_time_limit(job, limit)
         tx.save(changed, Event(at, "extend", f"by {_signed(by)} to {format_span(limit)}, by {who}"))
     return changed

@@ -35,6 +35,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
+from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
 T = TypeVar("T")
@@ -92,6 +93,42 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that has let go of its memory: what the queue learns from it."""
+
+    owner: Owner
+    claim: Claim
+    fingerprint: CommandFingerprint | None
+    submitted_at: datetime
+    granted_at: datetime
+    started_at: datetime | None
+    released_at: datetime
+    memory: int
+    """Bytes of all its leases."""
+    outcome: Outcome | None
+    utilization: int | None = None
+    """Percent."""
+
+    @classmethod
+    def of(cls, job: Job, outcome: Outcome | None, at: datetime) -> "PastJob | None":
+        """Return what is learnt from `job`, which held memory until `at`; None if it held none."""
+        if job.granted_at is None or not job.leases:
+            return None
+        return cls(
+            owner=job.owner,
+            claim=job.claim,
+            fingerprint=job.usage.fingerprint,
+            submitted_at=job.submitted_at,
+            granted_at=job.granted_at,
+            started_at=job.started_at,
+            released_at=max(at, job.granted_at),
+            memory=sum(lease.memory for lease in job.leases),
+            outcome=outcome,
+            utilization=job.utilization,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class UserCount:
     """The current counts of one user, to compare with the quotas."""
 
@@ -124,6 +161,7 @@ class Policy:
     smallest_lease: int = 0
     """Less than this cannot hold a CUDA context."""
     quotas: Quotas = field(default_factory=Quotas)
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
     limits_of: Callable[[Owner], UserLimits] = no_limits
     """The limits of a user, from the settings."""
 
@@ -176,8 +214,8 @@ class Transaction(Protocol):
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
-        """Store that the age of these queued jobs counts from now on."""
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: they have no age."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""
@@ -221,6 +259,12 @@ class Store(Protocol):
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since then, in that order."""
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return the GPUs that take no new leases, and why."""

@@ -7,14 +7,14 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import State, Trigger
+from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.errors import RecordUnwritable
@@ -28,17 +28,10 @@ from gpulease.service.job_supervisor import (
     reason_to_stop,
 )
 from gpulease.service.jobs import extend
-from gpulease.service.observation import GpuObserver, Observation, Peaks, snapshot
+from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
+from gpulease.service.queue_state import FindWindows, QueueState, no_windows
 from gpulease.units import format_span
-
-FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
-"""Returns the current or next time of each window."""
-
-
-def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-    """Return none: no GPU is set apart."""
-    return ()
 
 
 def reconcile(
@@ -47,30 +40,37 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
-    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
+    state: QueueState | None = None,
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
     Args:
+        store: the jobs.
+        seen: the GPUs.
+        policy: the admin's settings.
+        clock: the time.
         closed: why no GPU takes a lease now, or None.
-        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
+        state: what earlier passes have learnt; None reads it from the database.
     """
+    state = state or QueueState(store)
     with store.write() as tx:
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        state = snapshot(tuple(live.values()), seen, policy, drained, at)
-        decided = plan(replace(state, windows=windows(tx, at)))
+        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        state.window_gpus = decided.calendar.gpus
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
-            _grant(tx, live[job_id], placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
+            job = replace(live[job_id], predicted_run_for=state.predicted(job_id))
+            _grant(tx, job, placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
         tx.note_aging(decided.aging, at)
+        tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
@@ -162,12 +162,12 @@ class Scheduler:
         """Why the latest pass granted no lease of any size, or None."""
         self._policy = policy
         self._obstacle = obstacle
-        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
+        self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
             store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
         )
@@ -198,7 +198,9 @@ class Scheduler:
         """Queue a job. Raises what `submission.submit` raises."""
         seen = await self.observer.recent()
         job = await self._in_writer(
-            lambda: submission.submit(self.store, new_job, seen, self.policy, self._clock)
+            lambda: submission.submit(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
         )
         # While earlier jobs block every GPU, a pass would change nothing.
         if self.plan is None or not self.plan.is_closed:
@@ -242,9 +244,13 @@ class Scheduler:
         self._changes.notify()
         self.wake()
 
-    async def extend(self, job_id: JobId, by: timedelta, who: str) -> Job:
+    async def extend(
+        self, job_id: JobId, by: timedelta, who: str, limits: UserLimits = NO_LIMITS
+    ) -> Job:
         """Change the time limit of a job by `by`. Raises what `jobs.extend` raises."""
-        job = await self._in_writer(lambda: extend(self.store, job_id, by, who, self._clock))
+        job = await self._in_writer(
+            lambda: extend(self.store, job_id, by, who, self._clock, limits)
+        )
         self._changes.notify()
         if job.holds_memory:
             # The shim learns the limit before the caller gets an answer, so the answer stays true
@@ -385,13 +391,12 @@ class Scheduler:
         seen = await self.observer.recent()
         return await self._in_writer(
             lambda: reconcile(
-                self.store, seen, self.policy, self._clock, closed, self._current, fresh=fresh
+                self.store,
+                seen,
+                self.policy,
+                self._clock,
+                closed,
+                fresh=fresh,
+                state=self._state,
             )
         )
-
-    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-        before = {} if self.plan is None else self.plan.calendar.gpus
-        return [
-            replace(each, gpus_before=before.get(each.window.id, ()))
-            for each in self._windows(tx, at)
-        ]

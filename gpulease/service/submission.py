@@ -13,6 +13,12 @@ from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Transaction, UserCount
+from gpulease.service.queue_state import QueueState
+from gpulease.service.user_limits import (
+    refuse_over_limit,
+    refuse_what_is_never_within,
+    with_time_limit,
+)
 from gpulease.units import MIB, Share, format_size
 
 
@@ -73,15 +79,24 @@ def _count(runs: Sequence[PastRun], run: PastRun) -> str:
 
 
 def submit(
-    store: Store, submission: Submission, seen: Observation, policy: Policy, clock: Clock
+    store: Store,
+    submission: Submission,
+    seen: Observation,
+    policy: Policy,
+    clock: Clock,
+    state: QueueState | None = None,
 ) -> Job:
     """Queue a job, and return it when it is on disk; for a known key, return the first job.
 
     Raises:
-        CannotLease: this machine can never grant the claim.
+        BadValue: its time limit is longer than its user may have.
+        CannotLease: this machine can never grant the claim, or never to this user.
         NoRoomNow: the job would have to wait, but must not.
-        TooMany: the user has reached a quota.
+        TooMany: the user has reached a quota or a limit.
     """
+    state = state or QueueState(store)
+    # Before the transaction: a directory server may be asked for the user's groups.
+    limits = policy.limits(submission.owner)
     with store.write() as tx:
         before = (
             tx.job_by_key(submission.owner.uid, submission.key)
@@ -92,14 +107,17 @@ def submit(
             _refuse_another_kind(submission, before)
             return before
         at = clock.now()
-        refuse_one_more(policy.quotas, submission, tx.user_count(submission.owner.uid))
+        refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         empty = ledgers(snapshot((), seen, policy, {}, at))
-        submission = sized(submission, tx, empty, policy)
+        submission = with_time_limit(sized(submission, tx, empty, policy), limits)
         refuse_what_can_never_run(submission.claim, empty, policy)
+        most = largest(empty, 1)
+        refuse_what_is_never_within(submission.claim, limits, most, submission.owner.user)
         job = tx.add(submission, at)
         refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
+        refuse_over_limit(job, tx.live(), limits, state.recent_use, most, at)
         if submission.wait_for == timedelta(0):
-            _refuse_to_wait(job, tx, seen, policy)
+            _refuse_to_wait(job, tx, seen, policy, state)
     return job
 
 
@@ -171,19 +189,22 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     )
 
 
-def _refuse_to_wait(job: Job, tx: Transaction, seen: Observation, policy: Policy) -> None:
-    decided = plan(snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
+def _refuse_to_wait(
+    job: Job, tx: Transaction, seen: Observation, policy: Policy, state: QueueState
+) -> None:
+    decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
-    reasons = why_waiting(decided, job).refusal.obstacles
-    where = "; ".join(f"GPU {each.label}: {each.why}" for each in reasons)
+    waits = why_waiting(decided, job)
+    where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
+    where = where if waits.over_limit is None else str(waits.over_limit)
     raise NoRoomNow(
         f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
         "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m",
     )
 
 
-def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -> None:
+def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:
     """Check that the user may have one more job, before it is added.
 
     Runs inside the transaction that adds the job, so two submissions at once cannot both pass.
@@ -191,13 +212,15 @@ def refuse_one_more(quotas: Quotas, submission: Submission, before: UserCount) -
     Raises:
         TooMany: the user has as many as the quotas allow.
     """
+    quotas = policy.quotas
     if submission.owner.uid in quotas.exempt:
         return
     user = submission.owner.user
-    if before.waiting >= quotas.waiting:
+    most_waiting = policy.limits(submission.owner).most_waiting
+    if most_waiting is not None and before.waiting >= most_waiting:
         raise TooMany(
             f"cannot submit: {user} has {before.waiting} queued jobs, and the limit for one user "
-            f"is {quotas.waiting}",
+            f"is {most_waiting}",
             "submit again when some jobs have started, or cancel some; "
             f"gpulease list --user {user} shows them",
         )

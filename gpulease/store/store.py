@@ -26,7 +26,7 @@ from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
-from gpulease.service.ports import Event
+from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve, FilePresence
 from gpulease.store.engine import (
@@ -37,6 +37,7 @@ from gpulease.store.engine import (
     startup_error,
     translate_errors,
 )
+from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
@@ -73,6 +74,7 @@ class SqlStore:
             raise startup_error(path, error.orig) from error
         except OSError as error:
             raise state_fault(f"cannot use the database {path}", error) from error
+        self._released: list[PastJob] = []
         self._drained: Mapping[GpuUuid, str] = {}
         self._was_locked = False
         self._live_in_order = tuple(self._live.values())
@@ -101,6 +103,7 @@ class SqlStore:
             self._live, self._known_gpus = transaction.outcome()
             for change in transaction.changes:
                 self._tallies.note(*change)
+            self._released += transaction.released
             self._live_in_order = tuple(self._live.values())
 
     @contextmanager
@@ -173,6 +176,24 @@ class SqlStore:
                 select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
             )
             return [Event(row.at, row.kind, row.detail) for row in rows]
+
+    def past_jobs(self, since: datetime) -> Sequence[PastJob]:
+        """Return the latest jobs that ended since then after they held memory, in that order.
+
+        If the file cannot be read, return none: the queue learns from those that end from now on.
+        """
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self.path),
+            self.engine.connect() as connection,
+        ):
+            return ended_since(connection, since)
+        return ()
+
+    def take_released(self) -> Sequence[PastJob]:
+        """Return the jobs that let go of their memory since the last call, in that order."""
+        released, self._released = self._released, []
+        return released
 
     def drained(self) -> Mapping[GpuUuid, str]:
         """Return why each drained GPU takes no new leases.

@@ -13,7 +13,7 @@ from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.errors import NoSuchJob
-from gpulease.service.ports import Event, Submission, UserCount
+from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements, windows
 from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
@@ -34,6 +34,8 @@ class SqlTransaction:
         self._tallies = user_counts
         self.changes: list[tuple[Job | None, Job, int | None]] = []
         """Each job before and after, and for a new one the bytes of its invocation."""
+        self.released: list[PastJob] = []
+        """The jobs that let go of their memory."""
         self._live = dict(live)
         self._known_gpus = known_gpus
 
@@ -144,11 +146,20 @@ class SqlTransaction:
             self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
         self._log(job.id, event)
+        self._note_release(before, job, event.at)
         self._live[job.id] = job
         self.changes.append((before, job, None))
         if job.state is State.ENDED:
             del self._live[job.id]
             self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+
+    def _note_release(self, before: Job | None, job: Job, at: datetime) -> None:
+        if before is None or not before.holds_memory or job.holds_memory:
+            return
+        held = job if job.leases else before
+        past = PastJob.of(held, job.outcome, job.ended_at or at)
+        if past is not None:
+            self.released.append(past)
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of a job that stays as it is; it may have ended."""
@@ -164,8 +175,8 @@ class SqlTransaction:
         self._connection.execute(statements.NOTE_OVER, which)
         self._live[job] = with_over_for(held, gpu, over_for)
 
-    def note_aging(self, jobs: Sequence[JobId], since: datetime) -> None:
-        """Store since when the age of these queued jobs counts."""
+    def note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        """Store since when the age of these queued jobs counts; None: they have no age."""
         if not jobs:
             return
         which = [{"this": job, "since": since} for job in jobs]

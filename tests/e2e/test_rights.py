@@ -17,6 +17,7 @@ from gpulease.wire.requests import (
     ExtendRequest,
     HoldRequest,
     NestedRequest,
+    ReserveRequest,
     SubmitRequest,
     UsageRequest,
 )
@@ -157,6 +158,7 @@ _BODIES: dict[type | None, object] = {
     SubmitRequest: {"argv": ["true"], "cwd": "/", "environment": {}},
     HoldRequest: {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}},
     NestedRequest: {"environment": {}},
+    ReserveRequest: {"lasts_for": 60, "name": "fans"},
     UsageRequest: {"framework": "torch", "version": "2", "gpus": []},
 }
 
@@ -171,11 +173,15 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         job = submit(daemon, owner, *command)
         if len(command) > 1:
             daemon.wait_until(job, "active")
-    target = "/v1" + route.path.format(job_id=job, gpu=1)
+    if "{window}" in route.path:
+        call(daemon, "root", "POST", "/v1/windows", _BODIES[ReserveRequest])
+    target = "/v1" + route.path.format(job_id=job, gpu=1, window="fans")
     status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
+    if "/windows" in route.path:
+        call(daemon, "root", "POST", "/v1/windows/fans/cancel")
     if "{gpu}" in route.path:
         call(daemon, "root", "POST", "/v1/gpus/1/resume")
     return status

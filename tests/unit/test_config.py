@@ -2,14 +2,16 @@
 
 import sys
 import tomllib
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from goldens import mentions
-from gpulease.config import Settings, read_settings, renew
-from gpulease.daemon.app import checked
+from gpulease.config import QUEUE_KEYS, Settings, read_settings, renew
+from gpulease.daemon.app import checked, queue_policy
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
 from gpulease.units import GIB, MIB
 
@@ -79,8 +81,8 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
             "known keys",
         ),
         ('[users.alice]\nsocket = "/x"', "[users.alice] has an unknown key 'socket'", "known keys"),
-        ('users = "alice"', "users is a table of names", "[users.NAME]"),
-        ('[users]\noveruse = "warn"', "users is a table of names", "[users.NAME]"),
+        ('users = "alice"', "users is a table", "[users.NAME]"),
+        ('[users]\noveruse = "warn"', "users is a table", "[users.NAME]"),
         (
             '[groups.a]\noveruse_grace = "2d"',
             "[groups.a] overuse_grace: cannot use the grace",
@@ -89,6 +91,11 @@ def test_users_and_groups_have_settings_of_their_own(tmp_path: Path) -> None:
         ('[users.alice]\noveruse = ["warn"]', "write [users.alice] overuse", None),
         ("[user.alice]", "an unknown key 'user'", "users"),
         ("[margin]", "write margin", None),
+        ("queue = 3", "queue is a table", "[queue]"),
+        ('[queue]\npolicy = "lifo"', "[queue] policy: 'lifo'", '"fifo"'),
+        ("[queue]\nage_ofset = 3", "[queue] has an unknown key", "did you mean age_offset?"),
+        ("[queue]\nbackfill_factor = 0.0", "[queue] backfill_factor: '0.0'", "1.2"),
+        ('[users.a]\nmost_gpus = "many"', "[users.a] most_gpus: 'many'", "digits"),
     ],
 )
 def test_what_cannot_be_understood_is_named(
@@ -175,3 +182,32 @@ def test_a_default_below_the_smallest_lease_is_refused(tmp_path: Path) -> None:
     checked(read(tmp_path, 'default_memory = "5%"\nsmallest_lease = "1G"'))
     with pytest.raises(BadConfiguration, match="default_memory"):
         checked(read(tmp_path, 'default_memory = "512M"\nsmallest_lease = "1G"'))
+
+
+def test_limits_differ_for_users_and_none_lifts_them(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        """
+        most_gpus = 2
+        most_memory = "48G"
+        longest_time = "4h"
+        [users.alice]
+        most_gpus = "none"
+        over_limit = "refuse"
+        """,
+    )
+
+    assert (settings.most_gpus, settings.most_memory) == (2, 48 * GIB)
+    assert settings.longest_time == timedelta(hours=4)
+    assert settings.users == {"alice": {"most_gpus": None, "over_limit": "refuse"}}
+
+
+def test_the_table_of_the_queue_has_a_key_for_each_number_of_the_policy(tmp_path: Path) -> None:
+    numbers = {each.name for each in fields(QueuePolicy)} - {"name"}
+    assert QUEUE_KEYS.keys() == numbers | {"policy"}
+
+    settings = read(tmp_path, '[queue]\npolicy = "easy"\naging_jobs = 3\nmost_utilization = 1.5')
+
+    policy = queue_policy(settings)
+    assert (policy.name, policy.aging_jobs, policy.most_utilization) == (PolicyName.EASY, 3, 1.5)
+    assert queue_policy(Settings()) == QueuePolicy()

@@ -31,12 +31,13 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import Trigger
+from gpulease.domain.limits import UserLimits
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.placement import Placement
 from gpulease.service import jobs, submission
 from gpulease.service.job_accounting import MOST_RETRIES, JobAccounting
 from gpulease.service.observation import GpuObserver, Observation
-from gpulease.service.ports import Event, Policy, Quotas, Submission, WorkerExited
+from gpulease.service.ports import Event, Policy, Submission, WorkerExited
 
 GPU = GpuUuid("GPU-a")
 M = G // 1024
@@ -320,7 +321,7 @@ def test_a_new_try_gets_as_much_more_as_was_said(had: int, factor: float, gets: 
 
 def test_a_user_whose_queue_is_full_gets_no_new_try_and_is_told_why() -> None:
     world = World(retry=1.5)
-    world.policy = replace(Policy(), quotas=Quotas(waiting=0))
+    world.policy = Policy(limits_of=lambda _: UserLimits(most_waiting=0))
 
     ended = world.end()
 

@@ -1,0 +1,141 @@
+"""What a planning pass knows besides the GPUs: the indexed queue, and what ended jobs have taught.
+
+It is kept in memory: read from the database at the first pass, then told of each job that lets go
+of its memory. Used by the thread that writes to the database, and by no other.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpulease.domain.calendar import Occurrence, WindowId
+from gpulease.domain.fair_share import PastUse
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job, Outcome, Owner
+from gpulease.domain.limits import RecentUse
+from gpulease.domain.plan import Snapshot, capacity, ledgers
+from gpulease.domain.queue import Queue
+from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.run_time import RunTimes, keys_of
+from gpulease.service.observation import Observation, snapshot
+from gpulease.service.ports import PastJob, Policy, Store
+
+REMEMBERED = timedelta(days=10)
+"""Use decays with a half-life of a day: after ten, a thousandth is left."""
+_WAITS = 300
+"""Recent waits that the usual wait is taken from."""
+_TEACHES_NOTHING = frozenset(
+    {
+        Outcome.GAVE_UP,
+        Outcome.LAUNCH_FAILED,
+        Outcome.LOST,
+        Outcome.PREEMPTED,
+        Outcome.REQUEUED,
+        Outcome.DEPENDENCY_FAILED,
+    }
+)
+"""Ends that the machine caused, or that came before the start. After all others (also a time
+limit, or a cancel) the next run of the same command may well hold its memory for as long."""
+
+
+FindWindows = Callable[[datetime, Collection[Owner]], Sequence[Occurrence]]
+"""Returns the current or next time of each window; the owners are those of the live jobs."""
+
+
+def no_windows(at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
+    """Return none: no GPU is set apart."""
+    return ()
+
+
+class QueueState:
+    """The index of live jobs, the history of ended ones, and the recent use by user."""
+
+    def __init__(self, store: Store, windows: FindWindows = no_windows) -> None:
+        self._store = store
+        self._windows = windows
+        self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
+        """The GPUs that the latest plan chose for windows."""
+        self._queue: Queue | None = None
+        self._policy: QueuePolicy | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        policy = self._policy or QueuePolicy()
+        self._run_times = RunTimes(policy.run_time_samples)
+        self._use = PastUse(policy.use_half_life.total_seconds())
+        self._waits: deque[float] = deque(maxlen=_WAITS)
+        self.recent_use: dict[int, RecentUse] = {}
+        """By uid: the GiB-hours of leases that have ended."""
+
+    def snapshot(
+        self,
+        jobs: Sequence[Job],
+        seen: Observation,
+        policy: Policy,
+        drained: Mapping[GpuUuid, str],
+        at: datetime,
+    ) -> Snapshot:
+        """Return everything that a decision depends on; `jobs` are all live ones."""
+        bare = snapshot(jobs, seen, policy, drained, at)
+        gpus = ledgers(bare)
+        queue = self._indexed(jobs, capacity(gpus), policy.queue, at)
+        owners = {job.owner.uid: job.owner for job in jobs}
+        limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
+        return replace(
+            bare,
+            queue=queue,
+            history=self._run_times,
+            use=self._use,
+            usual_wait_s=_percentile(self._waits, 0.9),
+            policy=policy.queue,
+            gpus=gpus,
+            limits={uid: each for uid, each in limits.items() if each.restrict_starts},
+            recent_use=self.recent_use,
+            windows=[
+                replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
+                for each in self._windows(at, owners.values())
+            ],
+        )
+
+    def predicted(self, job: JobId) -> timedelta | None:
+        """Return the predicted run time of a job of the latest snapshot."""
+        if self._queue is None or self._policy is None:
+            return None
+        need = self._queue.need(self._queue.jobs[job])
+        return timedelta(seconds=need.run_time(self._run_times, self._policy))
+
+    def _indexed(
+        self, jobs: Iterable[Job], largest: int, policy: QueuePolicy, at: datetime
+    ) -> Queue:
+        """Return the index of `jobs`, built anew when what everything is relative to changed."""
+        if self._queue is None or self._queue.capacity != largest or self._policy != policy:
+            self._queue, self._policy = Queue(largest), policy
+            self._store.take_released()
+            self._forget()
+            for past in self._store.past_jobs(at - REMEMBERED):
+                self._learn(past, largest)
+        for past in self._store.take_released():
+            self._learn(past, largest)
+        self._queue.update(jobs)
+        return self._queue
+
+    def _learn(self, past: PastJob, largest: int) -> None:
+        claim, owner = past.claim, past.owner
+        share = 1.0 if claim.exclusive else claim.memory_on(largest) / max(1, largest)
+        begin, end = past.granted_at.timestamp(), past.released_at.timestamp()
+        self._use.add(owner.user, claim.gpus * share, begin, max(begin, end))
+        self.recent_use.setdefault(owner.uid, RecentUse()).add(
+            past.granted_at, past.released_at, past.memory
+        )
+        self._waits.append((past.granted_at - past.submitted_at).total_seconds())
+        if past.started_at is not None and past.outcome not in _TEACHES_NOTHING:
+            keys = keys_of(owner.user, claim, share, past.fingerprint)
+            ran = (past.released_at - past.started_at).total_seconds()
+            used = None if past.utilization is None else past.utilization / 100
+            self._run_times.record(keys, max(0.0, ran), used)
+
+
+def _percentile(values: Iterable[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,100 @@
+"""Refusals of what the limits of a user never allow, or do not allow now.
+
+Runs inside the transaction that adds or changes the job. What waits for a limit waits in the queue:
+see `domain.limits`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.domain.limits import (
+    Beyond,
+    LimitCheck,
+    RecentUse,
+    UserLimits,
+    memory_of,
+    never_within,
+)
+from gpulease.errors import BadValue, CannotLease, TooMany
+from gpulease.service.ports import Submission
+from gpulease.units import format_span
+
+
+def with_time_limit(submission: Submission, limits: UserLimits) -> Submission:
+    """Return `submission`; if it names no time limit, with the usual one of its user.
+
+    Raises:
+        BadValue: it names one that is too long.
+    """
+    hold = submission.holder is not None
+    limit = submission.claim.time_limit
+    if limit is None:
+        usual = limits.usual_time(hold=hold)
+        return replace(submission, claim=replace(submission.claim, time_limit=usual))
+    refuse_longer(limit, limits, "hold a lease" if hold else "submit", hold=hold)
+    return submission
+
+
+def refuse_longer(limit: timedelta, limits: UserLimits, verb: str, *, hold: bool) -> None:
+    """Check that a time limit is within what a user may ask for.
+
+    Raises:
+        BadValue: it is longer.
+    """
+    longest = limits.longest(hold=hold)
+    if longest is None or limit <= longest[0]:
+        return
+    most, setting = format_span(longest[0]), longest[1]
+    raise BadValue(
+        f"cannot {verb}: a time limit of {format_span(limit)} is over the {most} that the "
+        f"settings allow ({setting})",
+        f"ask for at most {most}; an admin can extend the time of a job further",
+    )
+
+
+def refuse_what_is_never_within(claim: Claim, limits: UserLimits, largest: int, user: str) -> None:
+    """Check that a user could have `claim` while they hold nothing else.
+
+    Raises:
+        CannotLease: a limit is smaller.
+    """
+    found = never_within(limits, claim, largest, user)
+    if found is not None:
+        raise CannotLease(*found)
+
+
+def refuse_over_limit(
+    job: Job,
+    others: Iterable[Job],
+    limits: UserLimits,
+    used: Mapping[int, RecentUse],
+    largest: int,
+    at: datetime,
+) -> None:
+    """Check that a new job is within the limits of its user, if these refuse more.
+
+    The user's queued jobs count as if they ran, so the user never has more than the limit.
+
+    Raises:
+        TooMany: it is not.
+    """
+    if limits.over_limit is Beyond.WAIT or not limits.restrict_starts:
+        return
+    mine = [each for each in others if each.owner.uid == job.owner.uid and each.id != job.id]
+    holders = (each for each in mine if each.holds_memory)
+    check = LimitCheck.of({job.owner.uid: limits}, used, holders, largest, at)
+    for each in mine:
+        if not each.holds_memory:
+            check.start(each, memory_of(each.claim, largest))
+    over = check.exceeded_by(job)
+    if over is None:
+        return
+    user = job.owner.user
+    raise TooMany(
+        f"cannot submit: the limit of {user} is {over.most} ({over.setting}), and {over.has}, "
+        "with what waits",
+        f"submit again when some jobs have ended; gpulease list --user {user} shows them",
+    )
