@@ -1,4 +1,4 @@
-"""Write a month of a small lab as a trace for `gpulease replay`. It is made up, and always the same.
+"""Write a month of a made-up lab as a trace for `gpulease replay`; it is always the same.
 
 python examples/lab_month.py > lab.csv
 gpulease replay lab.csv --servers 4x24G

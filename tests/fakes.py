@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpulease.domain.calendar import Window, WindowId
+from gpulease.domain.dependencies import succeeded
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
 from gpulease.domain.job import (
@@ -23,7 +24,9 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError
+from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import (
     Event,
     LivingProcess,
@@ -162,14 +165,18 @@ class MemoryStore:
         self._ordered: dict[tuple[int, str], JobId] = {}
         self.known_runs: list[PastRun] = []
         self.writes = 0
+        self.paused: QueuePause | None = None
+        self._ended: list[Job] = []
         self._released: list[PastJob] = []
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
         self.writes += 1
         before = dict(self._jobs), list(self._events), dict(self._invocations)
+        self._ended.clear()
         try:
             yield self
+            settle_dependents(self, tuple(self._ended))
         except BaseException:
             self._jobs, self._events, self._invocations = before
             raise
@@ -189,7 +196,15 @@ class MemoryStore:
     def job(self, job: JobId) -> Job | None:
         return self._jobs.get(job)
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
         return tuple(self._jobs.values())[-limit:]
 
     def invocation(self, job: JobId) -> Invocation:
@@ -209,6 +224,12 @@ class MemoryStore:
 
     def note_gpu(self, event: GpuEvent) -> None:
         self.noted.append(event)
+
+    def pause(self) -> QueuePause | None:
+        return self.paused
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        self.paused = pause
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         return [each for each in self.noted if each.at >= since][-most:]
@@ -247,13 +268,58 @@ class MemoryStore:
         self._invocations[job.id] = order.invocation
         return job
 
-    def save(self, job: Job, event: Event) -> None:
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        first = JobId(len(self._jobs) + 1)
+        return [
+            self.add(
+                replace(
+                    order,
+                    key=order.key if place == 0 else None,
+                    queue=replace(
+                        order.queue, array=ArrayElement(first, index, indices.most_running)
+                    ),
+                ),
+                at,
+            )
+            for place, index in enumerate(indices.indices)
+        ]
+
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        places = ((job, job.queue.array) for job in self._jobs.values())
+        return [
+            job
+            for job, place in places
+            if place is not None and place.job == array and index in (None, place.index)
+        ]
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        found = self.elements(array, index)
+        return found[-1] if found else None
+
+    def live_elements(self, array: JobId) -> int:
+        return sum(job.state is not State.ENDED for job in self.elements(array))
+
+    def failed_element(self, array: JobId) -> Job | None:
+        for job in self.elements(array):
+            is_final = job.state is State.ENDED and job.usage.retried_as is None
+            if is_final and not succeeded(job):
+                return job
+        return None
+
+    def save(self, job: Job, event: Event | None) -> None:
         before = self._jobs[job.id]
         self._jobs[job.id] = job
-        self._events.append((job.id, event))
-        if before.holds_memory and not job.holds_memory:
-            past = PastJob.of(job if job.leases else before, job.outcome, event.at)
-            self._released += [past] if past is not None else []
+        if event is not None:
+            self._events.append((job.id, event))
+            if before.holds_memory and not job.holds_memory:
+                past = PastJob.of(job if job.leases else before, job.outcome, event.at)
+                self._released += [past] if past is not None else []
+        if job.state is State.ENDED:
+            self._ended.append(job)
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        for job in jobs:
+            self.save(job, event)
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())
@@ -286,6 +352,9 @@ class FakeLauncher:
         self.may_launch = asyncio.Event()
         """Cleared, a launch takes until it is set."""
         self.may_launch.set()
+        self.may_stop = asyncio.Event()
+        """Cleared, a stop takes until it is set."""
+        self.may_stop.set()
         self.may_tell: dict[timedelta, asyncio.Event] = {}
         """Telling a worker one of these limits takes until its event is set."""
         self.forbidden: list[JobId] = []
@@ -323,6 +392,7 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
         self.reasons.append(reason)
+        await self.may_stop.wait()
 
     def grace(self, job: Job) -> timedelta | None:
         return job.grace

@@ -6,10 +6,21 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.job_selection import for_each, select_jobs, selection
+from gpulease.cli.job_selection import (
+    Selection,
+    announce,
+    for_each,
+    no_match,
+    select_jobs,
+    selection,
+)
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
+from gpulease.cli.render import print_stdout
+from gpulease.client import Client
+from gpulease.errors import BadUsage
 from gpulease.units import format_span, parse_span
-from gpulease.wire.views import JobView
+from gpulease.wire.requests import CancelJobsRequest
+from gpulease.wire.views import CancelledView, JobView
 
 
 def cancel(
@@ -17,6 +28,12 @@ def cancel(
     jobs: JobsArgument = None,
     name: NamePatternOption = None,
     every: AllOption = False,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", metavar="USER", help="Jobs of this user, all or with --name; for admins."
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         typer.Option(
@@ -30,7 +47,8 @@ def cancel(
     """End jobs, and release the leases of holds.
 
     A waiting job leaves the queue. A running job gets SIGTERM and, if it is still
-    there after its grace, SIGKILL, with all its processes.
+    there after its grace, SIGKILL, with all its processes. --name, --all and --user
+    cancel any number of jobs in one step, so none of them starts meanwhile.
 
     \b
     Examples:
@@ -38,12 +56,41 @@ def cancel(
       gpulease cancel last
       gpulease cancel --name 'sweep*'
       gpulease cancel --all --grace 5s
+      gpulease cancel --user bob --name 'sweep*'
     """
     seconds = None if grace is None else parse_span(grace).total_seconds()
-    wanted = selection("cancel", jobs, name, every)
+    if user is not None and jobs:
+        raise BadUsage(
+            "cannot cancel: JOB and --user exclude each other", "gpulease cancel --user bob"
+        )
+    wanted = selection("cancel", jobs, name, every or (user is not None and name is None))
     client = connect(ctx, socket)
+    if not wanted.words:
+        return _together(client, wanted, user, seconds)
     numbers = select_jobs(client, wanted)
     return for_each(numbers, lambda number: result(client.cancel(number, grace=seconds), seconds))
+
+
+def _together(client: Client, wanted: Selection, user: str | None, grace: float | None) -> int:
+    view = client.cancel_all(CancelJobsRequest(user=user, name=wanted.pattern, grace=grace))
+    if view.count == 0 and wanted.pattern is not None:
+        raise no_match(wanted, user or "yours")
+    announce("cancel", view.jobs, view.count, user)
+    many = view.count > len(view.jobs)
+    for text in (summary(view),) if many else (result(job, grace) for job in view.jobs):
+        print_stdout(text)
+    return 0
+
+
+def summary(view: CancelledView) -> str:
+    """Describe many jobs that were cancelled together."""
+    parts = []
+    if ended := view.count - view.ending:
+        parts.append("1 job is cancelled" if ended == 1 else f"{ended} jobs are cancelled")
+    if view.ending:
+        ending = "1 job is ending" if view.ending == 1 else f"{view.ending} jobs are ending"
+        parts.append(f"{ending}; processes that remain after the grace are killed")
+    return "; ".join(parts)
 
 
 def result(job: JobView, grace: float | None = None) -> str:

@@ -25,12 +25,16 @@ VERBS = {
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
+    "wait": "Wait for the end of jobs.",
     "cancel": "End jobs, and release leases.",
     "requeue": "Stop jobs, and queue them again.",
     "extend": "Change the time limits of jobs.",
     "keep": "Protect idle leases from being released.",
     "drain": "Stop granting leases on GPUs.",
     "resume": "Grant leases on GPUs again.",
+    "history": "List past jobs; export them as CSV.",
+    "pause": "Start no more jobs.",
+    "unpause": "Start jobs again.",
     "reserve": "Set GPUs apart for a time.",
     "report": "Compare what jobs asked for and used.",
     "replay": "Try the scheduler on recorded jobs.",
@@ -46,9 +50,9 @@ _RESERVE = "gpulease reserve sets GPUs apart for a time, and shows what is reser
 _RUN = "gpulease run runs a command, with -d in the background"
 _SHOW = "gpulease show describes a job, gpulease doctor this machine"
 _HOLD = "gpulease hold leases memory for this shell, gpulease run for a command"
-_REPORT = "gpulease report compares what was asked for and used, gpulease list --all has past jobs"
+_REPORT = "gpulease report compares what was asked for and used, gpulease history has past jobs"
 _SUGGESTIONS = {
-    **dict.fromkeys(("sacct", "sreport", "usage", "history", "stats"), _REPORT),
+    **dict.fromkeys(("sacct", "sreport", "usage", "stats"), _REPORT),
     **dict.fromkeys(("ps", "queue", "jobs", "ls", "squeue"), _LIST),
     **dict.fromkeys(("top", "smi", "gpus", "free", "nvidia-smi", "stat", "sinfo"), _STATUS),
     **dict.fromkeys(("kill", "stop", "rm", "del", "scancel", "release", "end"), _CANCEL),
@@ -59,7 +63,7 @@ _SUGGESTIONS = {
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
     **dict.fromkeys(("cordon", "disable"), "gpulease drain stops granting leases on a GPU"),
     **dict.fromkeys(("uncordon", "undrain", "enable"), "gpulease resume grants leases again"),
-    **dict.fromkeys(("wait", "fg", "reattach"), "gpulease attach connects to a running job"),
+    **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""
 

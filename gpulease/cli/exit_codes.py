@@ -44,6 +44,8 @@ def status_of_job(job: JobView) -> int:
             return EXIT_GAVE_UP
         case "time_limit" | "over_lease" | "idle":
             return EXIT_TIME_LIMIT
+        case "released":
+            return 0
         case "cancelled" | "preempted" | "requeued":
             return SIGNALED + signal.SIGTERM
         case _:

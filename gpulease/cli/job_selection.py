@@ -21,15 +21,16 @@ from gpulease.wire.views import JobView
 
 T = TypeVar("T")
 
-Verb = Literal["show", "logs", "attach", "cancel", "requeue", "extend", "keep"]
+Verb = Literal["show", "logs", "attach", "wait", "cancel", "requeue", "extend", "keep"]
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
+_FINDS_ENDED = _READS | {"wait"}
+"""The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
 _APPLIES: dict[str, Callable[[JobView], bool]] = {
-    "cancel": lambda job: job.state != "releasing",
     "extend": lambda job: job.state != "releasing" and job.claim.time_limit is not None,
     "keep": lambda job: job.state in ("granted", "active"),
     "requeue": lambda job: job.kind == "run" and job.state in ("granted", "active"),
@@ -78,21 +79,24 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
     verb = wanted.verb
     if wanted.words:
         needs_list = not all(map(_is_number, wanted.words))
-        ended = verb in _READS or LAST in wanted.words
+        ended = verb in _FINDS_ENDED or LAST in wanted.words
         jobs = _own_jobs(client, ended=ended) if needs_list else ()
         return list(dict.fromkeys(_by_word(jobs, verb, word) for word in wanted.words))
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
-    if not found:
-        # A script that ends all its jobs has done so if there are none.
-        print_stderr(f"gpulease: you have no jobs to {_doing(verb)}")
-        return []
     if verb == "attach":
         return [_newest(found, verb, f"match {wanted.pattern!r}").id]
-    print_stderr(f"gpulease: {_count(found)}: {_listed(found)}")
-    if verb == "cancel":
-        # Queued jobs first: memory that a running job frees would start them.
-        found = sorted(found, key=lambda job: job.state != "queued")
+    announce(verb, found, len(found))
     return [job.id for job in found]
+
+
+def announce(verb: Verb, found: Sequence[JobView], count: int, user: str | None = None) -> None:
+    """Say which jobs were found; `found` may be the first of `count`."""
+    if not count:
+        # A script that ends all its jobs has done so if there are none.
+        owner = f"{user} has" if user else "you have"
+        print_stderr(f"gpulease: {owner} no jobs to {_doing(verb)}")
+    else:
+        print_stderr(f"gpulease: {_count(count)}: {_listed(found, count)}")
 
 
 def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
@@ -117,7 +121,8 @@ def for_each(targets: Iterable[T], act: Callable[[T], str]) -> int:
 
 def _doing(verb: Verb) -> str:
     """Return what a verb does, as it reads after "cannot"."""
-    return {"logs": "print the output of", "attach": "attach to"}.get(verb, verb)
+    other = {"logs": "print the output of", "attach": "attach to", "wait": "wait for"}
+    return other.get(verb, verb)
 
 
 def _example(verb: Verb) -> str:
@@ -155,12 +160,12 @@ def _by_word(jobs: Sequence[JobView], verb: Verb, word: str) -> int:
         return jobs[-1].id
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
-    if verb in _READS and named:
+    if verb in _FINDS_ENDED and named:
         return _newest(named, verb, f"have the name {clean(word)!r}").id
     if len(live) > 1:
         raise _ambiguous(verb, word, live)
     if not named:
-        raise _no_match(Selection(verb, (word,)))
+        raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
     return (live or named)[-1].id
 
@@ -172,7 +177,7 @@ def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
         applies = _APPLIES.get(wanted.verb)
         found = [job for job in jobs if applies is None or applies(job)]
     if not found and not wanted.every:
-        raise _no_match(wanted)
+        raise no_match(wanted)
     return found
 
 
@@ -185,20 +190,21 @@ def _newest(found: Sequence[JobView], verb: Verb, what_they_do: str) -> JobView:
     return chosen
 
 
-def _count(found: Sequence[JobView]) -> str:
-    return "1 job" if len(found) == 1 else f"{len(found)} jobs"
+def _count(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
-def _listed(found: Sequence[JobView]) -> str:
+def _listed(found: Sequence[JobView], count: int) -> str:
     parts = [f"{job.id} ({clean(job.name)})" for job in found[:_LISTED]]
-    more = len(found) - len(parts)
+    more = count - len(parts)
     return ", ".join([*parts, f"and {more} more"] if more else parts)
 
 
-def _no_match(wanted: Selection) -> NoSuchJob:
+def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
+    """Return the error for a name or a pattern that no job of `owner` has."""
     verb, words = wanted.verb, wanted.words
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
-    yours = "job of yours" if verb in _READS else "job of yours that waits or runs"
+    yours = f"job of {owner}" if verb in _READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:
         return NoSuchJob(f"cannot {_doing(verb)}: no {yours} matches {wanted.pattern!r}", hint)
     return NoSuchJob(
@@ -210,6 +216,6 @@ def _no_match(wanted: Selection) -> NoSuchJob:
 def _ambiguous(verb: Verb, word: str, found: Sequence[JobView]) -> GpuleaseError:
     return BadUsage(
         f"cannot {_doing(verb)} {word!r}: {len(found)} of your jobs have this name: "
-        f"{_listed(found)}",
+        f"{_listed(found, len(found))}",
         f"give the number of one, or --name {shlex.quote(escape(word))} for all of them",
     )

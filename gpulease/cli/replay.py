@@ -38,13 +38,13 @@ _PARTS = (
 
 def replay(  # noqa: PLR0913, PLR0917 -- one for each option
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE.csv", help="The jobs; may be compressed (.csv.gz).")
+        Path, typer.Argument(metavar="TRACE", help="The jobs; may be compressed (.csv.gz).")
     ],
     servers: Annotated[
         str,
         typer.Option(
             "--servers",
-            metavar="SERVERSxGPUSxSIZE",
+            metavar="SERVERS",
             help="What they run on: 6x8x24G, or several kinds: 6x8x24G,2x4x80G.",
         ),
     ],
@@ -97,8 +97,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
       gpulease history --csv --since 30d > month.csv
       gpulease replay month.csv --servers 2x8x24G
       gpulease replay month.csv --servers 2x8x24G,2x24G
-      gpulease replay month.csv --servers 2x8x24G --policy fifo --contention pairs
-      gpulease replay month.csv --servers 2x8x24G --out starts.csv --plot waits.png
+      gpulease replay month.csv --servers 2x8x24G --policy fifo --json
+      gpulease replay month.csv --servers 2x8x24G --out runs.csv --plot waits.png
     """
     # Only this verb needs the scheduler, and only --plot matplotlib.
     from gpulease.replay import comparison, trace_file

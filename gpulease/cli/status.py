@@ -239,6 +239,7 @@ def _lease_state(job: JobView, lease: LeaseView, now: datetime) -> Line:
 def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     waiting = [job for job in view.jobs if job.state == "queued"]
     yield line("")
+    yield from _why_none_starts(view, now)
     if not waiting:
         yield line("no jobs in the queue", "dim")
         return
@@ -253,6 +254,16 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))
     yield Table(columns, tuple(_waiting(job, now) for job in waiting))
+
+
+def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:
+    if view.paused is not None:
+        why = f": {clean(view.paused.why)}" if view.paused.why else ""
+        since = clock(view.paused.at, now)
+        text = f"{clean(view.paused.by)} paused the queue at {since}{why}; running jobs continue"
+        yield Hanging(line(text, "warn"), 2)
+    elif view.closed is not None:
+        yield Hanging(line(f"no job starts now: {clean(view.closed)}", "warn"), 2)
 
 
 def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:

@@ -3,7 +3,7 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -21,22 +21,28 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
     ReserveRequest,
     SubmitRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
     WindowList,
@@ -45,6 +51,8 @@ from gpulease.wire.views import (
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""
+_MANY_WITHIN = 120.0
+"""The same for a request that changes many jobs."""
 _SHORTEST_TIMEOUT = 0.05
 
 
@@ -189,6 +197,27 @@ class Client:
         query = {"all": "true" if everything else None, "user": user, "state": state}
         return self._daemon.ask("GET", "/jobs", query)
 
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        """Return the jobs of an array, oldest first, or those with one index.
+
+        A job that was tried or queued again is followed by the job that continues it, with the same
+        index. With `everything` false, jobs that have ended are left out.
+        """
+        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
+
+    def elements_json(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> bytes:
+        """Return the reply of `elements` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "array": str(array),
+            "index": None if index is None else str(index),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
     def job(self, number: int) -> JobView:
         """Return one job with its events.
 
@@ -214,6 +243,17 @@ class Client:
         """
         body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
+
+    def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
+        """Cancel many jobs in one transaction; those that have ended are left out.
+
+        Raises:
+            NotAllowed: they belong to another user, and the caller is not an admin.
+        """
+        body = msgspec.json.encode(request)
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
 
     def requeue(self, number: int) -> JobView:
         """Stop a running job, have it queued again when it has ended, and return it.
@@ -245,6 +285,23 @@ class Client:
         """
         target = f"/gpus/{quote(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
+
+    def pause(self, *, why: str | None = None) -> PauseChangeView:
+        """Start no more jobs on this machine; running jobs continue.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        body = msgspec.json.encode(PauseRequest(why))
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
+
+    def unpause(self) -> PauseChangeView:
+        """Start jobs again.
+
+        Raises:
+            NotAllowed: the caller is not an admin of this machine.
+        """
+        return decode(PauseChangeView, self._daemon.ask("POST", "/queue/unpause"))
 
     def windows(self) -> WindowList:
         """Return the GPUs that are set apart for a time."""
@@ -303,6 +360,27 @@ class Client:
         query = {"user": user, "since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/report", query)
 
+    def history(
+        self,
+        user: str | None = None,
+        since: float | None = None,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> HistoryView:
+        """Return the latest ended jobs of one or all users, the newest first.
+
+        At most 1000, those with ids below `before`, that ended in the last `since` seconds. The
+        reply says which follow.
+        """
+        query = {
+            "user": user,
+            "since": None if since is None else f"{since:.0f}",
+            "before": None if before is None else str(before),
+            "limit": str(limit),
+        }
+        return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.
 
@@ -318,6 +396,22 @@ class Client:
                     yield last
         if last is None or last.state != "ended":
             raise lost(self.path)
+
+    def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
+        """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
+
+        If a job was tried or queued again, the job that continues it (`retried_as`) is waited for
+        as well. All use one connection. The iteration also ends if the daemon stops.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NoDaemon: the stream ended too early.
+        """
+        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
+        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
+            for line in lines(reply, self.path):
+                if line:
+                    yield decode(JobView, line)
 
     def logs(
         self,

@@ -45,6 +45,7 @@ from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
 from gpulease.service.overuse import OveruseWatch
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
@@ -337,6 +338,7 @@ def _request_context(
         overuse_of=lambda owner: overuse_view(sources.overuse.policy_of(owner)),
         processes=processes,
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
+        pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
         windows=windows,
         environment=environment,
         watch_holder=watch_client,
@@ -358,7 +360,8 @@ def _doctor(
         levels=sources.enforcement.views,
         health=lambda: health_checks(scheduler, health, base.clock),
         library=base.probe.library,
-        closed=lambda: scheduler.closed,
+        # A pause is no fault of the machine.
+        closed=lambda: None if base.store.pause() is not None else scheduler.closed,
     )
 
 

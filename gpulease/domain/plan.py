@@ -6,7 +6,7 @@
 
 import heapq
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -14,6 +14,7 @@ from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, reserve
 from gpulease.domain.calendar import Calendar, Occurrence, Stay
+from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.job import Job, wait_has_expired
@@ -28,6 +29,7 @@ from gpulease.domain.placement import (
     granted,
     reserved_for,
 )
+from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
@@ -63,6 +65,10 @@ class Snapshot:
     policy: QueuePolicy = DEFAULT_POLICY
     gpus: Sequence[GpuMemory] | None = None
     """The ledgers, if they are known already."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for and their GPUs, as of the plan before."""
+    blocked: Mapping[JobId, Block] | None = None
+    """The waiting jobs that are not in `queue`, if it is given: they may not start now."""
     limits: Mapping[int, UserLimits] = field(default_factory=dict)
     """By uid; users who are not here have no limits."""
     recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
@@ -130,10 +136,21 @@ class Plan:
     limits: LimitCheck
     """What the limits of users leave after the grants."""
     stops_aging: tuple[JobId, ...] = ()
-    """The jobs that are over a limit now: they begin to age again when they are within it."""
+    """The jobs that may not start now: they begin to age again when they may."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
+    preempts: tuple[tuple[JobId, JobId], ...] = ()
+    """The jobs that have to make way, each with the job that it makes way for."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for, and the GPUs whose memory is kept for them."""
+    blocked: Mapping[JobId, Block] = field(default_factory=dict)
+    """The waiting jobs that may not start now, whatever memory is free."""
     calendar: Calendar = field(default_factory=Calendar)
+
+    @property
+    def wakes_at(self) -> datetime | None:
+        """The next begin time of a job, at which the queue has to be planned again."""
+        return next_begin(self.blocked)
 
     @cached_property
     def holders(self) -> tuple[JobId, ...]:
@@ -156,9 +173,10 @@ class Plan:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
             return {gpu.uuid: self.closed for gpu in self.gpus}
+        kept = {gpu: job for job, gpus in self.promised.items() for gpu in gpus}
         if self.reservation is None:
-            return {}
-        return dict.fromkeys(self.reservation.memory, self.reservation.job)
+            return kept
+        return dict.fromkeys(self.reservation.memory, self.reservation.job) | kept
 
     @property
     def is_closed(self) -> bool:
@@ -172,10 +190,13 @@ class Plan:
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
         for job in self.snapshot.jobs:
-            if not job.holds_memory and job.id not in granted_now:
+            if job.holds_memory or job.id in self.blocked:
+                continue
+            if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                ends = self.snapshot.windows and _run_time_key(job)
-                key = (job.claim, first, self.limits.exceeded_by(job), ends)
+                limit = self.limits.exceeded_by(job)
+                window = _run_time_key(job) if self.snapshot.windows else None
+                key = (job.claim, first, limit, self.promised.get(job.id), window)
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -185,9 +206,12 @@ class Plan:
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
+    planning.keep_promises(snapshot.promised)
     planning.start_the_oldest()
     if planning.closed is None:
-        planning.start_what_fits()
+        planning.start_what_fits(preemptible=False)
+        planning.make_way()
+    planning.start_what_fits(preemptible=True)
     grants = planning.grants
     return Plan(
         snapshot,
@@ -198,8 +222,21 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.limits,
         planning.stops_aging(),
         planning.closed,
+        tuple(planning.making_way.preempts.items()),
+        planning.making_way.promised,
+        planning.blocked,
         planning.calendar,
     )
+
+
+def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
+    """Return the jobs that may not start now, and the index of the others."""
+    blocked = snapshot.blocked
+    if blocked is None:
+        blocked = blocks(snapshot.jobs, snapshot.at)
+    if snapshot.queue is not None:
+        return blocked, snapshot.queue
+    return blocked, Queue.of((job for job in snapshot.jobs if job.id not in blocked), largest)
 
 
 class _PlanningPass:
@@ -207,7 +244,8 @@ class _PlanningPass:
 
     def __init__(self, snapshot: Snapshot, score: Score) -> None:
         gpus = ledgers(snapshot)
-        self.queue = snapshot.queue or Queue.of(snapshot.jobs, capacity(gpus))
+        self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
+        self.jobs = snapshot.jobs
         self.policy = snapshot.policy
         self.history = snapshot.history
         self.at = snapshot.at
@@ -216,9 +254,7 @@ class _PlanningPass:
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
-        self.calendar = (
-            Calendar(snapshot.windows, gpus, self._stays())
-        )
+        self.calendar = Calendar(snapshot.windows, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
@@ -230,6 +266,9 @@ class _PlanningPass:
             snapshot.at,
         )
         self.usual_wait_s = snapshot.usual_wait_s
+        self.making_way = MakingWay(
+            self.queue.holding.values(), self.history, self.policy, self.now_s
+        )
         self.order = Order(
             self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
         )
@@ -261,6 +300,13 @@ class _PlanningPass:
         longest = need.longest_s(self.history, self.policy) if begins else 0.0
         return {gpu: begin - longest for gpu, begin in begins.items()}
 
+    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Return the GPUs on which a job may start now as far as windows are concerned."""
+        latest = self._latest_starts(need)
+        if not latest:
+            return rooms
+        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+
     # The oldest jobs.
 
     def start_the_oldest(self) -> None:
@@ -271,10 +317,11 @@ class _PlanningPass:
         tried: set[Claim] = set()
         for job in self._oldest():
             need = self.queue.need(job)
-            if job.claim in tried or self.limits.exceeded_by(job) or self._start(job, need):
+            passed = job.id in self.making_way.promised or job.claim in tried
+            if passed or self.limits.exceeded_by(job) or self._start(job, need):
                 continue
             tried.add(job.claim)
-            if wait_has_expired(job, self.at):
+            if wait_has_expired(job, self.at) or self._make_way_for(job, need):
                 continue
             self.reservation = self._reserve(job, need)
             if self.reservation is not None:
@@ -285,14 +332,15 @@ class _PlanningPass:
     def _oldest(self) -> Iterator[Job]:
         """Return the jobs that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
-            return iter(self.queue.in_submission_order())
+            jobs = self.queue.in_submission_order()
+            return (job for job in jobs if not job.queue.preemptible)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
                 age = self.order.age_s(job)
-                if age >= enough:
+                if age >= enough and not job.queue.preemptible:
                     oldest.append((self.queue.need(job).rank, -age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
@@ -300,7 +348,7 @@ class _PlanningPass:
         hard = self._is_hard(job)
         ends = [
             End(
-                expected_end(held, self.now_s, self.history, self.policy, hard=hard),
+                self._end_of(held, hard=hard),
                 tuple((lease.gpu, lease.memory) for lease in held.job.leases),
                 held.job.claim.exclusive,
                 held.need.utilization(self.history, self.policy),
@@ -321,6 +369,12 @@ class _PlanningPass:
             latest_starts=self._latest_starts(need),
         )
 
+    def _end_of(self, held: Holding, *, hard: bool) -> float:
+        """Return when the memory of a job is expected to be free, for one that may preempt."""
+        if held.need.preemptible:
+            return self.now_s
+        return expected_end(held, self.now_s, self.history, self.policy, hard=hard)
+
     def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
         job = self.queue.jobs[job_id]
         held = Holding(job, self.queue.need(job), self.now_s)
@@ -340,9 +394,17 @@ class _PlanningPass:
 
     # The others.
 
-    def start_what_fits(self) -> None:
-        """Start every job that fits and delays no reservation, by descending score."""
-        heap = [entry for group in self._groups_that_fit() if (entry := self._entry(group, 0))]
+    def start_what_fits(self, *, preemptible: bool) -> None:
+        """Start every job that fits and delays no reservation, by descending score.
+
+        Preemptible jobs start after all others, and delay no reservation in any case.
+        """
+        groups = self._groups_that_fit(preemptible=preemptible)
+        self._try_in_order(groups, self._start)
+
+    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+        """Call `attempt` for the jobs of each group by descending score, until one fails."""
+        heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
         while heap:
             rank, score, _, position, group = heapq.heappop(heap)
@@ -354,7 +416,7 @@ class _PlanningPass:
                 heapq.heappush(heap, fresh)
                 continue
             job = self.queue.jobs[fresh[2]]
-            if self._start(job, group.need):
+            if attempt(job, group.need):
                 following = self._entry(group, fresh[3] + 1)
                 if following is not None:
                     heapq.heappush(heap, following)
@@ -363,34 +425,33 @@ class _PlanningPass:
         """Return the next job of a group for the heap; None if there is none."""
         for index in range(position, len(group.turns)):
             job_id = JobId(group.turns[index][2])
-            if job_id not in self.grants:
+            if job_id not in self.grants and job_id not in self.making_way.promised:
                 score = self.order.score(group.need, self.queue.jobs[job_id])
                 return group.need.rank, -score, job_id, index, group
         return None
 
-    def _groups_that_fit(self) -> Iterator[Group]:
+    def _groups_that_fit(self, *, preemptible: bool) -> Iterator[Group]:
         """Return the groups with a claim that fits now, apart from the reservation."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
             if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
-                yield from groups.values()
+                yield from (
+                    group for group in groups.values() if group.need.preemptible is preemptible
+                )
 
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
         if self.limits.exceeded_by(job) is not None:
             return False
         utilization = need.utilization(self.history, self.policy)
-        latest = self._latest_starts(need)
         able = [
             room
-            for room in self.rooms
-            if fits(job.claim, room)
-            and room.shares(utilization, self.policy)
-            and self.now_s <= latest.get(room.uuid, math.inf)
+            for room in self._open_to(need, self.rooms)
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
-        held_back = self.reservation is not None and self._outlasts(need, self.reservation)
+        held_back = self._is_held_back(need)
         if held_back:
             able = [room for room in able if self._beside(job.claim, utilization, room)]
         chosen = choose(job.claim, able, self.score)
@@ -398,6 +459,12 @@ class _PlanningPass:
             return False
         self._grant(job, need, chosen, utilization, held_back=held_back)
         return True
+
+    def _is_held_back(self, need: Need) -> bool:
+        """Tell whether a job that starts now may take what is reserved for another one."""
+        if self.reservation is None or need.preemptible:
+            return False
+        return self._outlasts(need, self.reservation)
 
     def _outlasts(self, need: Need, reservation: Reservation) -> bool:
         """Tell whether a job that starts now may run into a reservation."""
@@ -436,11 +503,67 @@ class _PlanningPass:
         self.limits.start(job, sum(memory for _, memory in allocations))
         self.order.started(need)
 
+    # Preemption.
+
+    def keep_promises(self, promised: Mapping[JobId, frozenset[GpuUuid]]) -> None:
+        """Start the jobs that others made way for, or keep for them what is being freed."""
+        every = self.rooms
+        for job_id, gpus in promised.items():
+            job = self.queue.jobs.get(job_id)
+            if job is None:
+                continue
+            # Elsewhere it would take what others have been promised.
+            self.rooms = [room for room in every if room.uuid in gpus]
+            if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
+                continue
+            able = self._open_to(need, self.rooms)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
+                self._count(job, need)
+        self.rooms = every
+
+    def make_way(self) -> None:
+        """Have preemptible jobs make way for those that do not fit, by descending score."""
+        if self.making_way.is_possible:
+            every = (group for groups in self.queue.groups.values() for group in groups.values())
+            others = (group for group in every if not group.need.preemptible)
+            self._try_in_order(others, self._make_way_for)
+
+    def _make_way_for(self, job: Job, need: Need) -> bool:
+        """Have the jobs make way without which a job fits; return whether it has room then."""
+        if not self.making_way.is_possible or wait_has_expired(job, self.at):
+            return False
+        if self.limits.exceeded_by(job) is not None:
+            return False
+        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
+        if self._is_held_back(need):
+            able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
+        if not self.making_way.make_room(job.id, wanted, self.rooms, able):
+            return False
+        self._count(job, need)
+        return True
+
+    def _count(self, job: Job, need: Need) -> None:
+        """Count a job for which others make way as if it had started."""
+        kept = self.making_way.promised[job.id]
+        sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
+        self.limits.start(job, sum(job.claim.memory_on(size) for size in sizes))
+        self.order.started(need)
+
+    def _wanted(self, need: Need) -> Wanted:
+        utilization = need.utilization(self.history, self.policy)
+        return Wanted(need.claim, utilization, self.policy, self.score)
+
     # What else the plan says.
 
     def gives_up(self) -> tuple[JobId, ...]:
         """Return the jobs that have waited for as long as they may."""
-        over = (job for job, at in self.queue.impatient.items() if at <= self.at)
+        over = [job for job, at in self.queue.impatient.items() if at <= self.at]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.id in self.blocked and wait_has_expired(job, self.at)
+            )
         return tuple(sorted(job for job in over if job not in self.grants))
 
     def newly_aging(self) -> tuple[JobId, ...]:
@@ -453,13 +576,20 @@ class _PlanningPass:
         )
 
     def stops_aging(self) -> tuple[JobId, ...]:
-        """Return the first jobs of their users that gained age and are over a limit now."""
-        return tuple(
+        """Return the jobs that gained age, and are blocked or over a limit now."""
+        over = [
             job.id
             for turns in self.queue.turns.values()
             for job in self._first(turns)
             if job.queue.aging_since_at is not None and self.limits.exceeded_by(job) is not None
-        )
+        ]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.queue.aging_since_at is not None and job.id in self.blocked
+            )
+        return tuple(over)
 
     def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
         left = (self.queue.jobs[JobId(turn[2])] for turn in turns if turn[2] not in self.grants)

@@ -1,21 +1,28 @@
-"""Which preemptible jobs make way for a job that does not fit, so that the least work is lost.
+"""Which preemptible jobs make way for jobs that do not fit, so that the least work is lost.
 
 Work of a higher priority class counts above all work of a lower one. What a job loses is its run
-time so far, and the time that every restart takes.
+time so far, and the time that every restart takes. The memory that jobs free is promised to the
+job that they make way for: each planning pass keeps the promises of the one before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Outcome
 from gpulease.domain.lease import Claim
+from gpulease.domain.queue import Holding
 from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, best_fit, choose, fits
+from gpulease.domain.rooms import Room, Score, choose, fits
+from gpulease.domain.run_time import RunTimes
 
-_CLASSES = len(Priority)
+_RANKS = 2 * len(Priority)
+"""Of priority classes; those of preemptible jobs are the second half."""
 RESTART_S = 60.0
 """What a restart costs besides the lost work: of two ways, the one with fewer jobs is better."""
+_MOST_TRIED = 50
+"""Claims without a way after which a pass looks for no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +31,12 @@ class Preemptible:
 
     job: JobId
     rank: int
-    """Of its priority class, 0 for the highest, which makes way last."""
+    """Of its priority class; the job with the lowest rank makes way last."""
     ran_s: float
     memory: Mapping[GpuUuid, int]
     """The bytes that it leases, by GPU."""
     exclusive: bool = False
-    utilization: float | None = None
+    utilization: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -37,25 +44,39 @@ class Preemptible:
         return (self.ran_s + RESTART_S) * len(self.memory)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A claim that needs room."""
+
+    claim: Claim
+    utilization: float
+    policy: QueuePolicy
+    score: Score
+
+    def room(self, rooms: Iterable[Room]) -> list[Room] | None:
+        """Return the GPUs where the claim fits; None if it does not."""
+        able = [
+            room
+            for room in rooms
+            if fits(self.claim, room) and room.shares(self.utilization, self.policy)
+        ]
+        return choose(self.claim, able, self.score)
+
+
 def who_makes_way(
-    claim: Claim,
-    utilization: float | None,
-    rooms: Sequence[Room],
-    running: Iterable[Preemptible],
-    policy: QueuePolicy,
+    wanted: Wanted, rooms: Sequence[Room], running: Iterable[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
-    """Return the jobs without which `claim` fits, none of them in excess; None if that is no help.
+    """Return the jobs without which a claim fits, none of them in excess; None if that is no help.
 
     The best choice takes time exponential in the number of jobs. This is the best of some good
     ones: on each GPU, the cheapest jobs first, and the largest first.
     """
-    wanted = _Wanted(claim, utilization, policy)
     running = tuple(running)
     ways = (
         way
-        for part in _parts(claim, rooms)
+        for part in _parts(wanted.claim, rooms)
         for order in (_by_loss, _by_size)
-        if (way := wanted.way(part, sorted(_on(part, running), key=order))) is not None
+        if (way := _way(wanted, part, sorted(_on(part, running), key=order))) is not None
     )
     return min(ways, key=_cost, default=None)
 
@@ -74,40 +95,24 @@ def _release(rooms: Mapping[GpuUuid, Room], gone: Preemptible) -> None:
             rooms[uuid].release(memory, gone.exclusive, gone.utilization)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A claim that does not fit."""
-
-    claim: Claim
-    utilization: float | None
-    policy: QueuePolicy
-
-    def has_room(self, rooms: Iterable[Room]) -> bool:
-        able = [
-            room
-            for room in rooms
-            if fits(self.claim, room) and room.shares(self.utilization, self.policy)
-        ]
-        return choose(self.claim, able, best_fit) is not None
-
-    def way(
-        self, rooms: Sequence[Room], in_order: Sequence[Preemptible]
-    ) -> tuple[Preemptible, ...] | None:
-        """Return the first of the jobs that are enough, without those that are not needed."""
-        left = {room.uuid: room.copy() for room in rooms}
-        going: list[Preemptible] = []
-        for each in in_order:
-            if self.has_room(left.values()):
-                break
-            _release(left, each)
-            going.append(each)
-        if not self.has_room(left.values()):
-            return None
-        for each in sorted(going, key=_by_loss, reverse=True):
-            others = [other for other in going if other is not each]
-            if self.has_room(without(rooms, others)):
-                going = others
-        return tuple(going)
+def _way(
+    wanted: Wanted, rooms: Sequence[Room], in_order: Sequence[Preemptible]
+) -> tuple[Preemptible, ...] | None:
+    """Return the first of the jobs that are enough, without those that are not needed."""
+    left = {room.uuid: room.copy() for room in rooms}
+    going: list[Preemptible] = []
+    for each in in_order:
+        if wanted.room(left.values()):
+            break
+        _release(left, each)
+        going.append(each)
+    if not wanted.room(left.values()):
+        return None
+    for each in sorted(going, key=_by_loss, reverse=True):
+        others = [other for other in going if other is not each]
+        if wanted.room(without(rooms, others)):
+            going = others
+    return tuple(going)
 
 
 def _parts(claim: Claim, rooms: Sequence[Room]) -> Iterable[Sequence[Room]]:
@@ -135,4 +140,87 @@ def _by_size(job: Preemptible) -> tuple[int, float, JobId]:
 
 def _cost(way: Sequence[Preemptible]) -> tuple[float, ...]:
     """Return the loss in each priority class, the highest class first."""
-    return tuple(sum(each.loss for each in way if each.rank == rank) for rank in range(_CLASSES))
+    return tuple(sum(each.loss for each in way if each.rank == rank) for rank in range(_RANKS))
+
+
+class MakingWay:
+    """The jobs that make way in one planning pass, and what is kept for others meanwhile."""
+
+    def __init__(
+        self, holding: Iterable[Holding], history: RunTimes, policy: QueuePolicy, now_s: float
+    ) -> None:
+        self.promised: dict[JobId, frozenset[GpuUuid]] = {}
+        """The jobs that others make way for, and the GPUs whose memory is kept for them."""
+        self.preempts: dict[JobId, JobId] = {}
+        """The jobs that have to make way, and for which job each one does."""
+        spare = [held for held in holding if held.need.preemptible]
+
+        def those_with(outcome: Outcome | None) -> dict[JobId, Preemptible]:
+            return {
+                held.job.id: _preemptible(held, history, policy, now_s)
+                for held in spare
+                if held.job.outcome is outcome
+            }
+
+        self._going = those_with(Outcome.PREEMPTED)
+        self._running = those_with(None)
+        self._no_way: set[tuple[Claim, frozenset[GpuUuid]]] = set()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a job can make way, or does."""
+        return bool(self._running or self._going)
+
+    def make_room(
+        self, job: JobId, wanted: Wanted, rooms: Sequence[Room], able: Sequence[Room]
+    ) -> bool:
+        """Have jobs make way for a job that does not fit; return whether it has room then.
+
+        Args:
+            job: the job.
+            wanted: what it needs.
+            rooms: all GPUs, as they are while no job has gone.
+            able: those that the job may use.
+        """
+        tried = wanted.claim, frozenset(room.uuid for room in able)
+        if tried in self._no_way or len(self._no_way) >= _MOST_TRIED:
+            return False
+        later = without(able, self._going.values())
+        way = who_makes_way(wanted, later, self._running.values())
+        if way is None:
+            self._no_way.add(tried)
+            return False
+        for each in way:
+            self._going[each.job] = self._running.pop(each.job)
+            self.preempts[each.job] = job
+        return self.keep_for(job, wanted, rooms, able)
+
+    def keep_for(
+        self, job: JobId, wanted: Wanted, rooms: Iterable[Room], able: Iterable[Room]
+    ) -> bool:
+        """Take from `rooms` what a job needs of `able` when the others have gone, if it fits then.
+
+        The arguments are those of `make_room`.
+        """
+        chosen = wanted.room(without(able, self._going.values()))
+        if chosen is None:
+            return False
+        kept = self.promised[job] = frozenset(room.uuid for room in chosen)
+        for room in rooms:
+            if room.uuid in kept:
+                memory = wanted.claim.memory_on(room.allocatable)
+                room.take(memory, wanted.claim.exclusive, wanted.utilization)
+        return True
+
+
+def _preemptible(
+    held: Holding, history: RunTimes, policy: QueuePolicy, now_s: float
+) -> Preemptible:
+    return Preemptible(
+        held.job.id,
+        held.need.rank,
+        max(0.0, now_s - held.start_s),
+        {lease.gpu: lease.memory for lease in held.job.leases},
+        held.job.claim.exclusive,
+        held.need.utilization(history, policy),
+    )

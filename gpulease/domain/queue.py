@@ -20,6 +20,7 @@ from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import Keys, RunTimes, keys_of
 
 _RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_AFTER_ALL = 1 << 62
 _NICE_HALVES = 10.0
 """The score halves with so many steps of nice."""
 
@@ -28,10 +29,10 @@ Turn = tuple[int, int, int]
 
 
 def turn_of(job: Job) -> Turn:
-    """Return the place of a job among the jobs of its owner."""
+    """Return the place of a job among the jobs of its owner; preemptible jobs come last."""
     before = job.queue.moved_before
     if before is None or job.queue.moved_by_admin:
-        return job.id, 1, job.id
+        return job.id + _AFTER_ALL * job.queue.preemptible, 1, job.id
     return before, 0, job.id
 
 
@@ -42,7 +43,7 @@ class Need:
     user: str
     claim: Claim
     rank: int
-    """Of its priority class; the lowest goes first."""
+    """Of its priority class; the lowest goes first. Preemptible jobs come after all others."""
     nice: int
     keys: Keys
     """The series that its run time is predicted from."""
@@ -51,6 +52,10 @@ class Need:
     limit_s: float | None
     patience: float
     """The factor of its nice value on the score."""
+
+    @property
+    def preemptible(self) -> bool:
+        return self.rank >= len(_RANKS)
 
     def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the predicted run time in seconds, never above the time limit."""
@@ -201,7 +206,7 @@ class Queue:
         return Need(
             job.owner.user,
             job.claim,
-            _RANKS[job.queue.priority],
+            _RANKS[job.queue.priority] + len(_RANKS) * job.queue.preemptible,
             job.queue.nice,
             keys_of(job.owner.user, job.claim, share, job.usage.fingerprint),
             job.claim.gpus * share,

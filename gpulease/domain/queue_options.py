@@ -101,3 +101,16 @@ class QueueOptions:
 
 NO_OPTIONS = QueueOptions()
 """The options of a job for which nothing was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePause:
+    """No job starts until an admin ends the pause; running jobs continue."""
+
+    by: str
+    why: str
+    """Empty if no reason was given."""
+    at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.by} paused the queue" + (f": {self.why}" if self.why else "")

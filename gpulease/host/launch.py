@@ -22,6 +22,7 @@ from gpulease.worker.environment import (
     worker_environment,
 )
 
+_ARRAY_VARIABLES: Final = ("GPULEASE_ARRAY_JOB", "GPULEASE_ARRAY_INDEX")
 _NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -108,7 +109,7 @@ def environment_of(
     """
     readings = context.readings()
     return worker_environment(
-        invocation.environment,
+        _with_array(invocation.environment, job),
         job=str(job.id),
         marker=marker_of(job.id, context),
         gpus=[_leased(lease, readings.get(lease.gpu), limits) for lease in job.leases],
@@ -120,6 +121,18 @@ def environment_of(
         daemon=context.socket,
         alone=exclusive,
     )
+
+
+def _with_array(environment: Mapping[str, str], job: Job) -> Mapping[str, str]:
+    """Return an environment with the place of `job` in its array."""
+    if job.holder is not None:
+        return environment
+    # A job that an element submits inherits its variables, and is in no array itself.
+    others = {name: each for name, each in environment.items() if name not in _ARRAY_VARIABLES}
+    array = job.queue.array
+    if array is not None:
+        others |= zip(_ARRAY_VARIABLES, (str(array.job), str(array.index)), strict=True)
+    return others
 
 
 def _overhead(job: Job, context: LaunchContext) -> OverheadOf:

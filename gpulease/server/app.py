@@ -16,6 +16,7 @@ from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
@@ -24,25 +25,31 @@ from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
+    CancelJobsRequest,
     CancelRequest,
     DrainRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
     NestedRequest,
+    PauseRequest,
     ReserveRequest,
     SubmitRequest,
     UsageRequest,
+    WaitRequest,
 )
 from gpulease.wire.views import (
+    CancelledView,
     DoctorView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
     GpuAvailabilityView,
+    HistoryView,
     JobList,
     JobView,
     NestedView,
+    PauseChangeView,
     ReportView,
     StatusView,
     WindowList,
@@ -50,7 +57,7 @@ from gpulease.wire.views import (
 )
 
 _SCHEMAS = "#/components/schemas/"
-_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest)
+_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +79,27 @@ class Route:
 def routes(context: RequestContext) -> tuple[Route, ...]:
     """Return every route with its access, which the router checks before the handler runs.
 
-    Handlers do not check access again; they decide which fields of an answer a caller sees.
+    Handlers do not check access again, except of EACH; they decide which fields of an answer a
+    caller sees.
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    history = HistoryHandlers(context)
     windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
     owner, manager, admin = Access.OWNER, Access.MANAGER, Access.ADMIN
+    each = Access.EACH
     get, post = "GET", "POST"
     read_env, read_logs = "read the environment of", "read the output of"
     return (
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/history", everyone, "", history.history, HistoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
+        Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
@@ -103,6 +115,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
+            post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
+            CancelJobsRequest,
+        ),
+        Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),
         Route(post, "/jobs/{job_id}/keep", manager, "keep", jobs.keep, JobView, KeepRequest),
@@ -112,6 +128,14 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(
             post, "/gpus/{gpu}/resume", admin, "resume a GPU", machine.resume, GpuAvailabilityView
+        ),
+        Route(
+            post, "/queue/pause", admin, "pause the queue", machine.pause, PauseChangeView,
+            PauseRequest,
+        ),
+        Route(
+            post, "/queue/unpause", admin, "end the pause of the queue", machine.unpause,
+            PauseChangeView,
         ),
         Route(get, "/windows", everyone, "", windows.windows, WindowList),
         Route(

@@ -87,6 +87,8 @@ class Access(Enum):
     """The owner of the job, and root: output and environment may hold secrets."""
     ADMIN = auto()
     """Admins."""
+    EACH = auto()
+    """The owner of each job that the body names, and admins; the handler checks that."""
 
     @property
     def concerns_job(self) -> bool:
@@ -131,7 +133,7 @@ class Rights:
             NotAllowed: the caller does not.
         """
         match access:
-            case Access.ANYONE:
+            case Access.ANYONE | Access.EACH:
                 return
             case Access.SUBMITTER:
                 self._check_submitter(caller)

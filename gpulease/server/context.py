@@ -22,6 +22,7 @@ from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains
+from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
@@ -30,7 +31,7 @@ from gpulease.wire.views import DoctorView, JobView, OveruseView
 
 Body = TypeVar("Body")
 
-_LARGEST_ID = (1 << 63) - 1
+LARGEST_ID = (1 << 63) - 1
 """Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
@@ -56,6 +57,7 @@ class RequestContext:
     """What happens to a user's jobs that exceed their lease."""
     processes: ProcessFinder
     drains: Drains
+    pauses: Pauses
     windows: Windows
     environment: Callable[[Job, Invocation], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
@@ -72,7 +74,7 @@ class RequestContext:
         Raises:
             NoSuchJob: there is none with this id.
         """
-        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= _LARGEST_ID else None
+        job = self.scheduler.store.job(JobId(job_id)) if 0 < job_id <= LARGEST_ID else None
         if job is None:
             raise NoSuchJob(f"no job {job_id}", "gpulease list --all shows all jobs")
         return job

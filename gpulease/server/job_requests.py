@@ -37,7 +37,6 @@ from gpulease.units import format_span
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,
-    CancelRequest,
     ClaimRequest,
     EarlySignalRequest,
     KeepRequest,
@@ -115,21 +114,20 @@ def _retry(factor: float | None) -> Fraction | None:
     return Fraction(factor).limit_denominator(1000)
 
 
-def cancel_grace_of(request: CancelRequest, job: Job) -> timedelta | None:
-    """Return the grace that a request to cancel `job` asks for.
+def cancel_grace_of(seconds: float | None, what: str) -> timedelta | None:
+    """Return the grace that a request to cancel `what` asks for.
 
     Raises:
         BadValue: it is out of range.
     """
-    if request.grace is None:
+    if seconds is None:
         return None
-    if not 0 <= request.grace <= LONGEST_GRACE.total_seconds():
+    if not 0 <= seconds <= LONGEST_GRACE.total_seconds():
         raise BadValue(
-            f"cannot cancel job {job.id} with a grace of {request.grace:g} seconds: "
-            "it is out of range",
+            f"cannot cancel {what} with a grace of {seconds:g} seconds: it is out of range",
             "cancel can only shorten the grace of the job: --grace 5s",
         )
-    return timedelta(seconds=request.grace)
+    return timedelta(seconds=seconds)
 
 
 def keep_span_of(request: KeepRequest, job: Job) -> timedelta:

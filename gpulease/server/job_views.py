@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
+from gpulease.domain.eligibility import Block
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
@@ -91,8 +92,10 @@ class JobViews:
         `pools` are the memory pools of its frameworks; None: those of the running job.
         """
         plan = self._scheduler.plan if job.state is State.QUEUED else None
-        waits = None if plan is None else self._wait_reasons.of(job, plan)
-        why, hint = reason(job, waits.why if waits else None)
+        block = None if plan is None else plan.blocked.get(job.id)
+        waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
+        why_now = self._scheduler.closed or (waits.why if waits else None)
+        why, hint = reason(job, why_now if block is None else self._sentence(block))
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
@@ -136,8 +139,35 @@ class JobViews:
             retry_of=job.usage.retry_of,
             retried_as=job.usage.retried_as,
             label=job.label,
-            queue=_queue_view(job.queue),
+            queue=self._queue_view(job.queue, block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
+        )
+
+    def _sentence(self, block: Block) -> str:
+        return block.sentence({each.job: self._label(each.job) for each in block.after})
+
+    def _label(self, job_id: JobId) -> str:
+        job = self._scheduler.store.job(job_id)
+        return str(job_id) if job is None else job.label
+
+    def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
+        array = options.array
+        return QueueView(
+            priority=options.priority.value,
+            nice=options.nice,
+            held=options.held,
+            begin_at=instant(options.begin_at),
+            after=[
+                f"{each.job if each.whole_array else self._label(each.job)}:{each.condition}"
+                for each in options.after
+            ],
+            requeue=options.requeue,
+            preemptible=options.preemptible,
+            array=None if array is None else array.job,
+            array_index=None if array is None else array.index,
+            array_most=None if array is None else array.most_running,
+            requeued=options.requeued,
+            blocked_by=None if block is None else block.kind.value,
         )
 
     def _is_suspended(self, job: Job) -> bool:
@@ -229,6 +259,8 @@ class QueuePositions:
             return None
         if self._plan is not self._scheduler.plan:
             self._plan, self._queue = self._scheduler.plan, []
+        if _is_blocked(job, self._plan):
+            return None
         queue = self._queue
         if not queue or job.id > queue[-1]:
             queue.extend(self._newer_than(queue[-1] if queue else JobId(0)))
@@ -237,7 +269,15 @@ class QueuePositions:
 
     def _newer_than(self, last: JobId) -> list[JobId]:
         newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
-        return [each.id for each in newer if each.state is State.QUEUED][::-1]
+        return [
+            each.id
+            for each in newer
+            if each.state is State.QUEUED and not _is_blocked(each, self._plan)
+        ][::-1]
+
+
+def _is_blocked(job: Job, plan: Plan | None) -> bool:
+    return job.queue.held or bool(job.queue.after) or (plan is not None and job.id in plan.blocked)
 
 
 def instant(at: datetime | None) -> str | None:
@@ -260,23 +300,6 @@ def claim_view(claim: Claim) -> ClaimView:
         gpus=claim.gpus,
         exclusive=claim.exclusive,
         time_limit=_seconds(claim.time_limit),
-    )
-
-
-def _queue_view(options: QueueOptions) -> QueueView:
-    array = options.array
-    return QueueView(
-        priority=options.priority.value,
-        nice=options.nice,
-        held=options.held,
-        begin_at=instant(options.begin_at),
-        after=[str(each) for each in options.after],
-        requeue=options.requeue,
-        preemptible=options.preemptible,
-        array=None if array is None else array.job,
-        array_index=None if array is None else array.index,
-        array_most=None if array is None else array.most_running,
-        requeued=options.requeued,
     )
 
 

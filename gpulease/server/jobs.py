@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from math import inf
 
 import msgspec
 from fastapi import Request
@@ -17,6 +19,7 @@ from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
+    LARGEST_ID,
     RequestContext,
     caller_of_request,
     encoded_response,
@@ -25,15 +28,19 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
+from gpulease.server.job_sets import chosen_by
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
+    CancelJobsRequest,
     CancelRequest,
     ExtendRequest,
     KeepRequest,
     SubmitRequest,
+    WaitRequest,
     to_wire,
 )
+from gpulease.wire.views import CancelledView
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"
@@ -41,7 +48,12 @@ FRAMES = "application/octet-stream"
 _REFRESH_S = 1.0
 """How often `watch` checks whether the reason of a waiting job has changed."""
 _KEEP_ALIVE_S = 15.0
+_LOOK_EVERY_S = 0.1
 _MOST_LISTED = 10_000
+_MOST_WAITED = 20_000
+"""Jobs that one request waits for: as many as a user may have in the queue, twice."""
+_MOST_NAMED = 20
+"""Jobs in the answer to a change of many."""
 
 
 class JobHandlers:
@@ -63,9 +75,15 @@ class JobHandlers:
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def jobs(
-        self, request: Request, user: str | None = None, state: str | None = None, all: bool = False
+        self,
+        request: Request,
+        user: str | None = None,
+        state: str | None = None,
+        all: bool = False,
+        array: int | None = None,
+        index: int | None = None,
     ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all."""
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array."""
         if state is not None and state not in set(State):
             raise BadValue(
                 f"cannot list jobs: no state {state[:40]!r}", f"states: {', '.join(State)}"
@@ -74,12 +92,18 @@ class JobHandlers:
 
         def find() -> Sequence[Job]:
             store = context.scheduler.store
-            if all or state == State.ENDED:
+            if array is not None and all:
+                found = store.elements(JobId(array), index) if 0 < array <= LARGEST_ID else ()
+            elif all or state == State.ENDED:
                 return store.jobs(user, state, _MOST_LISTED)
+            else:
+                found = store.live()
             return [
                 job
-                for job in store.live()
-                if user in (None, job.owner.user) and state in (None, job.state)
+                for job in found
+                if user in (None, job.owner.user)
+                and state in (None, job.state)
+                and (array is None or is_element(job, array, index))
             ]
 
         await slot_of_request(request).for_expensive()
@@ -132,12 +156,67 @@ class JobHandlers:
                 await asyncio.wait_for(change.wait(), _REFRESH_S)
             quiet_s += _REFRESH_S
 
+    async def wait(self, request: Request) -> Response:
+        """Stream each of some jobs as a line of JSON when it ends, until all have ended.
+
+        A job that was retried or queued again is followed by the one that continues it.
+        """
+        asked = read_body(WaitRequest, await request.body())
+        if not 0 < len(asked.jobs) <= _MOST_WAITED:
+            raise BadValue(f"cannot wait for {len(asked.jobs)} jobs: 1 to {_MOST_WAITED} at once")
+        await slot_of_request(request).for_expensive()
+        numbers = set(await asyncio.to_thread(lambda: [self._job(each).id for each in asked.jobs]))
+        self._become_stream(request)
+        lines = self._ends(numbers, caller_of_request(request), asked.timeout)
+        return StreamingResponse(lines, media_type=JSON_LINES)
+
+    async def _ends(
+        self, waiting: set[JobId], caller: Caller, timeout_s: float | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the jobs that end, each as a line, and empty lines as keep-alives."""
+        context, clock = self._context, asyncio.get_running_loop().time
+        deadline = inf if timeout_s is None else clock() + timeout_s
+        while True:
+            change = context.scheduler.next_change
+            live = {job.id for job in context.scheduler.store.live()}
+            for number in sorted(waiting - live):
+                job = self._job(number)
+                yield msgspec.json.encode(context.view_for(caller, job)) + b"\n"
+                waiting.remove(number)
+                if job.usage.retried_as is not None:
+                    waiting.add(job.usage.retried_as)
+            if not waiting or clock() >= deadline:
+                return
+            # Many jobs may change at once: look at the queue only some times a second.
+            await asyncio.sleep(_LOOK_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), min(_KEEP_ALIVE_S, deadline - clock()))
+            if not change.is_set():
+                yield b"\n"
+
     async def cancel(self, request: Request, job_id: int) -> Response:
         """Remove a job from the queue, or ask a running one to end."""
         caller, job = caller_of_request(request), self._job(job_id)
-        grace = cancel_grace_of(read_body(CancelRequest, await request.body() or b"{}"), job)
+        asked = read_body(CancelRequest, await request.body() or b"{}")
+        grace = cancel_grace_of(asked.grace, f"job {job.id}")
         cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
+
+    async def cancel_all(self, request: Request) -> Response:
+        """Cancel all jobs that match, in one transaction."""
+        caller, context = caller_of_request(request), self._context
+        asked = read_body(CancelJobsRequest, await request.body())
+        grace = cancel_grace_of(asked.grace, "these jobs")
+        chosen = chosen_by(asked, caller, context.rights)
+        await slot_of_request(request).for_expensive()
+        cancelled = await context.scheduler.cancel_all(chosen, partial(_by, caller), grace)
+        return json_response(
+            CancelledView(
+                len(cancelled),
+                sum(job.state is not State.ENDED for job in cancelled),
+                [context.view_for(caller, job) for job in cancelled[:_MOST_NAMED]],
+            )
+        )
 
     async def requeue(self, request: Request, job_id: int) -> Response:
         """Stop a running job, and queue it again when it has ended."""
@@ -207,6 +286,12 @@ class JobHandlers:
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)
+
+
+def is_element(job: Job, array: int, index: int | None) -> bool:
+    """Return whether a job is in an array, with this index if one is given."""
+    place = job.queue.array
+    return place is not None and place.job == array and index in (None, place.index)
 
 
 def _by(caller: Caller, job: Job) -> str:

@@ -14,9 +14,10 @@ from gpulease.server.context import (
     json_response,
     read_body,
 )
+from gpulease.server.machine_views import pause_view
 from gpulease.service.health import DrainResult, named
-from gpulease.wire.requests import DrainRequest
-from gpulease.wire.views import GpuAvailabilityView
+from gpulease.wire.requests import DrainRequest, PauseRequest
+from gpulease.wire.views import GpuAvailabilityView, PauseChangeView
 
 _LONGEST_REASON = 200
 
@@ -40,13 +41,23 @@ class MachineHandlers:
     async def drain(self, request: Request, gpu: str) -> Response:
         """Stop granting leases on a GPU; running jobs continue."""
         caller = caller_of_request(request)
-        why = _reason(read_body(DrainRequest, await request.body() or b"{}"))
+        why = _reason("drain", read_body(DrainRequest, await request.body() or b"{}").why)
         return _reply(await self._context.drains.drain(await self._gpu(gpu), caller.user, why))
 
     async def resume(self, request: Request, gpu: str) -> Response:
         """Grant leases on a GPU again."""
         caller = caller_of_request(request)
         return _reply(await self._context.drains.resume(await self._gpu(gpu), caller.user))
+
+    async def pause(self, request: Request) -> Response:
+        """Start no more jobs; running jobs continue."""
+        why = _reason("pause the queue", read_body(PauseRequest, await request.body() or b"{}").why)
+        pause, changed = await self._context.pauses.pause(caller_of_request(request).user, why)
+        return json_response(PauseChangeView(pause_view(pause), changed))
+
+    async def unpause(self) -> Response:
+        """Start jobs again."""
+        return json_response(PauseChangeView(None, await self._context.pauses.unpause()))
 
     async def _gpu(self, name: str) -> GpuReading:
         scheduler = self._context.scheduler
@@ -57,11 +68,11 @@ class MachineHandlers:
         return named(name, (*seen.readings, *map(scheduler.store.gpu, absent)))
 
 
-def _reason(request: DrainRequest) -> str:
-    why = (request.why or "").strip()
+def _reason(verb: str, given: str | None) -> str:
+    why = (given or "").strip()
     if not why.isprintable() or len(why) > _LONGEST_REASON:
         raise BadValue(
-            f"cannot drain for the reason {why[:40]!r}: listings show it on one line",
+            f"cannot {verb} for the reason {why[:40]!r}: listings show it on one line",
             f"use at most {_LONGEST_REASON} printable characters: --why 'new fan'",
         )
     return why

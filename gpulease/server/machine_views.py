@@ -9,6 +9,7 @@ from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.plan import ledgers
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
@@ -20,6 +21,7 @@ from gpulease.wire.views import (
     GpuState,
     GpuView,
     MemoryView,
+    PauseView,
     ProcessView,
     StatusView,
     WindowView,
@@ -62,6 +64,8 @@ class MachineViews:
             gpus=self._gpus(gpus, seen, now),
             jobs=[],
             enforcement=self._sources.enforcement.views(),
+            paused=pause_view(self._scheduler.store.pause()),
+            closed=self._scheduler.closed,
             windows=self.windows(now),
         )
 
@@ -182,6 +186,11 @@ class MachineViews:
                 )
             )
         return views
+
+
+def pause_view(pause: QueuePause | None) -> PauseView | None:
+    """Return a pause of the queue as a wire object."""
+    return None if pause is None else PauseView(pause.by, pause.why, instant(pause.at) or "")
 
 
 def _headroom(gpu: GpuMemory) -> int | None:

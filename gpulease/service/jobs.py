@@ -1,6 +1,6 @@
-"""Changes of one job: cancel, extend, and what happens to its worker. Each is one transaction."""
+"""Changes of jobs: cancel, extend, and what happens to a worker. Each is one transaction."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.domain.enforcement import AppliedEnforcement, with_driver_limits, with_enforcement
@@ -46,12 +46,26 @@ def cancel(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         WrongState: it has ended.
     """
     with store.write() as tx:
-        job = existing(tx, job_id)
+        return _cancel(tx, existing(tx, job_id), by, clock.now())
+
+
+def cancel_all(
+    store: Store, chosen: Callable[[Job], bool], by: Callable[[Job], str], clock: Clock
+) -> Sequence[Job]:
+    """Cancel the chosen jobs that wait or run, in one transaction; the caller stops workers.
+
+    So no waiting job starts in the memory of a running one that is cancelled with it.
+    """
+    with store.write() as tx:
         at = clock.now()
-        changed = cancelled(job, by, at)
-        if changed is None:
-            return job
-        tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
+        return [_cancel(tx, job, by(job), at) for job in tx.live() if chosen(job)]
+
+
+def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:
+    changed = cancelled(job, by, at)
+    if changed is None:
+        return job
+    tx.save(changed, Event(at, Trigger.CANCEL, f"by {by}"))
     return changed
 
 

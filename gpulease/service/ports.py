@@ -34,7 +34,13 @@ from gpulease.domain.job import (
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits, no_limits
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.domain.queue_options import NO_OPTIONS, Indices, QueueOptions, WantedDependency
+from gpulease.domain.queue_options import (
+    NO_OPTIONS,
+    Indices,
+    QueueOptions,
+    QueuePause,
+    WantedDependency,
+)
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.units import MIB
 
@@ -205,8 +211,23 @@ class Transaction(Protocol):
     def add(self, order: Submission, at: datetime) -> Job:
         """Store a new job, QUEUED, with its invocation."""
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a changed job, and why it changed."""
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        """Store a new job for each index, QUEUED, with one invocation for all."""
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        """Return the element of an array with this index, in any state, or its latest retry."""
+
+    def live_elements(self, array: JobId) -> int:
+        """Return how many elements of an array have not ended."""
+
+    def failed_element(self, array: JobId) -> Job | None:
+        """Return an element that has ended without success and is not retried, or None."""
+
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a changed job, and why it changed; None: not worth a line in its history."""
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        """Store many queued jobs that changed or ended for one reason."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
@@ -228,6 +249,12 @@ class Transaction(Protocol):
 
     def note_gpu(self, event: GpuEvent) -> None:
         """Store an event about the health of a known GPU."""
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
 
     def windows(self) -> Sequence[Window]:
         """Return the windows, in the order in which they were made."""
@@ -251,8 +278,22 @@ class Store(Protocol):
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest jobs in any state, the oldest first."""
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest jobs in any state, the oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
+
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
 
     def invocation(self, job: JobId) -> Invocation:
         """Return how to start a job."""
@@ -280,6 +321,9 @@ class Store(Protocol):
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return the identity of a known GPU, without a reading."""
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
 
 
 class GpuProbe(Protocol):

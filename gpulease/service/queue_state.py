@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gpulease.domain.calendar import Occurrence, WindowId
+from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
@@ -52,6 +53,8 @@ class QueueState:
     """The index of live jobs, the history of ended ones, and the recent use by user."""
 
     def __init__(self, store: Store, windows: FindWindows = no_windows) -> None:
+        self.promised: Mapping[JobId, frozenset[GpuUuid]] = {}
+        """The jobs that others make way for and their GPUs, as of the latest plan."""
         self._store = store
         self._windows = windows
         self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
@@ -79,7 +82,9 @@ class QueueState:
         """Return everything that a decision depends on; `jobs` are all live ones."""
         bare = snapshot(jobs, seen, policy, drained, at)
         gpus = ledgers(bare)
-        queue = self._indexed(jobs, capacity(gpus), policy.queue, at)
+        blocked = blocks(jobs, at)
+        eligible = (job for job in jobs if job.id not in blocked)
+        queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
         limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
         return replace(
@@ -90,12 +95,14 @@ class QueueState:
             usual_wait_s=_percentile(self._waits, 0.9),
             policy=policy.queue,
             gpus=gpus,
+            blocked=blocked,
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
-            windows=[
+            promised=self.promised,
+            windows=tuple(
                 replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
                 for each in self._windows(at, owners.values())
-            ],
+            ),
         )
 
     def predicted(self, job: JobId) -> timedelta | None:

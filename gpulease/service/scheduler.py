@@ -7,16 +7,17 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
-from gpulease.domain.lease import State, Trigger
+from gpulease.domain.lease import IllegalTransition, State, Trigger
 from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
+from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -51,7 +52,7 @@ def reconcile(
         seen: the GPUs.
         policy: the admin's settings.
         clock: the time.
-        closed: why no GPU takes a lease now, or None.
+        closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -61,9 +62,11 @@ def reconcile(
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
+        closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
         decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
         state.window_gpus = decided.calendar.gpus
+        state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
@@ -74,6 +77,11 @@ def reconcile(
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
     return decided
+
+
+def said(pause: QueuePause | None) -> str | None:
+    """Return a pause of the queue as the reason why no job starts."""
+    return None if pause is None else str(pause)
 
 
 def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> None:
@@ -116,6 +124,8 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
             tx.save(shifted(job, by), event)
         for gpu, availability in tx.availabilities().items():
             tx.set_availability(gpu, availability.shifted(by))
+        if (pause := tx.pause()) is not None:
+            tx.set_pause(replace(pause, at=pause.at + by))
     clock.follow()
     return by
 
@@ -124,6 +134,9 @@ _log = logging.getLogger(__name__)
 
 _SHIM_ANSWERS_WITHIN_S = 15.0
 """A shim that is stopped, or a launch that hangs, delays an answer for no longer."""
+
+_STOPS_AT_ONCE = 32
+"""Jobs that are stopped at the same time; each takes a connection to its shim."""
 
 Obstacle = Callable[[], Awaitable[str | None]]
 """Returns why no job can start on this machine now, or None."""
@@ -159,7 +172,7 @@ class Scheduler:
         self.plan: Plan | None = None
         """The latest."""
         self.closed: str | None = None
-        """Why the latest pass granted no lease of any size, or None."""
+        """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
         self._launcher_of = launcher_of
@@ -202,8 +215,10 @@ class Scheduler:
                 self.store, new_job, seen, self.policy, self._clock, self._state
             )
         )
-        # While earlier jobs block every GPU, a pass would change nothing.
-        if self.plan is None or not self.plan.is_closed:
+        # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
+        # this job.
+        is_plain = job.queue == NO_OPTIONS and job.state is State.QUEUED
+        if self.plan is None or not self.plan.is_closed or not is_plain:
             self.wake()
         return job
 
@@ -220,12 +235,43 @@ class Scheduler:
             changed = jobs.cancelled(job, by, self._clock.now())
             job = self._keep_unrecorded(job if changed is None else changed, error)
         self._changes.notify()
-        launcher = self._launcher_of(job)
-        has_begun = job.started_at is not None or launcher.was_launched(job)
-        if job.state is State.RELEASING and has_begun:
-            self.supervisor.background(launcher.stop(job, "cancelled", grace))
+        self.supervisor.background(self._stop_cancelled((job,), grace))
         self.wake()
         return job
+
+    async def cancel_all(
+        self,
+        chosen: Callable[[Job], bool],
+        by: Callable[[Job], str],
+        grace: timedelta | None = None,
+    ) -> Sequence[Job]:
+        """Cancel all chosen jobs that wait or run, and return them. `by` names who cancels a job.
+
+        Raises:
+            RecordUnwritable: nothing has changed. `cancel` stops running jobs even then.
+        """
+        changed = await self._in_writer(
+            lambda: jobs.cancel_all(self.store, chosen, by, self._clock)
+        )
+        self._changes.notify()
+        self.supervisor.background(self._stop_cancelled(changed, grace))
+        self.wake()
+        return changed
+
+    async def _stop_cancelled(self, cancelled: Iterable[Job], grace: timedelta | None) -> None:
+        """Stop the workers of those jobs that have one, some at a time."""
+        turns = asyncio.Semaphore(_STOPS_AT_ONCE)
+
+        async def stop(job: Job) -> None:
+            async with turns:
+                await self._launcher_of(job).stop(job, "cancelled", grace)
+
+        await asyncio.gather(*(stop(job) for job in cancelled if self._has_worker_to_stop(job)))
+
+    def _has_worker_to_stop(self, job: Job) -> bool:
+        # A launch that has not begun is forbidden where the job is followed.
+        has_begun = job.started_at is not None or self._launcher_of(job).was_launched(job)
+        return job.state is State.RELEASING and has_begun
 
     async def requeue(self, job_id: JobId, by: str) -> Job:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
@@ -342,17 +388,25 @@ class Scheduler:
     async def run(
         self, rest_s: float | None = None, passed: Callable[[], None] = lambda: None
     ) -> None:
-        """Run passes without end: one after each `wake`, and at least one every `rest_s` seconds.
+        """Run passes without end: one after each `wake`, at each begin time, and every `rest_s`.
 
         Calls `passed` after each complete pass.
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(self._rest_s(rest_s)):
                     await self._awake.wait()
             self._awake.clear()
             await self.one_pass()
             passed()
+
+    def _rest_s(self, longest: float | None) -> float | None:
+        """Return the seconds until the next pass: at most `longest`, or until a begin time."""
+        wakes_at = None if self.plan is None else self.plan.wakes_at
+        if wakes_at is None:
+            return longest
+        left = max(0.0, (wakes_at - self._clock.now()).total_seconds())
+        return left if longest is None else min(left, longest)
 
     async def one_pass(self) -> Plan:
         """Observe, decide, commit, and launch the granted jobs.
@@ -363,15 +417,26 @@ class Scheduler:
         await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
-        if decided is None or decided.grants:
+        if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
-        self.closed = closed
+        self.closed = closed or said(self.store.pause())
         self.plan = decided
         # All holders and not only the new grants: an earlier pass may have failed after its commit.
         self.supervisor.attend_all(decided.holders)
         self._changes.notify()
+        for victim, winner in decided.preempts:
+            await self._preempt(victim, winner)
         return decided
+
+    async def _preempt(self, victim: JobId, winner: JobId) -> None:
+        """Have a job make way; if that cannot be stored now, the next pass decides again."""
+        labels = {job.id: job.label for job in self.store.live()}
+        other = f"job {labels.get(winner, winner)}"
+        why = f"it made way for {other}"
+        notice = f"job {labels.get(victim, victim)} makes way for {other}, and is queued again"
+        with contextlib.suppress(IllegalTransition):  # it has ended meanwhile
+            await self.revoke(victim, Outcome.PREEMPTED, why, notice)
 
     async def _follow_clock(self) -> None:
         by = await self._in_writer(lambda: follow_clock(self.store, self._clock))

@@ -6,13 +6,23 @@ from datetime import datetime, timedelta
 
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
-from gpulease.domain.lease import Claim
+from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_be_combined, can_ever_hold
 from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.service import dependencies
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import Clock, Policy, Quotas, Store, Submission, Transaction, UserCount
+from gpulease.service.ports import (
+    Clock,
+    Event,
+    Policy,
+    Quotas,
+    Store,
+    Submission,
+    Transaction,
+    UserCount,
+)
 from gpulease.service.queue_state import QueueState
 from gpulease.service.user_limits import (
     refuse_over_limit,
@@ -113,12 +123,27 @@ def submit(
         refuse_what_can_never_run(submission.claim, empty, policy)
         most = largest(empty, 1)
         refuse_what_is_never_within(submission.claim, limits, most, submission.owner.user)
-        job = tx.add(submission, at)
+        after, failure = dependencies.resolve(tx, submission.after)
+        submission = replace(submission, queue=replace(submission.queue, after=after))
+        job = _add(tx, submission, at, failure)
         refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
         refuse_over_limit(job, tx.live(), limits, state.recent_use, most, at)
-        if submission.wait_for == timedelta(0):
+        if submission.wait_for == timedelta(0) and job.state is State.QUEUED:
             _refuse_to_wait(job, tx, seen, policy, state)
     return job
+
+
+def _add(tx: Transaction, submission: Submission, at: datetime, failure: str | None) -> Job:
+    """Store a job, or all elements of an array; return it, or the first of them.
+
+    They end at once if `failure` says why a dependency can no longer be met.
+    """
+    indices = submission.indices
+    jobs = [tx.add(submission, at)] if indices is None else tx.add_array(submission, indices, at)
+    if failure is not None:
+        jobs = [dependencies.failed(job, failure, at) for job in jobs]
+        tx.save_all(jobs, Event(at, Trigger.CANCEL, failure))
+    return jobs[0]
 
 
 def _refuse_another_kind(submission: Submission, before: Job) -> None:
@@ -189,19 +214,26 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     )
 
 
+_WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m"
+
+
 def _refuse_to_wait(
     job: Job, tx: Transaction, seen: Observation, policy: Policy, state: QueueState
 ) -> None:
+    if (pause := tx.pause()) is not None:
+        raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
     decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
+    if (block := decided.blocked.get(job.id)) is not None:
+        labels = {each.id: each.label for each in tx.live()}
+        raise NoRoomNow(
+            f"cannot start the job now: {block.sentence(labels)}", "leave out --no-wait"
+        )
     waits = why_waiting(decided, job)
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
     where = where if waits.over_limit is None else str(waits.over_limit)
-    raise NoRoomNow(
-        f"cannot lease {job.claim} now" + (f": {where}" if where else ""),
-        "leave out --no-wait to wait in the queue, or limit the wait with --wait 30m",
-    )
+    raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
 
 
 def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:
@@ -217,10 +249,12 @@ def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -
         return
     user = submission.owner.user
     most_waiting = policy.limits(submission.owner).most_waiting
-    if most_waiting is not None and before.waiting >= most_waiting:
+    new = 1 if submission.indices is None else len(submission.indices.indices)
+    if most_waiting is not None and before.waiting + new > most_waiting:
+        what = "" if submission.indices is None else f" an array of {new} elements"
         raise TooMany(
-            f"cannot submit: {user} has {before.waiting} queued jobs, and the limit for one user "
-            f"is {most_waiting}",
+            f"cannot submit{what}: {user} has {before.waiting} queued jobs, and the limit for one "
+            f"user is {most_waiting}",
             "submit again when some jobs have started, or cancel some; "
             f"gpulease list --user {user} shows them",
         )

@@ -333,7 +333,8 @@ def _repair_references(connection: sqlite3.Connection, counts: SalvageCounts) ->
     gone = connection.execute("DELETE FROM gpu_memory WHERE uuid NOT IN (SELECT uuid FROM gpus)")
     _count(counts.dropped, _HISTORY, gone.rowcount)
     connection.execute(
-        "DELETE FROM invocations WHERE job IN (SELECT id FROM jobs WHERE state = 'ended')"
+        "DELETE FROM invocations WHERE job IN (SELECT id FROM jobs WHERE state = 'ended') "
+        "AND job NOT IN (SELECT array FROM jobs WHERE state <> 'ended' AND array IS NOT NULL)"
     )
 
 

@@ -34,7 +34,12 @@ class Retention:
 
     def expired(self, border: datetime, most: int) -> Sequence[JobId]:
         """Return up to `BATCH` jobs that ended before `border` or exceed `most` for their user."""
-        ended = select(JobRow.id).where(JobRow.state == State.ENDED).order_by(JobRow.id)
+        # The first element of an array stays until the last has ended: it has their invocation.
+        ended = (
+            select(JobRow.id)
+            .where(JobRow.state == State.ENDED, JobRow.id.not_in(select(InvocationRow.job)))
+            .order_by(JobRow.id)
+        )
         with Session(self._store.engine) as session:
             old = session.scalars(ended.where(JobRow.ended_at < border).limit(BATCH)).all()
             if old:

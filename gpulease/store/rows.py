@@ -36,6 +36,11 @@ from gpulease.units import Share
 _MICROSECOND = timedelta(microseconds=1)
 
 
+def invocation_key(job: Job) -> JobId:
+    """Return the id under which the invocation of `job` is stored: its own, or its array's."""
+    return job.id if job.queue.array is None else job.queue.array.job
+
+
 def job_values(job: Job) -> dict[str, object]:
     """Return the columns of `job` except its id."""
     claim, exit_ = job.claim, job.exit or Exit()

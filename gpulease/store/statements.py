@@ -5,23 +5,31 @@ most, and through rows it takes about three times the CPU. The counts by user ar
 change, so that checking a limit needs no query.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Insert,
+    Update,
+    and_,
     bindparam,
     delete,
     func,
     insert,
+    literal,
     or_,
     select,
     text,
+    true,
     update,
 )
-from sqlalchemy.dialects.sqlite import Insert
+from sqlalchemy.dialects.sqlite import Insert as Upsert
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -29,10 +37,19 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
-from gpulease.service.ports import UserCount
+from gpulease.domain.queue_options import QueuePause
+from gpulease.service.ports import Event, UserCount
 from gpulease.store.gpus import availabilities
-from gpulease.store.rows import job_of
-from gpulease.store.tables import GpuRow, HolderRow, InvocationRow, JobRow, LeaseRow, Row
+from gpulease.store.rows import invocation_key, job_of
+from gpulease.store.tables import (
+    GpuRow,
+    HolderRow,
+    InvocationRow,
+    JobRow,
+    LeaseRow,
+    PropertyRow,
+    Row,
+)
 
 _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
@@ -70,7 +87,36 @@ START_SEQUENCE = text(
 RAISE_SEQUENCE = text("UPDATE sqlite_sequence SET seq = max(seq, :last) WHERE name = 'jobs'")
 
 
-def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
+def add_elements(first: JobId, indices: Sequence[int]) -> Insert:
+    """Return the statement that adds the other elements of an array, as copies of the first.
+
+    10,000 rows that Python would bind one by one take ten times as long.
+    """
+    each = func.json_each(json.dumps(indices)).table_valued("key", "value")
+    same = [column for column in _jobs.c if column.name not in ("id", "array_index")]
+    rows = (
+        select(_jobs.c.id + each.c.key, each.c.value, *same)
+        .join_from(_jobs, each, true())
+        .where(_jobs.c.id == first, each.c.key > 0)
+    )
+    return insert(_jobs).from_select(["id", "array_index", *(each.name for each in same)], rows)
+
+
+def add_events(jobs: Sequence[JobId], event: Event) -> Insert:
+    """Return the statement that adds one event to the histories of many jobs."""
+    each = func.json_each(json.dumps(jobs)).table_valued("value")
+    events = _tables["events"]
+    at = literal(event.at, events.c.at.type)
+    rows = select(each.c.value, at, literal(event.kind), literal(event.detail))
+    return insert(events).from_select(["job", "at", "kind", "detail"], rows)
+
+
+def change_jobs(names: Iterable[str]) -> Update:
+    """Return the statement that changes some columns of jobs."""
+    return SAVE_JOB.values({name: bindparam(name) for name in names})
+
+
+def remember_gpu(reading: GpuReading, at: datetime) -> Upsert:
     """Return the statement that stores a GPU, or updates when it was last seen."""
     seen = {"gpu_index": reading.index, "name": reading.name, "last_seen_at": at}
     if reading.total is not None:
@@ -80,6 +126,24 @@ def remember_gpu(reading: GpuReading, at: datetime) -> Insert:
         .values(uuid=reading.uuid, first_seen_at=at, **seen)
         .on_conflict_do_update(index_elements=[GpuRow.uuid], set_=seen)
     )
+
+
+_PAUSE = "pause"
+
+
+def pause_of(connection: Connection) -> QueuePause | None:
+    """Return the pause of the queue; None if it is not paused."""
+    wanted = select(PropertyRow.value).where(PropertyRow.key == _PAUSE)
+    stored = connection.execute(wanted).scalar_one_or_none()
+    return None if stored is None else msgspec.json.decode(stored, type=QueuePause)
+
+
+def set_pause(connection: Connection, pause: QueuePause | None) -> None:
+    """Store the pause of the queue, or its end."""
+    connection.execute(delete(PropertyRow).where(PropertyRow.key == _PAUSE))
+    if pause is not None:
+        stored = msgspec.json.encode(pause).decode()
+        connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
 def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
@@ -96,8 +160,21 @@ def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
     return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
 
 
+def failed_element(array: JobId) -> ColumnElement[bool]:
+    """Return what is true of elements that ended without success; see `dependencies.succeeded`."""
+    has_succeeded = (JobRow.outcome == Outcome.RELEASED) | (
+        (JobRow.outcome == Outcome.EXITED) & JobRow.exit_code.is_not_distinct_from(0)
+    )
+    return and_(
+        JobRow.array == array,
+        JobRow.state == State.ENDED,
+        ~has_succeeded,
+        JobRow.retried_as.is_(None),
+    )
+
+
 def invocation_sizes(session: Session) -> dict[JobId, int]:
-    """Return the bytes of each live job's compressed arguments and environment."""
+    """Return the bytes of the compressed arguments and environment of each live job or array."""
     sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
     return {JobId(job): size for job, size in sizes}
 
@@ -148,11 +225,18 @@ def runs_like(
 
 
 class UserCounts:
-    """Counts the live jobs of each user, and the bytes of their invocations."""
+    """Counts the live jobs of each user, and the bytes of their invocations.
+
+    The elements of an array share an invocation, which counts as long as one of them waits.
+    """
 
     def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
         self._of: dict[int, UserCount] = {}
         self._sizes = dict(sizes)
+        self._users: Counter[JobId] = Counter()
+        """Of each invocation, the live jobs."""
+        self._waiting: Counter[JobId] = Counter()
+        """Of each invocation, the queued jobs."""
         for job in live:
             self._count(job, 1)
 
@@ -168,28 +252,39 @@ class UserCounts:
         after._of = {uid: self.of(uid)}
         for before, job, size in changes:
             if job.owner.uid == uid:
-                after._sizes.setdefault(job.id, self._sizes.get(job.id, 0))
+                key = invocation_key(job)
+                if key not in after._sizes:
+                    after._sizes[key] = self._sizes.get(key, 0)
+                    after._users[key] = self._users[key]
+                    after._waiting[key] = self._waiting[key]
                 after.note(before, job, size)
         return after.of(uid)
 
     def note(self, before: Job | None, after: Job, size: int | None = None) -> None:
-        """Count a changed job; `size` is given for a new one."""
+        """Count a changed job; `size` is given with a new invocation."""
+        key = invocation_key(after)
         if size is not None:
-            self._sizes[after.id] = size
+            self._sizes[key] = size
+        # First the new state: an invocation that is still in use does not leave meanwhile.
+        if after.state is not State.ENDED:
+            self._count(after, 1)
         if before is not None:
             self._count(before, -1)
-        if after.state is State.ENDED:
-            self._sizes.pop(after.id, None)
-        else:
-            self._count(after, 1)
+        if not self._users[key]:
+            for counted in (self._sizes, self._users, self._waiting):
+                counted.pop(key, None)
 
     def _count(self, job: Job, one: int) -> None:
-        was = self.of(job.owner.uid)
+        key, was = invocation_key(job), self.of(job.owner.uid)
         waits = one if job.state is State.QUEUED else 0
+        waited = self._waiting[key] > 0
+        self._users[key] += one
+        self._waiting[key] += waits
+        turned = (self._waiting[key] > 0) - waited
         now = replace(
             was,
             waiting=was.waiting + waits,
-            waiting_bytes=was.waiting_bytes + waits * self._sizes.get(job.id, 0),
+            waiting_bytes=was.waiting_bytes + turned * self._sizes.get(key, 0),
             holds=was.holds + (one if job.holder is not None else 0),
         )
         self._of[job.owner.uid] = now

@@ -25,7 +25,9 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
+from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
 from gpulease.store.database_file import DiskReserve, FilePresence
@@ -38,7 +40,7 @@ from gpulease.store.engine import (
     translate_errors,
 )
 from gpulease.store.past_jobs import ended_since
-from gpulease.store.rows import unpack
+from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
 from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
 from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
@@ -76,6 +78,7 @@ class SqlStore:
             raise state_fault(f"cannot use the database {path}", error) from error
         self._released: list[PastJob] = []
         self._drained: Mapping[GpuUuid, str] = {}
+        self._pause: QueuePause | None = None
         self._was_locked = False
         self._live_in_order = tuple(self._live.values())
         self._writing = threading.Lock()
@@ -99,6 +102,7 @@ class SqlStore:
                     connection, self._live, self._known_gpus, self._tallies
                 )
                 yield transaction
+                settle_dependents(transaction, transaction.ended())
             # Replaced, not changed, so that a reader's snapshot stays consistent.
             self._live, self._known_gpus = transaction.outcome()
             for change in transaction.changes:
@@ -147,14 +151,37 @@ class SqlStore:
         with translate_errors(self.path), Session(self.engine) as session:
             yield session
 
-    def jobs(self, user: str | None, state: str | None, limit: int) -> Sequence[Job]:
-        """Return the latest `limit` jobs in any or one state, oldest first."""
+    def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
+        """Return the elements of an array, in any state, oldest first; all or those of an index."""
+        with self._reading() as session:
+            which = JobRow.array == array
+            return jobs_where(
+                session, which if index is None else which & (JobRow.array_index == index)
+            )
+
+    def jobs(
+        self,
+        user: str | None,
+        state: str | None,
+        limit: int,
+        *,
+        before: int | None = None,
+        since: datetime | None = None,
+    ) -> Sequence[Job]:
+        """Return the latest `limit` jobs in any or one state, oldest first.
+
+        With `before` those with a lower id, with `since` those that ended from then on.
+        """
         with self._reading() as session:
             wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
             if user is not None:
                 wanted = wanted.where(JobRow.user == user)
             if state is not None:
                 wanted = wanted.where(JobRow.state == state)
+            if before is not None:
+                wanted = wanted.where(JobRow.id < before)
+            if since is not None:
+                wanted = wanted.where(JobRow.ended_at >= since)
             return jobs_where(session, JobRow.id.in_(wanted))
 
     def invocation(self, job: JobId) -> Invocation:
@@ -163,8 +190,9 @@ class SqlStore:
         Raises:
             NoSuchJob: there is no such job, or it has ended.
         """
+        held = self._live.get(job)
         with self._reading() as session:
-            row = session.get(InvocationRow, job)
+            row = session.get(InvocationRow, job if held is None else invocation_key(held))
             if row is None:
                 raise NoSuchJob(f"cannot start job {job}: it has ended")
             return unpack(row)
@@ -207,6 +235,16 @@ class SqlStore:
         ):
             self._drained = drained_gpus(connection)
         return self._drained
+
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; if the file cannot be read, the last known answer."""
+        with (
+            suppress(RecordUnwritable),
+            translate_errors(self.path),
+            self.engine.connect() as connection,
+        ):
+            self._pause = statements.pause_of(connection)
+        return self._pause
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU with a drain, a fault or an accepted fault."""

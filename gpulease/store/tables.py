@@ -235,7 +235,10 @@ class SubmissionRow(Row):
 
 
 class InvocationRow(Row):
-    """The invocation of a job as compressed JSON, deleted when the job ends."""
+    """The invocation of a job as compressed JSON, deleted when the job ends.
+
+    All elements of an array have that of its first element, which stays until the last has ended.
+    """
 
     __tablename__ = "invocations"
 

@@ -1,9 +1,11 @@
 """The write transaction: jobs in and out, as the use cases need them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from gpulease.domain.calendar import Window, WindowId
@@ -12,10 +14,18 @@ from gpulease.domain.health import GpuAvailability, GpuEvent
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements, windows
-from gpulease.store.rows import holder_values, job_values, lease_values, pack, unpack
+from gpulease.store.rows import (
+    holder_values,
+    invocation_key,
+    job_values,
+    lease_values,
+    pack,
+    unpack,
+)
 from gpulease.store.statements import UserCounts, drained_gpus, jobs_where, runs_like
 from gpulease.store.tables import InvocationRow, JobRow, SubmissionRow
 
@@ -38,6 +48,8 @@ class SqlTransaction:
         """The jobs that let go of their memory."""
         self._live = dict(live)
         self._known_gpus = known_gpus
+        self._elements: Counter[JobId] | None = None
+        """The live elements of each array, counted when first needed."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id."""
@@ -75,6 +87,14 @@ class SqlTransaction:
         """Store a health event of a known GPU."""
         gpus.note_event(self._connection, event)
 
+    def pause(self) -> QueuePause | None:
+        """Return the pause of the queue; None if it is not paused."""
+        return statements.pause_of(self._connection)
+
+    def set_pause(self, pause: QueuePause | None) -> None:
+        """Store the pause of the queue, or its end."""
+        statements.set_pause(self._connection, pause)
+
     def windows(self) -> Sequence[Window]:
         """Return the windows, in the order in which they were made."""
         return windows.all_windows(self._connection)
@@ -108,8 +128,9 @@ class SqlTransaction:
         Raises:
             NoSuchJob: it has ended, or never was.
         """
+        held = self._live.get(job)
         with Session(self._connection) as session:
-            row = session.get(InvocationRow, job)
+            row = session.get(InvocationRow, job if held is None else invocation_key(held))
             if row is None:
                 raise NoSuchJob(f"cannot start job {job} again: it has ended")
             return unpack(row)
@@ -121,12 +142,19 @@ class SqlTransaction:
         return runs_like(self._connection, uid, shape, gpus, most)
 
     def add(self, order: Submission, at: datetime) -> Job:
-        """Store a new job, QUEUED, with its invocation."""
+        """Store a new job, QUEUED, with its invocation, unless that of its array is stored."""
+        job = self._insert(order, at)
+        key = invocation_key(job)
+        is_new = key == job.id or not self.live_elements(key)
+        size = self._add_invocation(key, order.invocation) if is_new else None
+        self._log(job.id, Event(at, "submitted", str(order.claim)))
+        self._note(None, job, size)
+        return job
+
+    def _insert(self, order: Submission, at: datetime) -> Job:
         values = job_values(order.queued(JobId(0), at))
         number = self._connection.execute(statements.ADD_JOB, values).scalar_one()
         job = order.queued(JobId(number), at)
-        content = pack(order.invocation)
-        self._connection.execute(statements.ADD_INVOCATION, {"job": job.id, "content": content})
         if job.holder is not None:
             self._connection.execute(statements.ADD_HOLDER, holder_values(job.id, job.holder))
         if order.key is not None:
@@ -134,24 +162,110 @@ class SqlTransaction:
                 statements.ADD_SUBMISSION,
                 {"uid": job.owner.uid, "key": order.key, "job": job.id},
             )
-        self._log(job.id, Event(at, "submitted", str(order.claim)))
-        self._live[job.id] = job
-        self.changes.append((None, job, len(content)))
         return job
 
-    def save(self, job: Job, event: Event) -> None:
-        """Store a job as it is now, and why."""
+    def _add_invocation(self, key: JobId, invocation: Invocation) -> int:
+        content = pack(invocation)
+        self._connection.execute(statements.ADD_INVOCATION, {"job": key, "content": content})
+        return len(content)
+
+    def add_array(self, order: Submission, indices: Indices, at: datetime) -> Sequence[Job]:
+        """Store a new job for each index, QUEUED, with one invocation for all."""
+        alone = self._insert(order, at)
+        elements = [
+            ArrayElement(alone.id, index, indices.most_running) for index in indices.indices
+        ]
+        jobs = [
+            replace(alone, id=JobId(alone.id + place), queue=replace(alone.queue, array=element))
+            for place, element in enumerate(elements)
+        ]
+        self._connection.execute(statements.SAVE_JOB, {**job_values(jobs[0]), "this": alone.id})
+        self._connection.execute(statements.add_elements(alone.id, indices.indices))
+        size = self._add_invocation(alone.id, order.invocation)
+        self._log_all(jobs, Event(at, "submitted", str(order.claim)))
+        for job in jobs:
+            self._note(None, job, size if job.id == alone.id else None)
+        return jobs
+
+    def element(self, array: JobId, index: int) -> Job | None:
+        """Return the latest job with this index in an array, in any state, or None."""
+        with Session(self._connection) as session:
+            this = select(func.max(JobRow.id)).where(
+                JobRow.array == array, JobRow.array_index == index
+            )
+            number = session.scalar(this)
+        return None if number is None else self.job(JobId(number))
+
+    def live_elements(self, array: JobId) -> int:
+        """Return how many elements of an array wait or hold memory."""
+        if self._elements is None:
+            self._elements = Counter(
+                job.queue.array.job for job in self._live.values() if job.queue.array is not None
+            )
+        return self._elements[array]
+
+    def failed_element(self, array: JobId) -> Job | None:
+        """Return an element that ended without success and is not retried, or None."""
+        with Session(self._connection) as session:
+            number = session.scalar(
+                select(JobRow.id).where(statements.failed_element(array)).limit(1)
+            )
+        return None if number is None else self.job(JobId(number))
+
+    def ended(self) -> Sequence[Job]:
+        """Return the jobs that have ended in this transaction."""
+        return [job for _, job, _ in self.changes if job.state is State.ENDED]
+
+    def save(self, job: Job, event: Event | None) -> None:
+        """Store a job as it is now, and why; None: not worth a line in its history."""
         before = self._live.get(job.id)
         if job is not before:
             self._connection.execute(statements.SAVE_JOB, {**job_values(job), "this": job.id})
             self._save_leases(before, job)
-        self._log(job.id, event)
-        self._note_release(before, job, event.at)
-        self._live[job.id] = job
-        self.changes.append((before, job, None))
-        if job.state is State.ENDED:
-            del self._live[job.id]
-            self._connection.execute(statements.DROP_INVOCATION, {"this": job.id})
+        if event is not None:
+            self._log(job.id, event)
+            self._note_release(before, job, event.at)
+        self._note(before, job)
+        self._drop_invocations([job])
+
+    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+        """Store many queued jobs that changed or ended for one reason; their leases stay."""
+        changes: dict[tuple[str, ...], list[dict[str, object]]] = {}
+        for job in jobs:
+            before = job_values(self._live[job.id])
+            values = {
+                name: value for name, value in job_values(job).items() if value != before[name]
+            }
+            if values:
+                changes.setdefault(tuple(values), []).append({**values, "this": job.id})
+        for names, rows in changes.items():
+            self._connection.execute(statements.change_jobs(names), rows)
+        self._log_all(jobs, event)
+        for job in jobs:
+            self._note(self._live[job.id], job)
+        self._drop_invocations(jobs)
+
+    def _note(self, before: Job | None, after: Job, size: int | None = None) -> None:
+        """Keep a changed job; `size` is that of a new invocation."""
+        self.changes.append((before, after, size))
+        is_live = after.state is not State.ENDED
+        if is_live:
+            self._live[after.id] = after
+        else:
+            self._live.pop(after.id, None)
+        if self._elements is not None and after.queue.array is not None:
+            self._elements[after.queue.array.job] += is_live - (before is not None)
+
+    def _drop_invocations(self, jobs: Sequence[Job]) -> None:
+        """Delete the invocations that only ended ones of `jobs` have used."""
+        ended = {invocation_key(job): job for job in jobs if job.state is State.ENDED}
+        unused = [
+            {"this": key}
+            for key, job in ended.items()
+            if job.queue.array is None or not self.live_elements(key)
+        ]
+        if unused:
+            self._connection.execute(statements.DROP_INVOCATION, unused)
 
     def _note_release(self, before: Job | None, job: Job, at: datetime) -> None:
         if before is None or not before.holds_memory or job.holds_memory:
@@ -211,6 +325,9 @@ class SqlTransaction:
                 which = {"this": job.id, "that": lease.gpu}
                 changed = {**which, **lease_values(lease)}
                 self._connection.execute(statements.CHANGE_LEASE, changed)
+
+    def _log_all(self, jobs: Sequence[Job], event: Event) -> None:
+        self._connection.execute(statements.add_events([job.id for job in jobs], event))
 
     def _log(self, job: JobId, event: Event) -> None:
         entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}

@@ -185,6 +185,13 @@ class DrainRequest:
 
 
 @dataclass(slots=True)
+class PauseRequest:
+    """Why the queue is paused. The body may be left out."""
+
+    why: str | None = None
+
+
+@dataclass(slots=True)
 class ReserveRequest:
     """GPUs to set apart for a time. With neither `gpus` nor `named`, all of them."""
 
@@ -209,6 +216,29 @@ class CancelRequest:
 
     grace: float | None = None
     """Seconds until SIGKILL, if that is sooner than the grace of the job."""
+
+
+@dataclass(slots=True)
+class WaitRequest:
+    """The jobs to wait for."""
+
+    jobs: list[int]
+    timeout: float | None = None
+    """Seconds after which the answer ends; null: when all jobs have ended."""
+
+
+@dataclass(slots=True)
+class CancelJobsRequest:
+    """Which jobs to cancel together: those that wait or run and match every field that is given."""
+
+    jobs: list[int] | None = None
+    """Their ids; null: any."""
+    user: str | None = None
+    """Their owner; null: the caller, or with `jobs` anyone."""
+    name: str | None = None
+    """A pattern for their names, such as "sweep*"."""
+    grace: float | None = None
+    """As in `CancelRequest`."""
 
 
 @dataclass(slots=True)

@@ -145,6 +145,8 @@ class QueueView:
     """How many elements of the array may run at once."""
     requeued: int
     """How often it was queued again."""
+    blocked_by: str | None = None
+    """Why it may not start now, apart from memory: held, begin, after, array; null if it may."""
 
 
 @dataclass(slots=True)
@@ -236,6 +238,55 @@ class JobList:
     """The jobs of a listing, oldest first."""
 
     jobs: list[JobView]
+
+
+@dataclass(slots=True)
+class PastJobView:
+    """A job that has ended."""
+
+    id: int
+    label: str
+    """The id as people see it: 17, or 17_3 for an element of an array."""
+    name: str
+    user: str
+    kind: JobKind
+    outcome: Outcome | None
+    exit_status: int | None
+    submitted_at: str
+    granted_at: str | None
+    """Since when it held memory; null if it never did."""
+    ended_at: str
+    gpus: int
+    memory: int | None
+    """Bytes on each GPU: leased, or asked for if it never held any."""
+    used: int | None
+    """The most bytes that it needed on a GPU; null if unknown."""
+    utilization: int | None
+    """Percent of the time in which its GPUs were busy; null if unknown."""
+    time_limit: float | None
+    command: str | None
+    """Digests of its command: what similar runs have in common, and all arguments. They do not
+    reveal it."""
+
+
+@dataclass(slots=True)
+class HistoryView:
+    """Ended jobs, the newest first."""
+
+    jobs: list[PastJobView]
+    before: int | None = None
+    """The jobs with ids below this follow; null if there are none."""
+
+
+@dataclass(slots=True)
+class CancelledView:
+    """Jobs that were cancelled together."""
+
+    count: int
+    ending: int
+    """How many of them still run, and are being stopped."""
+    jobs: list[JobView]
+    """The first of them."""
 
 
 @dataclass(slots=True)
@@ -361,6 +412,27 @@ class EnforcementLevelView:
 
 
 @dataclass(slots=True)
+class PauseView:
+    """A pause of the queue by an admin: no job starts, and running jobs continue."""
+
+    by: str
+    why: str
+    """Empty if no reason was given."""
+    at: str
+    """Since when."""
+
+
+@dataclass(slots=True)
+class PauseChangeView:
+    """The pause of the queue after a request to pause it or to end the pause."""
+
+    paused: PauseView | None
+    """Null: jobs start."""
+    changed: bool
+    """Whether this request changed it."""
+
+
+@dataclass(slots=True)
 class WindowView:
     """GPUs that an admin set apart for a time."""
 
@@ -409,6 +481,10 @@ class StatusView:
     gpus: list[GpuView]
     jobs: list[JobView]
     enforcement: list[EnforcementLevelView] = field(default_factory=list)
+    paused: PauseView | None = None
+    """The pause of the queue; null if it is not paused."""
+    closed: str | None = None
+    """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
     windows: list[WindowView] = field(default_factory=list)
 
 

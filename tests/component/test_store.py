@@ -38,6 +38,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
+from gpulease.domain.queue_options import QueuePause
 from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
@@ -488,3 +489,23 @@ def test_what_users_bring_about_takes_nothing_from_the_history_of_the_hardware(
     assert [each.kind for each in kept].count("xid 45") == MOST_EVENTS
     alternating = [each.count for each in kept if each.kind in ("xid 13", "xid 31")]
     assert alternating == [1.5 * MOST_EVENTS] * 2, "one storm, however it is mixed"
+
+
+def test_a_pause_of_the_queue_survives_a_restart_and_follows_the_clock(tmp_path: Path) -> None:
+    pause = QueuePause("root", "new driver", NOON)
+    first = SqlStore(tmp_path / "gpulease.db")
+    assert first.pause() is None
+    with first.write() as tx:
+        tx.set_pause(replace(pause, why=""))
+        tx.set_pause(pause)
+    first.close()
+    again = SqlStore(tmp_path / "gpulease.db")
+    assert again.pause() == pause
+    by = timedelta(hours=1)
+    follow_clock(again, FakeClock(ahead=by))
+    assert again.pause() == replace(pause, at=NOON + by)
+    with again.write() as tx:
+        tx.set_pause(None)
+        assert tx.pause() is None
+    assert again.pause() is None
+    again.close()

@@ -138,6 +138,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         Access.ANYONE: set(callers.values()),
         Access.SUBMITTER: set(callers.values()),
         Access.MANAGER: {"owner", "admin", "root"},
+        Access.EACH: {"owner", "admin", "root"},
         Access.OWNER: {"owner", "root"},
         Access.ADMIN: {"admin", "root"},
     }
@@ -153,7 +154,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
         sys.stdout.write("\n" + "\n".join(rows) + "\n")
 
 
-_BODIES: dict[type | None, object] = {
+_BODIES: dict[type | None, dict[str, object]] = {
     ExtendRequest: {"by": 60},
     SubmitRequest: {"argv": ["true"], "cwd": "/", "environment": {}},
     HoldRequest: {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}},
@@ -167,7 +168,7 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     """Return the status that `caller` gets, about a job of `owner` where it is about one."""
     body = _BODIES.get(route.body)
     job = None
-    if "{job_id}" in route.path:
+    if "{job_id}" in route.path or route.access is Access.EACH:
         # A job of its own for each, which ends by itself where its stream is read to its end.
         command = ("true",) if route.path.endswith("watch") else ("sleep", "600")
         job = submit(daemon, owner, *command)
@@ -175,16 +176,25 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
             daemon.wait_until(job, "active")
     if "{window}" in route.path:
         call(daemon, "root", "POST", "/v1/windows", _BODIES[ReserveRequest])
+    if route.access is Access.EACH:
+        body = {**(body or {}), "jobs": [job]}
     target = "/v1" + route.path.format(job_id=job, gpu=1, window="fans")
     status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
+    _undo(daemon, route)
+    return status
+
+
+def _undo(daemon: Daemon, route: Route) -> None:
+    """Take back what a route may have done to the machine."""
     if "/windows" in route.path:
         call(daemon, "root", "POST", "/v1/windows/fans/cancel")
     if "{gpu}" in route.path:
         call(daemon, "root", "POST", "/v1/gpus/1/resume")
-    return status
+    if route.path == "/queue/pause":
+        call(daemon, "root", "POST", "/v1/queue/unpause")
 
 
 @needs_root
@@ -405,3 +415,24 @@ def test_a_job_has_the_groups_that_its_caller_had_and_not_those_of_the_database(
     assert daemon.wait_until(job, "ended")["exit_status"] == 0
     seen = daemon.run("logs", str(job)).stdout.split()
     assert sorted(map(int, seen)) == sorted({pwd.getpwnam(alice).pw_gid, *range(*groups)})
+
+
+@needs_root
+def test_the_jobs_of_another_user_are_cancelled_by_admins_only_and_all_or_none(
+    daemon: Daemon, users: tuple[str, str], admin: str
+) -> None:
+    alice, bob = users
+    of_alice, of_bob = (submit(daemon, user, "sleep", "600") for user in users)
+    for body in ({"user": alice}, {"jobs": [of_bob, of_alice]}, {"jobs": [of_alice], "name": "x"}):
+        status, content = call(daemon, bob, "POST", "/v1/jobs/cancel", body)
+        assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed"), body
+    assert {daemon.job(job)["outcome"] for job in (of_alice, of_bob)} == {None}
+    status, content = call(daemon, bob, "POST", "/v1/jobs/cancel", {})
+    assert (status, [job["id"] for job in json.loads(content)["jobs"]]) == (200, [of_bob])
+    status, content = call(daemon, admin, "POST", "/v1/jobs/cancel", {"user": alice, "name": "s*"})
+    assert (status, json.loads(content)["count"]) == (200, 1)
+    ended = daemon.wait_until(of_alice, "ended")
+    assert any(admin in (event["detail"] or "") for event in ended["events"]), "who it was"
+    daemon.wait_until(of_bob, "ended")
+    for bad in ({"grace": -1}, {"name": "x" * 1000}, {"jobs": "17"}):
+        assert call(daemon, alice, "POST", "/v1/jobs/cancel", bad)[0] == 400, bad

@@ -45,6 +45,7 @@ OPERATIONS = [
     ("GET", "/v1/jobs/{job_id}/logs"),
     ("POST", "/v1/jobs/{job_id}/usage"),
     ("GET", "/v1/report"),
+    ("GET", "/v1/history"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),

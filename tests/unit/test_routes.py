@@ -32,6 +32,7 @@ OPEN_TO = {
     Access.ANYONE: set(CALLERS),
     Access.SUBMITTER: set(CALLERS),
     Access.MANAGER: {"owner", "admin", "root"},
+    Access.EACH: set(CALLERS),
     Access.OWNER: {"owner", "root"},
     Access.ADMIN: {"admin", "root"},
 }

@@ -1,0 +1,180 @@
+"""Arrays in the database: one invocation, quotas, the end of the last element, ten thousand."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from fakes import ALICE, NOON, FakeClock, G, order, reading
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
+from gpulease.domain.lease import State, Trigger
+from gpulease.domain.limits import UserLimits
+from gpulease.domain.placement import Placement
+from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
+from gpulease.errors import NoSuchJob, TooMany
+from gpulease.service.jobs import cancel
+from gpulease.service.observation import Observation
+from gpulease.service.ports import Event, Policy, Submission
+from gpulease.service.submission import submit
+from gpulease.store.retention import Retention
+from gpulease.store.store import SqlStore
+from gpulease.store.tables import InvocationRow
+
+EVENT = Event(NOON, "test")
+SEEN = Observation((reading(),), {}, {}, frozenset(), NOON)
+CLOCK = FakeClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.add_gpus([reading()], NOON)
+    yield opened
+    opened.close()
+
+
+def _array(*indices: int, most: int | None = None) -> Submission:
+    return replace(order(), indices=Indices(indices, most))
+
+
+def _submit(store: SqlStore, submission: Submission, most: int | None = None) -> Job:
+    policy = Policy(limits_of=lambda _: UserLimits(most_waiting=most))
+    return submit(store, submission, SEEN, policy, CLOCK)
+
+
+def _run(store: SqlStore, job: JobId, code: int = 0) -> None:
+    found = store.job(job)
+    assert found is not None
+    held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
+    with store.write() as tx:
+        tx.save(held, EVENT)
+    with store.write() as tx:
+        ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
+        assert ended is not None
+        tx.save(ended, EVENT)
+
+
+def _invocations(store: SqlStore) -> int:
+    with Session(store.engine) as session:
+        return session.scalar(select(func.count()).select_from(InvocationRow)) or 0
+
+
+def test_elements_share_one_invocation_until_the_last_has_ended(store: SqlStore) -> None:
+    first = _submit(store, _array(0, 5, 9))
+    assert [job.label for job in store.live()] == ["1_0", "1_5", "1_9"]
+    assert [job.id for job in store.live()] == [1, 2, 3]
+    assert _invocations(store) == 1
+
+    _run(store, first.id)
+    assert _invocations(store) == 1
+    assert store.invocation(JobId(3)) == order().invocation
+    _run(store, JobId(3))
+    _run(store, JobId(2))
+    assert _invocations(store) == 0
+    with pytest.raises(NoSuchJob):
+        store.invocation(first.id)
+
+
+def test_a_reopened_database_has_the_same_array_and_the_same_counts(
+    store: SqlStore, tmp_path: Path
+) -> None:
+    _submit(store, _array(0, 1, 2, most=2))
+    with store.write() as tx:
+        counts = tx.user_count(ALICE.uid)
+    live = store.live()
+    store.close()
+    again = SqlStore(tmp_path / "gpulease.db")
+    assert again.live() == live
+    with again.write() as tx:
+        assert tx.user_count(ALICE.uid) == counts
+        assert counts.waiting == 3
+    again.close()
+
+
+def test_the_bytes_of_an_array_count_once_and_while_an_element_waits(store: SqlStore) -> None:
+    with store.write() as tx:
+        tx.add(order(), NOON)
+        alone = tx.user_count(ALICE.uid).waiting_bytes
+    _submit(store, _array(0, 1))
+    for job, expected in ((2, 2 * alone), (3, alone)):
+        _run(store, JobId(job))
+        with store.write() as tx:
+            assert tx.user_count(ALICE.uid).waiting_bytes == expected
+
+
+def test_every_element_counts_for_the_limit_of_waiting_jobs(store: SqlStore) -> None:
+    _submit(store, order(), most=3)
+    with pytest.raises(TooMany):
+        _submit(store, _array(0, 1, 2), most=3)
+    _submit(store, _array(0, 1), most=3)
+    assert len(store.live()) == 3
+
+
+def test_the_same_key_submits_an_array_once(store: SqlStore) -> None:
+    submission = replace(_array(0, 1), key="k")
+    assert _submit(store, submission).id == _submit(store, submission).id
+    assert len(store.live()) == 2
+
+
+def test_retention_keeps_the_first_element_while_others_need_its_invocation(
+    store: SqlStore,
+) -> None:
+    first = _submit(store, _array(0, 1))
+    _run(store, first.id)
+    retention = Retention(store)
+    later = NOON + timedelta(days=1)
+    assert retention.expired(later, 10) == []
+    _run(store, JobId(2))
+    assert retention.expired(later, 10) == [1, 2]
+
+
+def test_an_element_and_the_whole_array_can_be_waited_for(store: SqlStore) -> None:
+    array = _submit(store, _array(3, 4))
+    one = _submit(store, replace(order(), after=(WantedDependency(array.id, 4),)))
+    all_ = _submit(store, replace(order(), after=(WantedDependency(array.id),)))
+    assert one.queue.after == (Dependency(JobId(2)),)
+    assert all_.queue.after == (Dependency(array.id, Condition.OK, whole_array=True),)
+    _run(store, JobId(2))
+    live = {job.id: job for job in store.live()}
+    assert live[one.id].queue.after == ()
+    assert live[all_.id].queue.after
+    _run(store, JobId(1))
+    assert {job.id: job.queue.after for job in store.live()} == {one.id: (), all_.id: ()}
+
+
+def test_a_dependency_that_failed_before_the_submission_ends_the_job_at_once(
+    store: SqlStore,
+) -> None:
+    first = _submit(store, order())
+    _run(store, first.id, 3)
+    job = _submit(store, replace(_array(0, 1), after=(WantedDependency(first.id),)))
+    assert job.outcome is Outcome.DEPENDENCY_FAILED
+    assert store.live() == ()
+    assert [each.kind for each in store.events(job.id)] == ["submitted", "cancel"]
+    assert _invocations(store) == 0
+
+
+def test_ten_thousand_elements_are_added_and_ended_in_a_second_each(store: SqlStore) -> None:
+    gate = _submit(store, order())
+    begun = time.monotonic()
+    submission = replace(_array(*range(9_999)), after=(WantedDependency(gate.id),))
+    array = _submit(store, submission)
+    added = time.monotonic()
+    assert len(store.live()) == 10_000
+    assert store.live()[9_999].label == f"{array.id}_9998"
+
+    cancel(store, gate.id, "alice", CLOCK)
+    ended = time.monotonic()
+
+    assert store.live() == ()
+    last = store.elements(array.id)[-1]
+    assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
+    assert added - begun < 2
+    assert ended - added < 3

@@ -1,0 +1,70 @@
+"""Past jobs: what `gpulease history` shows of them, and that `gpulease replay` reads its export."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+from daemon_rig import Daemon
+from goldens import mentions
+
+
+def test_the_history_of_a_daemon_can_be_replayed(daemon: Daemon, tmp_path: Path) -> None:
+    kept = [daemon.submit("--mem", "2G", "--name", f"past-{n}", "true") for n in range(3)]
+    wide = daemon.submit("--mem", "1G", "--gpus", "2", "--time", "1h", "--name", "wide", "true")
+    for job in (*kept, wide):
+        daemon.wait_until(job, "ended")
+
+    shown = daemon.run("history", "--limit", "4")
+    exported = daemon.run("history", "--csv")
+
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [str(job) for job in (wide, *kept[::-1])]
+    assert mentions(lines[1], "wide", "2 x 1G", "exited")
+    rows = {int(row["job"]): row for row in csv.DictReader(exported.stdout.splitlines())}
+    assert (rows[wide]["gpus"], rows[wide]["memory_mib"]) == ("2", "1024")
+    assert (rows[wide]["time_limit_s"], rows[kept[0]]["time_limit_s"]) == ("3600", "")
+    # Runs of the same command have the same digests, which do not contain it.
+    assert rows[kept[0]]["command"] == rows[kept[1]]["command"]
+    assert "true" not in rows[wide]["command"]
+    assert abs(float(rows[wide]["submit_s"]) - time.time()) < 600
+    trace = tmp_path / "trace.csv"
+    trace.write_text(exported.stdout)
+    replayed = daemon.run("replay", str(trace), "--servers", "2x8G", "--json")
+    assert json.loads(replayed.stdout)["results"][0]["figures"]["jobs"] == len(rows)
+
+
+def test_the_history_comes_in_pages(daemon: Daemon) -> None:
+    jobs = [daemon.submit("--mem", "1G", "true") for _ in range(5)]
+    for job in jobs:
+        daemon.wait_until(job, "ended")
+
+    first = daemon.client.history(limit=2)
+    second = daemon.client.history(limit=2, before=first.before)
+
+    assert [job.id for job in (*first.jobs, *second.jobs)] == jobs[:0:-1]
+    assert daemon.client.history(before=1).jobs == []
+    assert daemon.client.history("nobody-of-this-name").before is None
+
+
+def test_a_job_that_never_held_memory_is_shown_and_not_exported(daemon: Daemon) -> None:
+    holder = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "60")
+    daemon.wait_until(holder, "active")
+    waiter = daemon.submit("--mem", "8G", "--name", "waiter", "true")
+    daemon.cancel(waiter, holder)
+    daemon.wait_until(holder, "ended")
+
+    shown = json.loads(daemon.run("history", "--json", "--since", "1h").stdout)
+    exported = daemon.run("history", "--csv").stdout
+
+    past = {job["id"]: job for job in shown["jobs"]}
+    assert (past[waiter]["granted_at"], past[waiter]["outcome"]) == (None, "cancelled")
+    assert str(waiter) not in [line.split(",")[0] for line in exported.splitlines()]
+
+
+def test_what_cannot_be_listed_is_refused(daemon: Daemon) -> None:
+    both = daemon.run("history", "--csv", "--json", check=False)
+    nobody = daemon.run("history", "--user", "nobody-of-this-name", check=False)
+
+    assert (both.returncode, nobody.returncode) == (125, 125)
+    assert "nobody-of-this-name" in nobody.stderr

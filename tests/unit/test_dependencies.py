@@ -1,0 +1,201 @@
+"""Dependencies: met, failed, moved to a retry, in chains; cycles are refused."""
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import NOON, FakeClock, MemoryStore, order
+from gpulease.domain.dependencies import Verdict, cycle, verdict
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
+from gpulease.domain.lease import State, Trigger
+from gpulease.domain.placement import Placement
+from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
+from gpulease.errors import BadValue, NoSuchJob
+from gpulease.service.dependencies import depend_on_instead, failed, refuse_cycle, resolve
+from gpulease.service.jobs import cancel
+from gpulease.service.ports import Event
+
+EVENT = Event(NOON, "test")
+CLOCK = FakeClock()
+
+
+def _add(store: MemoryStore, *after: Dependency, indices: Indices | None = None) -> Job:
+    submission = order()
+    submission = replace(submission, queue=replace(submission.queue, after=after))
+    with store.write() as tx:
+        return (
+            tx.add(submission, NOON)
+            if indices is None
+            else tx.add_array(submission, indices, NOON)[0]
+        )
+
+
+def _end(store: MemoryStore, job: JobId, code: int = 0, retried_as: JobId | None = None) -> None:
+    with store.write() as tx:
+        before = tx.job(job)
+        assert before is not None
+        held = grant(before, Placement(((GpuUuid("GPU-a"), 1),)), NOON)
+        ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.EXITED, None, Exit(code), NOON)
+        assert ended is not None
+        tx.save(replace(ended, usage=replace(ended.usage, retried_as=retried_as)), EVENT)
+
+
+def _seen(store: MemoryStore, job: Job) -> Job:
+    found = store.job(job.id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "starts"),
+    [
+        (Condition.OK, 0, True),
+        (Condition.OK, 3, False),
+        (Condition.FAIL, 0, False),
+        (Condition.FAIL, 3, True),
+        (Condition.ANY, 0, True),
+        (Condition.ANY, 3, True),
+    ],
+)
+def test_a_dependent_starts_or_ends_when_the_job_ends(
+    condition: Condition, code: int, starts: bool
+) -> None:
+    store = MemoryStore()
+    first = _add(store)
+    second = _add(store, Dependency(first.id, condition))
+
+    _end(store, first.id, code)
+
+    after = _seen(store, second)
+    assert after.queue.after == (() if starts else second.queue.after)
+    assert after.outcome is (None if starts else Outcome.DEPENDENCY_FAILED)
+    assert starts or "job 1" in (after.detail or "")
+
+
+def test_a_failed_dependency_ends_the_dependents_of_the_dependent_at_once() -> None:
+    store = MemoryStore()
+    jobs = [_add(store)]
+    for _ in range(3):
+        jobs.append(_add(store, Dependency(jobs[-1].id)))
+    cleanup = _add(store, Dependency(jobs[-1].id, Condition.FAIL))
+
+    cancel(store, jobs[0].id, "alice", CLOCK)
+
+    assert [_seen(store, job).outcome for job in jobs[1:]] == [Outcome.DEPENDENCY_FAILED] * 3
+    assert "job 3" in (_seen(store, jobs[3]).detail or "")
+    assert _seen(store, cleanup).queue.after == ()
+
+
+def test_dependents_of_a_retried_job_wait_for_the_retry() -> None:
+    store = MemoryStore()
+    first = _add(store)
+    second = _add(store, Dependency(first.id))
+    retry = _add(store)
+
+    _end(store, first.id, 1, retried_as=retry.id)
+    assert _seen(store, second).queue.after == (Dependency(retry.id),)
+
+    _end(store, retry.id)
+    assert _seen(store, second).queue.after == ()
+
+
+def test_a_replaced_job_passes_its_dependents_on() -> None:
+    store = MemoryStore()
+    first, other = _add(store), _add(store)
+    second = _add(store, Dependency(first.id, Condition.ANY))
+
+    with store.write() as tx:
+        depend_on_instead(tx, first.id, other.id, NOON)
+
+    assert _seen(store, second).queue.after == (Dependency(other.id, Condition.ANY),)
+
+
+@pytest.mark.parametrize("condition", list(Condition))
+@pytest.mark.parametrize("codes", [(0, 0, 0), (0, 3, 0)])
+def test_a_dependency_on_an_array_is_on_all_its_elements(
+    condition: Condition, codes: tuple[int, ...]
+) -> None:
+    store = MemoryStore()
+    array = _add(store, indices=Indices((0, 1, 2)))
+    job = _add(store, Dependency(array.id, condition, whole_array=True))
+
+    for place, code in enumerate(codes):
+        assert _seen(store, job).state is State.QUEUED or condition is Condition.OK
+        assert _seen(store, job).queue.after
+        _end(store, JobId(array.id + place), code)
+
+    has_failed = any(codes)
+    met = verdict(condition, has_failed=has_failed, is_live=False) is Verdict.MET
+    assert _seen(store, job).outcome is (None if met else Outcome.DEPENDENCY_FAILED)
+    assert bool(_seen(store, job).queue.after) is not met
+
+
+def test_dependencies_on_ended_jobs_are_resolved_at_submission() -> None:
+    store = MemoryStore()
+    good, bad = _add(store), _add(store)
+    array = _add(store, indices=Indices((4, 7)))
+    _end(store, good.id)
+    _end(store, bad.id, 1)
+
+    with store.write() as tx:
+        assert resolve(tx, [WantedDependency(good.id)]) == ((), None)
+        element = resolve(tx, [WantedDependency(array.id, 7), WantedDependency(good.id)])
+        assert element == ((Dependency(JobId(array.id + 1)),), None)
+        whole, _ = resolve(tx, [WantedDependency(array.id, None, Condition.ANY)])
+        assert whole == (Dependency(array.id, Condition.ANY, whole_array=True),)
+        _, why = resolve(tx, [WantedDependency(bad.id)])
+        assert why is not None
+        assert f"job {bad.id}" in why
+        for unknown in (WantedDependency(JobId(99)), WantedDependency(array.id, 5)):
+            with pytest.raises(NoSuchJob):
+                resolve(tx, [unknown])
+
+
+def test_a_job_that_would_wait_for_itself_is_refused() -> None:
+    store = MemoryStore()
+    first = _add(store)
+    second = _add(store, Dependency(first.id))
+    third = _add(store, Dependency(second.id))
+    array = _add(store, Dependency(third.id), indices=Indices((0, 1)))
+    with store.write() as tx:
+        for target in (
+            Dependency(first.id),
+            Dependency(third.id),
+            Dependency(array.id, whole_array=True),
+        ):
+            with pytest.raises(BadValue):
+                refuse_cycle(tx, first, (target,))
+        refuse_cycle(tx, third, (Dependency(first.id),))
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), max_size=20))
+def test_edges_that_cycle_lets_through_never_make_one(edges: list[tuple[int, int]]) -> None:
+    jobs = {JobId(number): order().queued(JobId(number), NOON) for number in range(1, 9)}
+    for source, target in edges:
+        job, more = jobs[JobId(source)], Dependency(JobId(target))
+        found = cycle(job.id, (more,), jobs)
+        if found is not None:
+            assert found[0] == found[-1] == job.id
+            for waiting, awaited in pairwise(found):
+                known = {each.job for each in jobs[waiting].queue.after}
+                assert awaited in known or (waiting, awaited) == (job.id, more.job)
+        else:
+            after = (*job.queue.after, more)
+            jobs[job.id] = replace(job, queue=replace(job.queue, after=after))
+    ended: set[JobId] = set()
+    while left := {number for number in jobs if number not in ended}:
+        ready = {
+            number for number in left if {each.job for each in jobs[number].queue.after} <= ended
+        }
+        assert ready, "a cycle"
+        ended |= ready
+
+
+def test_a_failure_ends_a_queued_job_with_its_reason() -> None:
+    ended = failed(order().queued(JobId(1), NOON), "why", NOON + timedelta(1))
+    assert (ended.outcome, ended.detail) == (Outcome.DEPENDENCY_FAILED, "why")
