@@ -809,7 +809,7 @@ def test_requeue_stops_a_job_and_queues_it_again() -> None:
 
 def test_ten_thousand_jobs_are_cancelled_in_one_transaction_and_none_starts_meanwhile() -> None:
     async def scenario(world: World) -> None:
-        running = [await world.submit(2 * G) for _ in range(4)]
+        running = [await world.submit(4 * G) for _ in range(2)]
         await world.settle()
         others = await world.submit(owner=BOB)
         with world.store.write() as tx:
