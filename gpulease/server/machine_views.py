@@ -104,6 +104,7 @@ class MachineViews:
             cron=window.cron,
             created_by=window.created_by,
             created_at=instant(window.created_at) or "",
+            lifts_limits=window.lifts_limits,
             other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
         )
 

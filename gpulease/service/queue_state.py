@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.calendar import Occurrence, WindowId
+from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -86,7 +86,11 @@ class QueueState:
         eligible = (job for job in jobs if job.id not in blocked)
         queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
-        limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
+        windows = self._windows_of_pass(at, owners.values())
+        lifted = users_without_limits(windows, at)
+        limits = {
+            uid: policy.limits(owner) for uid, owner in owners.items() if owner.user not in lifted
+        }
         return replace(
             bare,
             queue=queue,
@@ -99,10 +103,13 @@ class QueueState:
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
             promised=self.promised,
-            windows=tuple(
-                replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
-                for each in self._windows(at, owners.values())
-            ),
+            windows=windows,
+        )
+
+    def _windows_of_pass(self, at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
+        return tuple(
+            replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
+            for each in self._windows(at, owners)
         )
 
     def predicted(self, job: JobId) -> timedelta | None:
