@@ -218,7 +218,11 @@ _WAIT = "leave out --no-wait to wait in the queue, or limit the wait with --wait
 
 
 def _refuse_to_wait(
-    job: Job, tx: Transaction, seen: Observation, policy: Policy, state: QueueState
+    job: Job,
+    tx: Transaction,
+    seen: Observation,
+    policy: Policy,
+    state: QueueState,
 ) -> None:
     if (pause := tx.pause()) is not None:
         raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
