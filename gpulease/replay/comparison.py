@@ -13,7 +13,7 @@ from gpulease.replay.metrics import Figures, UserFigures, by_user, figures
 from gpulease.replay.placements import placement_named
 from gpulease.replay.trace import Run, Server, TraceJob
 
-_FEW_JOBS = 500
+_FEW_JOBS = 200
 """So many take less time than starting processes."""
 
 
