@@ -125,12 +125,13 @@ class Queue:
 
     def update(self, jobs: Iterable[Job]) -> None:
         """Make these the indexed jobs; those that are the same objects as before cost nothing."""
-        left = self.jobs.keys() | self.holding.keys()
-        for job in jobs:
-            left.discard(job.id)
-            self.add(job)
-        for gone in left:
+        current = {job.id: job for job in jobs}
+        for gone in [job for job in (*self.jobs, *self.holding) if job not in current]:
             self.remove(gone)
+        waiting = self.jobs
+        for job_id, job in current.items():
+            if waiting.get(job_id) is not job:
+                self.add(job)
 
     def add(self, job: Job) -> None:
         """Add a job, or replace its former state."""

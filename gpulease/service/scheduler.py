@@ -7,7 +7,7 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -21,7 +21,7 @@ from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
-from gpulease.service import jobs, submission
+from gpulease.service import editing, jobs, submission
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
     Changes,
@@ -80,8 +80,13 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
+            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
+
+
+def _why_not_yet(decided: Plan, job: Job) -> str:
+    block = decided.blocked.get(job.id)
+    return "not enough memory was free in time" if block is None else block.sentence({})
 
 
 def said(pause: QueuePause | None) -> str | None:
@@ -93,12 +98,10 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_end(
-        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
-    )
+def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
+    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
     if ended is not None:
-        tx.save(ended, event)
+        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
 
 
 def _gpus_of(placement: Placement) -> str:
@@ -234,6 +237,18 @@ class Scheduler:
             self.wake()
         return job
 
+    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
+        """Return the job that would be queued, and the plan with it; nothing is queued.
+
+        Raises what `submission.submit` raises.
+        """
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: submission.rehearse(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
+        )
+
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
 
@@ -289,12 +304,37 @@ class Scheduler:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
         job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._changes.notify()
-        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        self._stop(
+            job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
+        )
         return job
 
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
+
+    async def edit(
+        self, numbers: Collection[JobId], wanted: editing.Edit, who: str
+    ) -> Sequence[editing.Edited]:
+        """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
+        seen = await self.observer.recent()
+        edited = await self._in_writer(
+            lambda: editing.edit(
+                self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
+            )
+        )
+        self._changes.notify()
+        self.wake()
+        return edited
+
+    async def move(self, numbers: Collection[JobId], wanted: editing.Move) -> Sequence[Job]:
+        """Move waiting jobs before another one. Raises what `editing.move` raises."""
+        moved = await self._in_writer(
+            lambda: editing.move(self.store, numbers, wanted, self._clock)
+        )
+        self._changes.notify()
+        self.wake()
+        return moved
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Remove a job from the queue after the process that waited for it has ended."""
