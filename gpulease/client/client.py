@@ -44,6 +44,7 @@ from gpulease.wire.views import (
     NestedView,
     PauseChangeView,
     ReportView,
+    SharesView,
     StatusView,
     WindowList,
     WindowView,
@@ -380,6 +381,18 @@ class Client:
             "limit": str(limit),
         }
         return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+
+    def shares(self, since: float | None = None) -> SharesView:
+        """Return what each user has used, holds and waits for, and whose turn that makes it.
+
+        Waits are those of jobs that started in the last `since` seconds, by default a week.
+        """
+        return decode(SharesView, self.shares_json(since))
+
+    def shares_json(self, since: float | None = None) -> bytes:
+        """Return the reply of `shares` as JSON."""
+        query = {"since": None if since is None else f"{since:.0f}"}
+        return self._daemon.ask("GET", "/shares", query)
 
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.

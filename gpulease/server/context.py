@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Owner, UserUsage
+from gpulease.domain.job import Invocation, Job, Owner, UserUsage, UserWaits
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
@@ -65,6 +65,8 @@ class RequestContext:
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
+    waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
+    """How long the jobs that got memory from some time on had waited."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 

@@ -140,8 +140,8 @@ def keep_span_of(request: KeepRequest, job: Job) -> timedelta:
         return KEPT_FOR
     if not 0 < request.span <= LONGEST_KEPT.total_seconds():
         raise BadValue(
-            f"cannot keep job {job.id} for {request.span:g} seconds: that is out of range",
-            f"at most a day at a time: gpulease keep {job.id} --for 1d",
+            f"cannot keep job {job.label} for {request.span:g} seconds: that is out of range",
+            f"at most a day at a time: gpulease keep {job.label} --for 1d",
         )
     return timedelta(seconds=request.span)
 

@@ -28,7 +28,7 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
-from gpulease.server.job_sets import chosen_by
+from gpulease.server.job_sets import chosen_by, is_element
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
@@ -198,7 +198,7 @@ class JobHandlers:
         """Remove a job from the queue, or ask a running one to end."""
         caller, job = caller_of_request(request), self._job(job_id)
         asked = read_body(CancelRequest, await request.body() or b"{}")
-        grace = cancel_grace_of(asked.grace, f"job {job.id}")
+        grace = cancel_grace_of(asked.grace, f"job {job.label}")
         cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
 
@@ -230,8 +230,8 @@ class JobHandlers:
         by_s = read_body(ExtendRequest, await request.body()).by
         if not 0 < abs(by_s) <= LONGEST_TIME.total_seconds():
             raise BadValue(
-                f"cannot extend job {job.id} by {by_s:g} seconds: that is out of range",
-                f"gpulease extend {job.id} +2h",
+                f"cannot extend job {job.label} by {by_s:g} seconds: that is out of range",
+                f"gpulease extend {job.label} +2h",
             )
         by = timedelta(seconds=by_s)
         scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
@@ -261,8 +261,8 @@ class JobHandlers:
         job = self._job(job_id)
         if job.holder is not None:
             raise WrongState(
-                f"cannot read the output of job {job.id}: it is a hold, which has none",
-                f"gpulease show {job.id} shows the process that holds it",
+                f"cannot read the output of job {job.label}: it is a hold, which has none",
+                f"gpulease show {job.label} shows the process that holds it",
             )
         begin = {}
         if stdout:
@@ -286,12 +286,6 @@ class JobHandlers:
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)
-
-
-def is_element(job: Job, array: int, index: int | None) -> bool:
-    """Return whether a job is in an array, with this index if one is given."""
-    place = job.queue.array
-    return place is not None and place.job == array and index in (None, place.index)
 
 
 def _by(caller: Caller, job: Job) -> str:

@@ -52,7 +52,7 @@ def requeued(tx: Transaction, job: Job, why: str) -> Job:
         return replace(job, detail=f"{why}; not requeued: its command was lost")
     options = replace(job.queue, requeued=job.queue.requeued + 1)
     job, new = queue_again(tx, job, replace(submission, queue=options))
-    tx.note(new.id, Event(new.submitted_at, "requeued", f"continues job {job.id}: {why}"))
+    tx.note(new.id, Event(new.submitted_at, "requeued", f"continues job {job.label}: {why}"))
     return replace(job, detail=f"{why}; requeued as job {new.id}")
 
 

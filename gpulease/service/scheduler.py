@@ -19,6 +19,7 @@ from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
+from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
 from gpulease.service import jobs, submission
 from gpulease.service.idleness import keep
@@ -32,16 +33,9 @@ from gpulease.service.job_supervisor import (
 from gpulease.service.jobs import extend
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
-from gpulease.service.queue_state import QueueState
+from gpulease.service.queue_state import FindWindows, QueueState, no_windows
+from gpulease.service.shares import shares
 from gpulease.units import format_span
-
-FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
-"""Returns the current or next time of each window."""
-
-
-def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-    """Return none: no GPU is set apart."""
-    return ()
 
 
 def reconcile(
@@ -86,8 +80,13 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
+            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
+
+
+def _why_not_yet(decided: Plan, job: Job) -> str:
+    block = decided.blocked.get(job.id)
+    return "not enough memory was free in time" if block is None else block.sentence({})
 
 
 def said(pause: QueuePause | None) -> str | None:
@@ -99,12 +98,10 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_end(
-        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
-    )
+def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
+    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
     if ended is not None:
-        tx.save(ended, event)
+        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
 
 
 def _gpus_of(placement: Placement) -> str:
@@ -224,7 +221,13 @@ class Scheduler:
         seen = await self.observer.recent()
         job = await self._in_writer(
             lambda: submission.submit(
-                self.store, new_job, seen, self.policy, self._clock, self._state
+                self.store,
+                new_job,
+                seen,
+                self.policy,
+                self._clock,
+                self._state,
+                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
@@ -289,7 +292,9 @@ class Scheduler:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
         job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._changes.notify()
-        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        self._stop(
+            job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
+        )
         return job
 
     def grace(self, job: Job) -> timedelta | None:
@@ -318,6 +323,13 @@ class Scheduler:
         # The expected start of other jobs may have changed.
         self.wake()
         return job
+
+    async def shares(self) -> Sequence[UserStanding]:
+        """Return the users of the queue, in the order of their turns."""
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: shares(self.store, seen, self.policy, self._clock, self._state)
+        )
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""

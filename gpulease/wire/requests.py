@@ -233,8 +233,10 @@ class CancelJobsRequest:
 
     jobs: list[int] | None = None
     """Their ids; null: any."""
+    array: int | None = None
+    """The id of their array; null: any."""
     user: str | None = None
-    """Their owner; null: the caller, or with `jobs` anyone."""
+    """Their owner; null: the caller, or with `jobs` or `array` anyone."""
     name: str | None = None
     """A pattern for their names, such as "sweep*"."""
     grace: float | None = None

@@ -305,6 +305,44 @@ class UseView:
 
 
 @dataclass(slots=True)
+class ShareView:
+    """What one user has used, holds and waits for, and whose turn that makes it."""
+
+    user: str
+    use: float
+    """Byte-seconds leased; earlier use counts less."""
+    share: float
+    """The part of all use that counts for the order, 0 to 1."""
+    factor: float
+    """What the cost of the user's jobs is multiplied by; 1 for an equal share."""
+    held: int
+    """Bytes leased now."""
+    running: int
+    waiting: int
+    turn: int | None
+    """The place of the user's next job among those of all users; null: none can start."""
+    next_job: str | None
+    """The label of that job."""
+    started: int = 0
+    """The jobs that got memory since `SharesView.since`."""
+    mean_wait: float | None = None
+    """Seconds that those had waited; null if there are none."""
+    longest_wait: float | None = None
+
+
+@dataclass(slots=True)
+class SharesView:
+    """The users with recent use or jobs, those with a turn first."""
+
+    policy: str
+    half_life: float
+    """Seconds after which use counts half."""
+    since: str
+    """The beginning of the time that the waits are from."""
+    users: list[ShareView]
+
+
+@dataclass(slots=True)
 class ReportView:
     """Asked and used, by user, of the jobs that ended after `since`."""
 

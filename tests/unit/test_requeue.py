@@ -257,7 +257,13 @@ def ends_on(gpus: FakeGpus, store: MemoryStore, exit_: Exit) -> Job:
 
     async def end() -> Job:
         accounting = JobAccounting(
-            store, observer, Policy, no_output, lambda job, gpu: 0, lambda job: False
+            store,
+            observer,
+            Policy,
+            no_output,
+            lambda job, gpu: 0,
+            lambda job: False,
+            lambda job: None,
         )
         news = WorkerExited(Outcome.EXITED, exit_, NOON)
         return jobs.note_exited(store, OLD, news, await accounting.settle_exit(OLD, news))
