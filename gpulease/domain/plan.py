@@ -5,8 +5,8 @@
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import islice
@@ -17,20 +17,20 @@ from gpulease.domain.candidates import Candidates
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
-from gpulease.domain.job import Job, wait_has_expired
+from gpulease.domain.job import Job, grant, wait_has_expired, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit, RecentUse, UserLimits
 from gpulease.domain.placement import (
-    ENDS_WITH_LEASES,
     Obstacle,
     Placement,
     Refusal,
     find_obstacle,
     granted,
     reserved_for,
+    shared_by_too_many,
 )
 from gpulease.domain.preemption import MakingWay, Wanted
-from gpulease.domain.queue import Group, Holding, Need, Order, Queue
+from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
 from gpulease.domain.run_time import RunTimes
@@ -82,7 +82,6 @@ class WaitReason:
     """Why a job waits, as of one plan."""
 
     refusal: Refusal
-    expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs with memory reserved for the job."""
     over_limit: OverLimit | None = None
@@ -135,6 +134,8 @@ class Plan:
     """For the job that has waited longest."""
     limits: LimitCheck
     """What the limits of users leave after the grants."""
+    rooms: Mapping[GpuUuid, Room]
+    """What the GPUs have free after the grants."""
     stops_aging: tuple[JobId, ...] = ()
     """The jobs that may not start now: they begin to age again when they may."""
     closed: JobId | None = None
@@ -169,6 +170,23 @@ class Plan:
         return tuple(found.values())
 
     @cached_property
+    def after(self) -> Snapshot:
+        """The snapshot after the grants. It does not share the index, which later passes change."""
+        placements, at = dict(self.grants), self.snapshot.at
+        jobs = [
+            started(job, placements[job.id], at) if job.id in placements else job
+            for job in self.snapshot.jobs
+        ]
+        return replace(
+            self.snapshot,
+            jobs=jobs,
+            queue=None,
+            blocked=self.blocked,
+            gpus=self.gpus,
+            promised=self.promised,
+        )
+
+    @cached_property
     def reserved(self) -> Mapping[GpuUuid, JobId]:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
@@ -185,7 +203,7 @@ class Plan:
 
     @cached_property
     def waiting(self) -> Mapping[JobId, WaitReason]:
-        """Why each waiting job was not granted. Jobs with the same claim share one object."""
+        """Why each waiting job was not granted. Jobs that differ in nothing share one object."""
         granted_now = {job for job, _ in self.grants}
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
@@ -194,9 +212,7 @@ class Plan:
                 continue
             if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                limit = self.limits.exceeded_by(job)
-                window = _run_time_key(job) if self.snapshot.windows else None
-                key = (job.claim, first, limit, self.promised.get(job.id), window)
+                key = (kind_of(job), first, self.limits.exceeded_by(job), self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -207,11 +223,10 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
     planning.keep_promises(snapshot.promised)
-    planning.start_the_oldest()
+    planning.start_by_class()
     if planning.closed is None:
-        planning.start_what_fits(preemptible=False)
         planning.make_way()
-    planning.start_what_fits(preemptible=True)
+    planning.start_preemptible_jobs()
     grants = planning.grants
     return Plan(
         snapshot,
@@ -220,6 +235,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.limits,
+        {room.uuid: room for room in planning.rooms},
         planning.stops_aging(),
         planning.closed,
         tuple(planning.making_way.preempts.items()),
@@ -227,6 +243,18 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.blocked,
         planning.calendar,
     )
+
+
+def order_after(decided: Plan) -> Sequence[Job]:
+    """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
+    return _PlanningPass(decided.after).in_order(decided.reservation)
+
+
+def started(job: Job, placement: Placement, at: datetime) -> Job:
+    """Return a queued job as it is after its start."""
+    running = worker_started(grant(job, placement, at), None, None, at)
+    assert running is not None
+    return running
 
 
 def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
@@ -242,7 +270,7 @@ def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], 
 class _PlanningPass:
     """The working state of one planning pass."""
 
-    def __init__(self, snapshot: Snapshot, score: Score) -> None:
+    def __init__(self, snapshot: Snapshot, score: Score = best_fit) -> None:
         gpus = ledgers(snapshot)
         self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
         self.jobs = snapshot.jobs
@@ -288,12 +316,10 @@ class _PlanningPass:
     def _stays(self) -> Iterator[Stay]:
         """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
         for held in self.queue.holding.values():
-            has_limit = held.need.limit_s is not None
-            end = (
-                latest_end(held, self.now_s, self.policy)
-                if has_limit
-                else expected_end(held, self.now_s, self.history, self.policy)
-            )
+            if held.need.limit_s is not None:
+                end = latest_end(held, self.now_s, self.policy)
+            else:
+                end = expected_end(held, self.now_s, self.history, self.policy)
             ends_at = self.at + timedelta(seconds=end - self.now_s)
             for lease in held.job.leases:
                 yield Stay(lease.gpu, held.need.user, ends_at)
@@ -304,15 +330,35 @@ class _PlanningPass:
         longest = need.longest_s(self.history, self.policy) if begins else 0.0
         return {gpu: begin - longest for gpu, begin in begins.items()}
 
+    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Return the GPUs on which a job may start now as far as windows are concerned."""
+        latest = self._latest_starts(need)
+        if not latest:
+            return rooms
+        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+
     # The oldest jobs.
 
-    def start_the_oldest(self) -> None:
-        """Start the oldest jobs as far as they fit, and reserve GPUs for the first that does not.
+    def start_by_class(self) -> None:
+        """Start the jobs of each priority class, the highest first.
+
+        A job of a lower class never delays one of a higher class, whatever its age.
+        """
+        every = (group for groups in self.queue.groups.values() for group in groups.values())
+        for rank in sorted({group.need.rank for group in every if not group.need.preemptible}):
+            if self.reservation is None:
+                self._start_the_oldest(rank)
+            if self.closed is not None:
+                return
+            self._start_what_fits((rank,))
+
+    def _start_the_oldest(self, rank: int) -> None:
+        """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
 
         A job that the end of no job helps gets no reservation: it waits for something else.
         """
         tried: set[Claim] = set()
-        for job in self._oldest():
+        for job in self._oldest(rank):
             need = self.queue.need(job)
             passed = job.id in self.making_way.promised or job.claim in tried
             if passed or self.limits.exceeded_by(job) or self._start(job, need):
@@ -326,19 +372,19 @@ class _PlanningPass:
                     self.closed = job.id
                 return
 
-    def _oldest(self) -> Iterator[Job]:
-        """Return the jobs that may have a reservation, the first in line first."""
+    def _oldest(self, rank: int) -> Iterator[Job]:
+        """Return the jobs of a class that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
             jobs = self.order.in_order()
-            return (job for job in jobs if not job.queue.preemptible)
+            return (job for job in jobs if self.queue.need(job).rank == rank)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
                 age = self.order.age_s(job)
-                if age >= enough and not job.queue.preemptible:
-                    oldest.append((self.queue.need(job).rank, -age, job.id, job))
+                if age >= enough and self.queue.need(job).rank == rank:
+                    oldest.append((-age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
     def _reserve(self, job: Job, need: Need) -> Reservation | None:
@@ -384,13 +430,9 @@ class _PlanningPass:
 
     # The others.
 
-    def start_what_fits(self, *, preemptible: bool) -> None:
-        """Start every job that fits and delays no reservation, by descending score.
-
-        Preemptible jobs start after all others, and delay no reservation in any case.
-        """
-        lines = self._groups_that_fit(preemptible=preemptible)
-        candidates = self._candidates(lines)
+    def _start_what_fits(self, ranks: Collection[int]) -> None:
+        """Start every job of these ranks that fits and delays no reservation, by score."""
+        candidates = self._candidates(self._groups_that_fit(ranks))
         for each in candidates:
             if self.limits.exceeded_by(each.job) is not None:
                 candidates.refused(each, partial(_has_user, each.need.user))
@@ -399,19 +441,34 @@ class _PlanningPass:
             else:
                 candidates.refused(each, self._is_worse_than(each.need))
 
-    def _candidates(self, lines: Iterable[Iterable[Group]]) -> Candidates:
+    def start_preemptible_jobs(self) -> None:
+        """Start the preemptible jobs that fit; they delay no reservation in any case."""
+        self._start_what_fits(PREEMPTIBLE_RANKS)
+
+    def _candidates(self, groups: Iterable[Iterable[Group]]) -> Candidates:
         promised = self.making_way.promised
         placed = {*self.grants, *promised} if promised else self.grants
-        return Candidates(lines, self.queue.jobs, self.order, placed)
+        return Candidates(groups, self.queue.jobs, self.order, placed)
 
-    def _groups_that_fit(self, *, preemptible: bool) -> Iterator[Iterable[Group]]:
-        """Return the groups of each claim that fits now, apart from the reservation."""
+    def in_order(self, reservation: Reservation | None) -> list[Job]:
+        """Return the waiting jobs in the order in which they are tried; start none."""
+        first = None if reservation is None else self.queue.jobs[reservation.job]
+        found = [] if first is None else [first]
+        candidates = self._candidates(groups.values() for groups in self.queue.groups.values())
+        for each in candidates:
+            if each.job is not first:
+                found.append(each.job)
+            candidates.started(each)
+        return found
+
+    def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
+        """Return the groups of each claim that fits now, reserved memory included."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
             if self._has_room(claim):
-                yield (group for group in groups.values() if group.need.preemptible is preemptible)
+                yield [group for group in groups.values() if group.need.rank in ranks]
 
     def _has_room(self, claim: Claim) -> bool:
         """Tell whether the memory of a claim is free."""
@@ -438,17 +495,14 @@ class _PlanningPass:
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits and delays nobody."""
         utilization = need.utilization(self.history, self.policy)
-        latest = self._latest_starts(need)
         able = [
             room
-            for room in self.rooms
-            if fits(job.claim, room)
-            and room.shares(utilization, self.policy)
-            and self.now_s <= latest.get(room.uuid, math.inf)
+            for room in self._open_to(need, self.rooms)
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
         held_back = self._is_held_back(need)
         if held_back:
-            able = [room for room in able if self._beside(job.claim, utilization, room)]
+            able = self._beside(job.claim, utilization, able)
         chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
@@ -457,25 +511,19 @@ class _PlanningPass:
 
     def _is_held_back(self, need: Need) -> bool:
         """Tell whether a job that starts now may take what is reserved for another one."""
-        if self.reservation is None or need.preemptible:
+        kept = self.reservation
+        if kept is None or need.preemptible:
             return False
-        return self._outlasts(need, self.reservation)
+        return kept.is_outlasted_by(need, self.now_s, self.history, self.policy)
 
-    def _outlasts(self, need: Need, reservation: Reservation) -> bool:
-        """Tell whether a job that starts now may run into a reservation."""
-        if reservation.hard:
-            unlimited = self.policy.unlimited_run_time.total_seconds()
-            span = unlimited if need.limit_s is None else need.limit_s
-        else:
-            span = self.policy.backfill_factor * need.run_time(self.history, self.policy)
-            span = span if need.limit_s is None else min(span, need.limit_s)
-        return self.now_s + span > reservation.at_s
-
-    def _beside(self, claim: Claim, utilization: float, room: Room) -> bool:
-        """Tell whether a job fits beside the reserved one, on one GPU."""
-        assert self.reservation is not None
-        later = self.reservation.rooms.get(room.uuid)
-        return later is None or (fits(claim, later) and later.shares(utilization, self.policy))
+    def _beside(self, claim: Claim, utilization: float, rooms: Iterable[Room]) -> list[Room]:
+        """Return the GPUs where a claim fits beside the reserved job."""
+        kept = self.reservation
+        return [
+            room
+            for room in rooms
+            if kept is None or kept.leaves(room.uuid, claim, utilization, self.policy)
+        ]
 
     def _grant(
         self,
@@ -511,19 +559,21 @@ class _PlanningPass:
             self.rooms = [room for room in every if room.uuid in gpus]
             if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
                 continue
-            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms):
+            able = self._open_to(need, self.rooms)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
                 self._count(job, need)
         self.rooms = every
 
     def make_way(self) -> None:
         """Have preemptible jobs make way for those that do not fit, by descending score."""
         if self.making_way.is_possible:
-            lines = (
+            candidates = self._candidates(
                 [group for group in groups.values() if not group.need.preemptible]
                 for groups in self.queue.groups.values()
             )
-            candidates = self._candidates(lines)
             for each in candidates:
+                if not self.making_way.is_possible:
+                    return
                 if self._make_way_for(each.job, each.need):
                     candidates.started(each)
 
@@ -533,9 +583,9 @@ class _PlanningPass:
             return False
         if self.limits.exceeded_by(job) is not None:
             return False
-        wanted, able = self._wanted(need), self.rooms
+        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
         if self._is_held_back(need):
-            able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
+            able = self._beside(job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
         self._count(job, need)
@@ -596,85 +646,60 @@ def _has_user(user: str, need: Need) -> bool:
     return need.user == user
 
 
+def kind_of(job: Job) -> Hashable:
+    """Return what decides why a job waits: waiting jobs with the same kind wait for the same."""
+    return job.claim, job.owner.user, job.usage.fingerprint
+
+
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, as of a plan that may not know it."""
     over = plan_.limits.exceeded_by(job)
     if over is not None:
-        return WaitReason(Refusal(()), over.until_at, over_limit=over)
+        return WaitReason(Refusal(()), over_limit=over)
     obstacles = []
     fitting = []
+    need = Queue(capacity(plan_.gpus)).need_of(job)
     for gpu in plan_.gpus:
-        own = find_obstacle(job.claim, gpu) or _window_ahead(plan_, job, gpu)
-        first = plan_.reserved.get(gpu.uuid)
-        if own is not None:
-            obstacles.append(own)
-        elif first is not None and first != job.id:
-            obstacles.append(reserved_for(first, gpu))
-        else:
+        obstacle = (
+            find_obstacle(job.claim, gpu)
+            or _window_ahead(plan_, job, need, gpu)
+            or _why_kept(plan_, need, job.id, gpu)
+        )
+        if obstacle is None:
             fitting.append(gpu.uuid)
+        else:
+            obstacles.append(obstacle)
     refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
-    ends = {each.id: each.expires_at for each in plan_.snapshot.jobs if each.holds_memory}
-    start = expected_start(job.claim, refusal, plan_.gpus, ends, plan_.snapshot.at)
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
-    return WaitReason(refusal, start, reserved)
+    return WaitReason(refusal, reserved=reserved)
 
 
-def _window_ahead(plan_: Plan, job: Job, gpu: GpuMemory) -> Obstacle | None:
+def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
+    """Return why a GPU with enough free memory is kept from a job."""
+    snapshot, reservation = plan_.snapshot, plan_.reservation
+    history, policy = snapshot.history, snapshot.policy
+    utilization = need.utilization(history, policy)
+    if not plan_.rooms[gpu.uuid].shares(utilization, policy):
+        return shared_by_too_many(gpu)
+    if plan_.closed not in (None, job):
+        return reserved_for(plan_.closed, gpu)
+    if not fits(need.claim, plan_.rooms[gpu.uuid]) and gpu.uuid in plan_.reserved:
+        return reserved_for(plan_.reserved[gpu.uuid], gpu)
+    if reservation is None or reservation.job == job or need.preemptible:
+        return None
+    at_s = snapshot.at.timestamp()
+    if reservation.leaves(gpu.uuid, need.claim, utilization, policy) or not (
+        reservation.is_outlasted_by(need, at_s, history, policy)
+    ):
+        return None
+    return reserved_for(reservation.job, gpu)
+
+
+def _window_ahead(plan_: Plan, job: Job, need: Need, gpu: GpuMemory) -> Obstacle | None:
     snapshot = plan_.snapshot
     if plan_.calendar.first_against(job.owner.user, gpu.uuid) is None:
         return None
-    need = (snapshot.queue or Queue(capacity(plan_.gpus))).need_of(job)
     longest = timedelta(seconds=need.longest_s(snapshot.history, snapshot.policy))
     certain = need.limit_s is not None
     return plan_.calendar.obstacle(job.owner.user, gpu, snapshot.at, longest, certain=certain)
-
-
-def _run_time_key(job: Job) -> Hashable:
-    """Return what decides whether a job ends before a window, besides its claim."""
-    return job.owner.user, job.usage.fingerprint
-
-
-def expected_start(
-    claim: Claim,
-    refusal: Refusal,
-    gpus: Sequence[GpuMemory],
-    ends: Mapping[JobId, datetime | None],
-    now: datetime,
-) -> datetime | None:
-    """Return when `claim` fits if every job runs until its time limit; None if unknown.
-
-    Args:
-        claim: what was refused.
-        refusal: the reasons.
-        gpus: the ledgers that it was refused on.
-        ends: the end of each job that holds memory; None for one without a time limit.
-        now: the time of the refusal.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    moments = [now] * len(refusal.fits)
-    for each in refusal.obstacles:
-        if each.kind not in ENDS_WITH_LEASES:
-            continue
-        moment = _free_at(claim, by_uuid[each.gpu], ends)
-        if moment is not None:
-            moments.append(max(now, moment))
-    return sorted(moments)[claim.gpus - 1] if len(moments) >= claim.gpus else None
-
-
-def _free_at(
-    claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
-) -> datetime | None:
-    """Return when enough leases on one GPU have ended, in the order of their time limits."""
-    memory = claim.memory_on(gpu.allocatable or 0)
-    free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
-    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
-    left = {held.job for held in gpu.entries}
-    exclusive = {held.job for held in gpu.entries if held.exclusive}
-    for end, held in sorted(known, key=lambda pair: pair[0]):
-        free += held.committed
-        left.discard(held.job)
-        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
-        if free >= memory and empty_enough:
-            return end
-    return None

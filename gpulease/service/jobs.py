@@ -58,7 +58,18 @@ def cancel_all(
     """
     with store.write() as tx:
         at = clock.now()
-        return [_cancel(tx, job, by(job), at) for job in tx.live() if chosen(job)]
+        changed: list[Job] = []
+        ended_by: dict[str, list[Job]] = {}
+        for job in (job for job in tx.live() if chosen(job)):
+            who = by(job)
+            if job.state is State.QUEUED and (ended := cancelled(job, who, at)) is not None:
+                ended_by.setdefault(who, []).append(ended)
+                changed.append(ended)
+            else:
+                changed.append(_cancel(tx, job, who, at))
+        for who, waiting in ended_by.items():
+            tx.save_all(waiting, Event(at, Trigger.CANCEL, f"by {who}"))
+    return changed
 
 
 def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:
@@ -214,7 +225,7 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
-        changed = after_end(tx, job, changed)
+        changed = after_end(tx, job, changed, by_shutdown=news.by_shutdown)
         how = news.outcome if job.holder is None else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed

@@ -7,11 +7,10 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -21,7 +20,7 @@ from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
-from gpulease.service import jobs, submission
+from gpulease.service import editing, jobs, submission
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
     Changes,
@@ -44,7 +43,6 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
-    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
     state: QueueState | None = None,
@@ -57,7 +55,6 @@ def reconcile(
         policy: the admin's settings.
         clock: the time.
         closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
-        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -69,8 +66,8 @@ def reconcile(
         live = {job.id: job for job in tx.live()}
         closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        taken = state.snapshot(tuple(live.values()), seen, policy, drained, at)
-        decided = plan(replace(taken, windows=windows(tx, at)))
+        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        state.window_gpus = decided.calendar.gpus
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
@@ -183,13 +180,12 @@ class Scheduler:
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
-        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
-        self._state = QueueState(store)
+        self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
             store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
         )
@@ -227,7 +223,6 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 self._state,
-                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
@@ -236,6 +231,18 @@ class Scheduler:
         if self.plan is None or not self.plan.is_closed or not is_plain:
             self.wake()
         return job
+
+    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
+        """Return the job that would be queued, and the plan with it; nothing is queued.
+
+        Raises what `submission.submit` raises.
+        """
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: submission.rehearse(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
+        )
 
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
@@ -300,6 +307,29 @@ class Scheduler:
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
+
+    async def edit(
+        self, numbers: Collection[JobId], wanted: editing.Edit, who: str
+    ) -> Sequence[editing.Edited]:
+        """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
+        seen = await self.observer.recent()
+        edited = await self._in_writer(
+            lambda: editing.edit(
+                self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
+            )
+        )
+        self._changes.notify()
+        self.wake()
+        return edited
+
+    async def move(self, numbers: Collection[JobId], wanted: editing.Move) -> Sequence[Job]:
+        """Move waiting jobs before another one. Raises what `editing.move` raises."""
+        moved = await self._in_writer(
+            lambda: editing.move(self.store, numbers, wanted, self._clock)
+        )
+        self._changes.notify()
+        self.wake()
+        return moved
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Remove a job from the queue after the process that waited for it has ended."""
@@ -485,15 +515,7 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 closed,
-                self._current,
                 fresh=fresh,
                 state=self._state,
             )
         )
-
-    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-        before = {} if self.plan is None else self.plan.calendar.gpus
-        return [
-            replace(each, gpus_before=before.get(each.window.id, ()))
-            for each in self._windows(tx, at)
-        ]
