@@ -13,7 +13,7 @@ from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion, behind
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
-from gpulease.domain.job import Job, UserUsage
+from gpulease.domain.job import Job, PredictionErrors, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
@@ -35,6 +35,7 @@ from gpulease.wire.views import (
     LeaseView,
     OveruseView,
     PoolView,
+    PredictionsView,
     QueueView,
     ReportView,
     SuggestionView,
@@ -350,6 +351,9 @@ def overuse_view(policy: OverusePolicy) -> OveruseView:
     )
 
 
-def report_view(uses: Sequence[UserUsage], since: datetime | None) -> ReportView:
+def report_view(
+    uses: Sequence[UserUsage], since: datetime | None, errors: PredictionErrors
+) -> ReportView:
     """Return what users asked for and used as a wire object."""
-    return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])
+    users = [UseView(*astuple(use)) for use in uses]
+    return ReportView(instant(since), users, PredictionsView(*astuple(errors)))

@@ -61,7 +61,8 @@ class UsageHandlers:
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
         used = await asyncio.to_thread(context.usage_by_user, user, begin)
-        return json_response(report_view(used, begin))
+        errors = await asyncio.to_thread(context.prediction_errors, user, begin)
+        return json_response(report_view(used, begin, errors))
 
 
 def report_of(request: UsageRequest) -> FrameworkReport:
