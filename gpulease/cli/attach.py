@@ -10,7 +10,7 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.exit_codes import status_of_job
 from gpulease.cli.follow import FollowOptions, follow
-from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.options import DetachKeysOption, NamePatternOption
 from gpulease.cli.render import stderr_status
 from gpulease.cli.signals import Signals
@@ -52,6 +52,8 @@ def attach(
     client = connect(ctx, socket)
     (number,) = select_jobs(client, wanted)
     view = client.job(number)
+    if names_array(wanted.words, view):
+        raise one_element("attach to", view)
     if view.kind == "hold":
         raise WrongState(
             f"cannot attach to job {number}: it is a hold, a lease without a command",

@@ -1,15 +1,19 @@
 """`gpulease cancel`: end jobs that wait or run, and release leases."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import id_of
 from gpulease.cli.job_selection import (
     Selection,
     announce,
     for_each,
+    names_array,
     no_match,
     select_jobs,
     selection,
@@ -17,10 +21,13 @@ from gpulease.cli.job_selection import (
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stdout
 from gpulease.client import Client
-from gpulease.errors import BadUsage
+from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.units import format_span, parse_span
 from gpulease.wire.requests import CancelJobsRequest
 from gpulease.wire.views import CancelledView, JobView
+
+_MOST_ONE_BY_ONE = 20
+"""Jobs for which the result is printed one by one."""
 
 
 def cancel(
@@ -47,12 +54,14 @@ def cancel(
     """End jobs, and release the leases of holds.
 
     A waiting job leaves the queue. A running job gets SIGTERM and, if it is still
-    there after its grace, SIGKILL, with all its processes. --name, --all and --user
+    there after its grace, SIGKILL, with all its processes. The number of an array
+    means all its elements, 17_3 one of them. --name, --all and --user
     cancel any number of jobs in one step, so none of them starts meanwhile.
 
     \b
     Examples:
       gpulease cancel 17 18
+      gpulease cancel 17_3
       gpulease cancel last
       gpulease cancel --name 'sweep*'
       gpulease cancel --all --grace 5s
@@ -68,7 +77,27 @@ def cancel(
     if not wanted.words:
         return _together(client, wanted, user, seconds)
     numbers = select_jobs(client, wanted)
+    for array in [number for number in numbers if _is_array(client, number, wanted.words)]:
+        numbers.remove(array)
+        print_stdout(_with_elements(client, array, seconds))
+    if len(numbers) > _MOST_ONE_BY_ONE:
+        print_stdout(summary(client.cancel_all(CancelJobsRequest(jobs=numbers, grace=seconds))))
+        return 0
     return for_each(numbers, lambda number: result(client.cancel(number, grace=seconds), seconds))
+
+
+def _is_array(client: Client, number: int, words: Sequence[str]) -> bool:
+    if str(number) not in words:
+        return False
+    with suppress(GpuleaseError):  # cancelling the job says it
+        return names_array(words, client.job(number))
+    return False
+
+
+def _with_elements(client: Client, array: int, grace: float | None) -> str:
+    """Cancel an array in one transaction."""
+    view = client.cancel_all(CancelJobsRequest(array=array, grace=grace))
+    return f"array {array}: {summary(view) or 'it had already ended'}"
 
 
 def _together(client: Client, wanted: Selection, user: str | None, grace: float | None) -> int:
@@ -95,20 +124,20 @@ def summary(view: CancelledView) -> str:
 
 def result(job: JobView, grace: float | None = None) -> str:
     """Describe a job that was cancelled with a grace of at most so many seconds."""
-    released = f"the lease of job {job.id} is released"
+    released = f"the lease of job {id_of(job)} is released"
     match job.state:
         case "releasing" if job.kind == "hold":
             return released
         case "ended" if job.outcome == "released":
             return released
         case "releasing":
-            return f"job {job.id} is ending; {_afterwards(job, grace)}"
+            return f"job {id_of(job)} is ending; {_afterwards(job, grace)}"
         case "ended" if job.outcome == "cancelled":
-            return f"job {job.id} is cancelled"
+            return f"job {id_of(job)} is cancelled"
         case "ended":
-            return f"job {job.id} had already ended"
+            return f"job {id_of(job)} had already ended"
         case _:
-            return f"job {job.id} will end"
+            return f"job {id_of(job)} will end"
 
 
 def _afterwards(job: JobView, grace: float | None) -> str:

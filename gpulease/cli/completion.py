@@ -17,7 +17,7 @@ import typer
 
 from gpulease import config
 from gpulease.cli import commands
-from gpulease.cli.format import clean, index_of, label
+from gpulease.cli.format import clean, id_of, index_of, label
 from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
@@ -33,6 +33,8 @@ _MOST_WORDS = 100
 _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _STATES = {
     "attach": frozenset({"granted", "active", "releasing"}),
+    "edit": frozenset({"queued"}),
+    "move": frozenset({"queued"}),
     "show": _LIVE | {"ended"},
     "keep": frozenset({"granted", "active"}),
     "logs": frozenset({"active", "releasing", "ended"}),
@@ -187,7 +189,7 @@ class _CommandLine:
         every_user = uid == 0 or self._verb in _OF_ALL_USERS
         user = None if every_user else pwd.getpwuid(uid).pw_name
         jobs = _ask(self._socket, lambda daemon: daemon.jobs(everything=everything, user=user)).jobs
-        return {str(job.id): _described(job) for job in jobs if job.state in states}
+        return {id_of(job): _described(job) for job in jobs if job.state in states}
 
     def _gpus(self) -> dict[str, str]:
         gpus = _ask(self._socket, Client.status).gpus

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from gpulease.cli.format import sentence
+from gpulease.cli.format import id_of, sentence
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
 from gpulease.wire.views import JobView
 
@@ -57,6 +57,7 @@ _ENDS_WITHOUT_OUTPUT = {
     "launch_failed": "could not be started",
     "lost": "disappeared; how it ended is unknown",
     "cancelled": "was cancelled",
+    "dependency_failed": "did not start",
     "over_lease": "was stopped",
     "idle": "was stopped",
 }
@@ -65,10 +66,10 @@ _ENDS_WITHOUT_OUTPUT = {
 def last_words(job: JobView) -> str | None:
     """Say why a job ended, if its own output does not."""
     if job.outcome == "time_limit":
-        return f"gpulease: job {job.id} reached its time limit"
+        return f"gpulease: job {id_of(job)} reached its time limit"
     why = f": {sentence(job.reason, job.hint)}" if job.reason else ""
     if job.out_of_memory or job.retried_as is not None:
-        return f"gpulease: job {job.id}{why}"
+        return f"gpulease: job {id_of(job)}{why}"
     if job.outcome not in _ENDS_WITHOUT_OUTPUT:
         return None
-    return f"gpulease: job {job.id} {_ENDS_WITHOUT_OUTPUT[job.outcome]}{why}"
+    return f"gpulease: job {id_of(job)} {_ENDS_WITHOUT_OUTPUT[job.outcome]}{why}"

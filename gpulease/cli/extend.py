@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clock, until
+from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, NamePatternOption
 from gpulease.cli.typer_extensions import CommandWithSpan as Command
@@ -66,6 +66,6 @@ def read(words: list[str]) -> tuple[list[str], float]:
 def result(job: JobView, now: datetime) -> str:
     """Describe until when a job may run now."""
     if (end := job.expires_at) is not None:
-        return f"job {job.id} now ends at {clock(end, now)}, in {until(end, now)}"
+        return f"job {id_of(job)} now ends at {clock(end, now)}, in {until(end, now)}"
     limit = timedelta(seconds=job.claim.time_limit or 0)
-    return f"job {job.id} may run for {format_span(limit)} once it starts"
+    return f"job {id_of(job)} may run for {format_span(limit)} once it starts"

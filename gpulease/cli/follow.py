@@ -21,7 +21,7 @@ from gpulease.cli.exit_codes import (
     status_of_ending,
     status_of_job,
 )
-from gpulease.cli.format import clean, index_of
+from gpulease.cli.format import clean, id_of, index_of
 from gpulease.cli.job_selection import own_name
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.render import StderrStatus, write_output
@@ -259,7 +259,7 @@ def _stay(
         except AttachRefused as refusal:
             if not options.started:
                 raise _refused(job.id, str(refusal)) from None
-            stderr.print(f"gpulease: not attached to job {job.id}: {clean(str(refusal))}")
+            stderr.print(f"gpulease: not attached to job {id_of(job)}: {clean(str(refusal))}")
             return _Attachment(attached=True)
         except OSError:
             # The shim does not listen yet, or the job has ended: the daemon knows.
@@ -272,7 +272,8 @@ def _stay(
         why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
         raise _refused(job.id, why)
     stderr.print(
-        f"gpulease: cannot attach to job {job.id}; gpulease logs -f {job.id} shows its output"
+        f"gpulease: cannot attach to job {id_of(job)}; "
+        f"gpulease logs -f {id_of(job)} shows its output"
     )
     return _Attachment(attached=False)
 
@@ -348,14 +349,14 @@ def _give_up(
         return
     if not options.started:
         stderr.print(
-            f"gpulease: job {job.id} keeps its place in the queue: gpulease attach {job.id}"
+            f"gpulease: job {id_of(job)} keeps its place in the queue: gpulease attach {id_of(job)}"
         )
         return
     try:
         client.within(CANCEL_WITHIN).cancel(job.id)
-        stderr.print(f"gpulease: job {job.id} was cancelled")
+        stderr.print(f"gpulease: job {id_of(job)} was cancelled")
     except GpuleaseError as error:
         stderr.print(
-            f"gpulease: job {job.id} may still be queued: {clean(error.message)}\n\n"
-            f"hint: gpulease cancel {job.id}"
+            f"gpulease: job {id_of(job)} may still be queued: {clean(error.message)}\n\n"
+            f"hint: gpulease cancel {id_of(job)}"
         )

@@ -1,6 +1,6 @@
 """Text for people: names, sizes, times and states. Pure; the time is an argument."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.units import format_size, format_span
@@ -15,6 +15,8 @@ from gpulease.wire.views import (
 )
 
 UNKNOWN = "-"
+_MOST_RANGES = 4
+"""Of the indices in a row."""
 
 
 def clean(text: str) -> str:
@@ -119,6 +121,47 @@ def claimed(claim: ClaimView) -> str:
     amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
     return f"{times} exclusive" if claim.exclusive else times
+
+
+def id_of(job: JobView) -> str:
+    """Return the id of a job as people see it: 17, or 17_3 for an element of an array."""
+    return clean(job.label) or str(job.id)
+
+
+def ids_of(alike: Sequence[JobView]) -> str:
+    """Return the ids of jobs that share a row: 17, or 17_[3-99] for elements of an array."""
+    if len(alike) == 1:
+        return id_of(alike[0])
+    indices = sorted(job.queue.array_index or 0 for job in alike if job.queue is not None)
+    array = alike[0].queue.array if alike[0].queue is not None else None
+    return f"{array}_[{ranges(indices)}]"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as ranges: 0-3,7,9-10; of many ranges only the first."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+    return ",".join([*shown[:_MOST_RANGES], *["..."] * (len(shown) > _MOST_RANGES)])
+
+
+def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
+    """Return jobs in groups that share a row, in the order of the first of each.
+
+    Elements of one array are alike if they have not started and have the same state and reason.
+    """
+    groups: dict[tuple[object, ...], list[JobView]] = {}
+    for job in jobs:
+        array = None if job.queue is None else job.queue.array
+        key: tuple[object, ...] = (job.id,)
+        if array is not None and job.started_at is None and job.state in ("queued", "ended"):
+            key = array, job.state, job.outcome, job.reason
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
 
 
 def named(job: JobView) -> str:

@@ -6,6 +6,7 @@ caller's own jobs, also for root.
 
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import Literal, TypeVar
 
-from gpulease.cli.format import clean
+from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import print_error, print_stderr, print_stdout
 from gpulease.client import Client
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
@@ -21,13 +22,19 @@ from gpulease.wire.views import JobView
 
 T = TypeVar("T")
 
-Verb = Literal["show", "logs", "attach", "wait", "cancel", "requeue", "extend", "keep"]
+Verb = Literal[
+    "show", "logs", "attach", "wait", "edit", "move", "cancel", "requeue", "extend", "keep"
+]
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
 """The verbs that change nothing: of several jobs with one name they take the newest."""
+_ONE_BY_ONE = _READS | {"cancel"}
+"""The verbs for which the number of an array is not replaced by those of its elements."""
 _FINDS_ENDED = _READS | {"wait"}
 """The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
+_BY_WORDS = {"edit": "--mem 6G", "move": "--first"}
+"""The verbs without --name PATTERN and --all, each with options for an example."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
 _APPLIES: dict[str, Callable[[JobView], bool]] = {
@@ -81,7 +88,8 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
         needs_list = not all(map(_is_number, wanted.words))
         ended = verb in _FINDS_ENDED or LAST in wanted.words
         jobs = _own_jobs(client, ended=ended) if needs_list else ()
-        return list(dict.fromkeys(_by_word(jobs, verb, word) for word in wanted.words))
+        found_by_word = (_by_word(client, jobs, verb, word) for word in wanted.words)
+        return list(dict.fromkeys(number for numbers in found_by_word for number in numbers))
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
     if verb == "attach":
         return [_newest(found, verb, f"match {wanted.pattern!r}").id]
@@ -126,6 +134,8 @@ def _doing(verb: Verb) -> str:
 
 
 def _example(verb: Verb) -> str:
+    if verb in _BY_WORDS:
+        return f"gpulease {verb} 17 {_BY_WORDS[verb]}; name the job by number or name"
     more = "" if verb == "attach" else ", or --all for all your jobs"
     end = " +2h" if verb == "extend" else ""
     return f"gpulease {verb} 17{end}; name the job by number or name, by --name 'sweep*'{more}"
@@ -149,25 +159,83 @@ def own_name() -> str:
         return str(os.geteuid())
 
 
-def _by_word(jobs: Sequence[JobView], verb: Verb, word: str) -> int:
+def _by_word(client: Client, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     if _is_number(word):
-        return int(word)
+        return _with_array(client, verb, int(word))
+    if (element := _ELEMENT.fullmatch(word)) is not None:
+        return [_element(client, verb, int(element[1]), int(element[2]))]
     if word == LAST:
         if not jobs:
             raise NoSuchJob(
                 f"cannot {_doing(verb)} the last job: you have none", "gpulease run starts one"
             )
-        return jobs[-1].id
+        return _with_rest(jobs, verb, jobs[-1])
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
     if verb in _FINDS_ENDED and named:
-        return _newest(named, verb, f"have the name {clean(word)!r}").id
-    if len(live) > 1:
+        return _with_rest(jobs, verb, _newest(named, verb, f"have the name {clean(word)!r}"))
+    if len({array_of(job) or job.id for job in live}) > 1:
         raise _ambiguous(verb, word, live)
     if not named:
         raise no_match(Selection(verb, (word,)))
     # That an ended job cannot be changed is the daemon's to say.
-    return (live or named)[-1].id
+    return _with_rest(jobs, verb, (live or named)[-1])
+
+
+# Arrays.
+
+_ELEMENT = re.compile(r"(\d{1,18})_(\d{1,6})", re.ASCII)
+
+
+def array_of(job: JobView) -> int | None:
+    """Return the id of the array of a job; None if it is in none."""
+    return None if job.queue is None else job.queue.array
+
+
+def names_array(words: Sequence[str], job: JobView) -> bool:
+    """Return whether one of `words` means the array of which `job` is the first element."""
+    return array_of(job) == job.id and str(job.id) in words
+
+
+def one_element(doing: str, job: JobView) -> BadUsage:
+    """Return the error for an array where only one job is possible."""
+    verb = "logs" if doing.startswith("print") else "attach"
+    return BadUsage(
+        f"cannot {doing} array {job.id}: name one of its elements",
+        f"gpulease {verb} {id_of(job)}; gpulease show {job.id} lists them",
+    )
+
+
+def _element(client: Client, verb: Verb, array: int, index: int) -> int:
+    """Return the id of an element; of its attempts the latest."""
+    found = [job for job in client.elements(array, index) if array_of(job) == array]
+    if not found:
+        raise NoSuchJob(
+            f"cannot {_doing(verb)} {array}_{index}: no such element of an array",
+            f"gpulease show {array} shows what {array} is",
+        )
+    return found[-1].id
+
+
+def _with_array(client: Client, verb: Verb, number: int) -> list[int]:
+    """Return a number, or for a verb that changes jobs the live elements of an array.
+
+    `cancel` asks the daemon to choose them.
+    """
+    if verb in _ONE_BY_ONE:
+        return [number]
+    live = verb not in _FINDS_ENDED
+    elements = client.elements(number, everything=not live)
+    return [job.id for job in elements if array_of(job) == number] or [number]
+
+
+def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
+    """Return a job, or for a verb that changes jobs all live ones of its array."""
+    array = array_of(job)
+    if array is None or verb in _READS:
+        return [job.id]
+    rest = [each.id for each in jobs if array_of(each) == array and each.state != "ended"]
+    return rest or [job.id]
 
 
 def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
@@ -186,7 +254,9 @@ def _newest(found: Sequence[JobView], verb: Verb, what_they_do: str) -> JobView:
     live = [job for job in found if job.state != "ended"]
     chosen = (live or found)[-1] if verb == "attach" else found[-1]
     if len(found) > 1:
-        print_stderr(f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {chosen.id}")
+        print_stderr(
+            f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {id_of(chosen)}"
+        )
     return chosen
 
 
@@ -195,7 +265,7 @@ def _count(count: int) -> str:
 
 
 def _listed(found: Sequence[JobView], count: int) -> str:
-    parts = [f"{job.id} ({clean(job.name)})" for job in found[:_LISTED]]
+    parts = [f"{id_of(job)} ({clean(job.name)})" for job in found[:_LISTED]]
     more = count - len(parts)
     return ", ".join([*parts, f"and {more} more"] if more else parts)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clock, until
+from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.units import format_span, parse_span
@@ -46,7 +46,9 @@ def keep(
 def result(job: JobView, span: timedelta, now: datetime) -> str:
     """Describe until when a job is kept, and from what it is not."""
     end = clock(job.kept_until_at, now)
-    kept = f"the lease of job {job.id} is kept until {end}, for {format_span(span)}, even if idle"
+    kept = (
+        f"the lease of job {id_of(job)} is kept until {end}, for {format_span(span)}, even if idle"
+    )
     stops_at = min((lease.stops_at for lease in job.leases if lease.stops_at), default=None)
     if stops_at is None:
         return kept

@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
@@ -9,7 +10,18 @@ import typer
 
 from gpulease.cli.caller import environment, is_user
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import SUSPENDED, UNKNOWN, between, clean, clock, label, named, requested
+from gpulease.cli.format import (
+    SUSPENDED,
+    UNKNOWN,
+    alike,
+    between,
+    clean,
+    clock,
+    ids_of,
+    label,
+    named,
+    requested,
+)
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client import decode, indent
@@ -35,13 +47,16 @@ Asked = Literal[
     "over-lease",
     "idle",
     "gave-up",
+    "preempted",
+    "requeued",
+    "dependency-failed",
     "launch-failed",
     "lost",
 ]
 """A state or an outcome; `failed` is any end without success."""
 _STATE_OF = {SUSPENDED: "active"}
 """What to ask the daemon for: suspended jobs are active ones to it."""
-_NOT_FAILED = frozenset({"released", "cancelled", "gave_up"})
+_NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
 def list(
@@ -66,7 +81,8 @@ def list(
 
     STATE is queued, granted, active, suspended (stopped by Ctrl-Z), releasing or ended,
     or how a job ended: exited, failed, signaled, released, cancelled, time-limit,
-    over-lease, idle, gave-up, launch-failed, lost.
+    over-lease, idle, gave-up, preempted, requeued, dependency-failed, launch-failed,
+    lost.
 
     \b
     Examples:
@@ -123,17 +139,18 @@ def page(listed: JobList, now: datetime) -> Page:
         Column("EXIT", right=True),
         Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
-    return [Table(columns, tuple(_row(job, now) for job in listed.jobs))]
+    return [Table(columns, tuple(_row(group, now) for group in alike(listed.jobs)))]
 
 
 def _style(job: JobView) -> Style:
     return "warn" if job.suspended else _STYLES.get(job.state, "warn")
 
 
-def _row(job: JobView, now: datetime) -> tuple[Line, ...]:
+def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
+    job = group[0]
     failed = job.exit_status not in (None, 0)
     return (
-        line(str(job.id)),
+        line(ids_of(group)),
         line(clean(job.user)),
         line(named(job)),
         line(label(job), "bad" if failed else _style(job)),

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean, ordinal, sentence
-from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.format import clean, id_of, ordinal, sentence
+from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr, write_output
 from gpulease.wire.views import JobView
@@ -36,6 +36,7 @@ def logs(
     \b
     Examples:
       gpulease logs 17
+      gpulease logs 17_3
       gpulease logs -f --tail 20 last
       gpulease logs --stdout sweep-7 > result.csv
     """
@@ -45,6 +46,8 @@ def logs(
     both = stdout == stderr
     for number in numbers:
         job = client.job(number)
+        if names_array(wanted.words, job):
+            raise one_element("print the output of", job)
         if len(numbers) > 1:
             print_stderr(f"gpulease: output of job {number} ({clean(job.name)})")
         if why := why_no_output(job):
@@ -62,10 +65,10 @@ def why_no_output(job: JobView) -> str | None:
     match job.state:
         case "queued":
             place = f", {ordinal(job.position)} in line" if job.position else ""
-            return f"job {job.id} has not started; it waits{place}{why}"
+            return f"job {id_of(job)} has not started; it waits{place}{why}"
         case "granted":
-            return f"job {job.id} has not started yet, but its lease is granted"
+            return f"job {id_of(job)} has not started yet, but its lease is granted"
         case "ended" if job.started_at is None and job.kind == "run":
-            return f"job {job.id} never started{why}"
+            return f"job {id_of(job)} never started{why}"
         case _:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.format import clean, clock, ordinal, sentence, shorten, size
+from gpulease.cli.format import clean, clock, id_of, ordinal, sentence, shorten, size
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.views import JobView
@@ -46,8 +46,8 @@ def shell_on(job: JobView, gpus: str) -> str:
 
 def ended(job: JobView) -> str:
     """Say how a job ended."""
-    logs = f"; gpulease logs {job.id} shows its output" if job.started_at else ""
-    return f"gpulease: job {job.id} {_how(job)}{logs}"
+    logs = f"; gpulease logs {id_of(job)} shows its output" if job.started_at else ""
+    return f"gpulease: job {id_of(job)} {_how(job)}{logs}"
 
 
 def _how(job: JobView) -> str:
@@ -83,9 +83,9 @@ _ERASE = "\r\x1b[2K"
 def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     """Say where a job is in the queue, why it waits, and for which jobs."""
     if job.state != "queued":
-        return f"gpulease: job {job.id} is starting"
+        return f"gpulease: job {id_of(job)} is starting"
     place = f", {ordinal(job.position)} in line" if job.position else ""
-    return f"gpulease: job {job.id} waits{place}{_why(job, blockers, now)}"
+    return f"gpulease: job {id_of(job)} waits{place}{_why(job, blockers, now)}"
 
 
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
@@ -112,7 +112,7 @@ def _brackets(said: list[str]) -> str:
 
 def _blocker(job: JobView, now: datetime) -> str:
     ends = f", ends by {clock(job.expires_at, now)}" if job.expires_at else ""
-    return f"job {job.id} of {clean(job.user)}{ends}"
+    return f"job {id_of(job)} of {clean(job.user)}{ends}"
 
 
 class WaitingLine:

@@ -18,7 +18,7 @@ JobsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Numbers or names of jobs; 'last' is your newest job.",
+        help="Numbers or names of jobs; 17_3: an element of array 17; 'last': your newest.",
         show_default=False,
     ),
 ]
@@ -65,6 +65,23 @@ RetryOomOption = Annotated[
         help="Out of GPU memory: run again with more, as 1.5x; up to 4x in all.",
     ),
 ]
+ArrayOption = Annotated[
+    str | None,
+    _waiting(
+        "--array", metavar="INDICES", help="A job for each index: 0-99, 1,3,5; %8: 8 at once."
+    ),
+]
+AfterOption = Annotated[
+    list[str] | None,
+    _waiting(
+        "--after", metavar="JOB", help="Start when JOB has succeeded; also JOB:fail, JOB:any."
+    ),
+]
+BeginOption = Annotated[
+    str | None,
+    _waiting("--begin", metavar="TIME", help="Do not start before: 22:00, +2h, or an instant."),
+]
+HeldOption = Annotated[bool, _waiting("--held", help="Do not start until gpulease edit --no-held.")]
 RequeueOption = Annotated[
     bool, _waiting("--requeue", help="The machine failed: queue the job again.")
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import size
+from gpulease.cli.format import clean, shorten, size
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import encode, indent
@@ -31,6 +31,8 @@ _SPANS = (
     ("mean completion", "mean_completion_s"),
     ("makespan", "makespan_s"),
 )
+_LABEL_WIDTH = 18
+_MOST_USERS = 10
 _PARTS = (
     ("memory utilization", "memory_utilization"),
     ("fragmentation", "fragmentation"),
@@ -86,7 +88,8 @@ def replay(  # noqa: PLR0913, PLR0917 -- one for each option
 ) -> None:
     """Replay recorded jobs through the scheduler, on a virtual clock.
 
-    The result is compared with whole GPUs under EASY backfill, as Slurm schedules, and under FIFO.
+    The result is compared with whole GPUs under EASY backfill, much as Slurm
+    schedules, and under FIFO.
     No daemon and no GPU is needed, and nothing is started.
 
     The trace is a CSV file with the columns job, submit_s, duration_s, gpus, memory_mib (on each
@@ -151,13 +154,6 @@ def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int
 
 def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]") -> Page:
     """Lay out the figures, one column for each replay; the first is what was asked for."""
-    columns = (
-        Column(""),
-        *(
-            Column(each.settings.name.upper(), right=True, leaves=number)
-            for number, each in enumerate(results)
-        ),
-    )
     found = [asdict(each.figures) for each in results]
     rows = (
         *((line(label), *(_span(each[name]) for each in found)) for label, name in _SPANS),
@@ -166,10 +162,32 @@ def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]")
     )
     return [
         line(f"{len(trace.jobs)} jobs of {len(results[0].users)} users on {_machines(servers)}"),
-        Table(columns, rows),
+        Table(_columns("", results), rows),
+        Table(_columns("MEAN WAIT OF", results), _user_rows(results)),
         *(line(_verdict(results[0], other)) for other in results[1:]),
         *(line(_predictions(each.starts)) for each in results if each.starts),
     ]
+
+
+def _columns(title: str, results: "list[Result]") -> tuple[Column, ...]:
+    names = [each.settings.name.upper() for each in results]
+    return (
+        Column(f"{title:<{_LABEL_WIDTH}}"),
+        *(Column(name, right=True, leaves=number) for number, name in enumerate(names)),
+    )
+
+
+def _user_rows(results: "list[Result]") -> tuple[tuple[Line, ...], ...]:
+    """Return a row for each of the users with the most jobs."""
+    most = sorted(results[0].users, key=lambda user: (-user.jobs, user.user))[:_MOST_USERS]
+    waits = [{user.user: user.mean_wait_s for user in each.users} for each in results]
+    return tuple(
+        (
+            line(shorten(clean(user.user), _LABEL_WIDTH)),
+            *(_span(each[user.user]) for each in waits),
+        )
+        for user in most
+    )
 
 
 def _predictions(errors: "StartErrors") -> str:

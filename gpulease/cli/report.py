@@ -13,10 +13,10 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import UNKNOWN, clean, size
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.client import decode, indent
+from gpulease.client import Client, decode, encode, indent
 from gpulease.errors import BadValue
 from gpulease.units import GIB, format_span, parse_span
-from gpulease.wire.views import PredictionsView, ReportView, UseView
+from gpulease.wire.views import PredictionsView, ReportView, SharesView, ShareView, UseView
 
 _HOUR = 3600.0
 
@@ -32,6 +32,12 @@ def report(
         str | None,
         typer.Option("--since", metavar="SPAN", help="Only jobs of the last 7d, 12h, 30m."),
     ] = None,
+    shares: Annotated[
+        bool,
+        typer.Option(
+            "--shares", help="The users of the queue: use, share, waits, and whose turn it is."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
@@ -41,9 +47,14 @@ def report(
     unknown use do not count. Below: how good the expected starts of waiting jobs
     and the predicted run times were.
 
+    --shares is about the queue: what each user has used lately and holds, the share that this
+    makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
+    those of jobs that started in the last 7d, or within --since.
+
     \b
     Examples:
       gpulease report --since 7d
+      gpulease report --shares
       gpulease report --all --json | jq '.users[] | {user, used}'
     """
     if user is not None and everyone:
@@ -53,6 +64,9 @@ def report(
         )
     span = None if since is None else parse_span(since)
     client = connect(ctx, socket)
+    if shares:
+        _report_shares(client, user, span, json=json)
+        return
     reported = None if everyone else user or getpass.getuser()
     reply = client.report_json(reported, None if span is None else span.total_seconds())
     if json:
@@ -66,6 +80,58 @@ def report(
     within = "" if span is None else f" in the last {format_span(span)}"
     shown = page(decode(ReportView, reply), within)
     show_page(shown, screen_of(sys.stdout, environment()))
+
+
+def _report_shares(client: Client, user: str | None, span: timedelta | None, *, json: bool) -> None:
+    reply = client.shares_json(None if span is None else span.total_seconds())
+    view = decode(SharesView, reply)
+    if user is not None:
+        view.users = [each for each in view.users if each.user == user]
+        reply = encode(view)
+    if json:
+        print_stdout(indent(reply))
+    else:
+        show_page(shares_page(view), screen_of(sys.stdout, environment()))
+
+
+def shares_page(view: SharesView) -> Page:
+    """Lay out the users of the queue."""
+    if not view.users:
+        return [line("no user has used or waits for memory", "dim")]
+    columns = (
+        Column("TURN", right=True),
+        Column("USER", wraps=True),
+        Column("SHARE", right=True),
+        Column("GIB-HOURS", right=True, leaves=4, below="GiB-hours: "),
+        Column("HELD", right=True, leaves=3, below="held "),
+        Column("RUNNING", right=True, leaves=2, below="running: "),
+        Column("WAITING", right=True),
+        Column("NEXT JOB", right=True, leaves=1, below="next job: "),
+        Column("MEAN WAIT", right=True, leaves=5, below="mean wait: "),
+        Column("LONGEST WAIT", right=True, leaves=6, below="longest wait: "),
+    )
+    table = Table(columns, tuple(_share_row(each) for each in view.users))
+    half_life = format_span(timedelta(seconds=view.half_life))
+    return [table, line(f"GiB-hours count half after {half_life}; policy: {view.policy}", "dim")]
+
+
+def _share_row(each: ShareView) -> tuple[Line, ...]:
+    return (
+        line(UNKNOWN if each.turn is None else str(each.turn)),
+        line(clean(each.user)),
+        line(f"{100 * each.share:.0f}%"),
+        line(_gib_hours(each.use)),
+        line(size(each.held) if each.held else UNKNOWN),
+        line(str(each.running)),
+        line(str(each.waiting)),
+        line(clean(each.next_job or UNKNOWN)),
+        line(_wait(each.mean_wait)),
+        line(_wait(each.longest_wait)),
+    )
+
+
+def _wait(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_span(timedelta(seconds=seconds))
 
 
 def page(view: ReportView, within: str = "") -> Page:

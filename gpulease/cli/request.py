@@ -52,6 +52,10 @@ class RunOptions:
     early_signal: str | None = None
     grace: str | None = None
     retry_oom: str | None = None
+    array: str | None = None
+    after: Sequence[str] = ()
+    begin: str | None = None
+    held: bool = False
     requeue: bool = False
     preemptible: bool = False
     priority: Literal["low", "normal", "high"] = "normal"
@@ -118,6 +122,8 @@ def _queue(options: RunOptions) -> QueueRequest:
     return QueueRequest(
         priority=options.priority,
         nice=options.nice,
+        held=options.held,
+        array=options.array,
         requeue=options.requeue,
         preemptible=options.preemptible,
     )

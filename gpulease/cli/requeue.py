@@ -3,6 +3,7 @@
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
+from gpulease.cli.format import id_of
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.wire.views import JobView
@@ -35,5 +36,5 @@ def requeue(
 def result(job: JobView) -> str:
     """Describe a job that is queued again."""
     if job.retried_as is not None:
-        return f"job {job.id} is queued again as job {job.retried_as}"
-    return f"job {job.id} is ending, and is queued again when its processes have ended"
+        return f"job {id_of(job)} is queued again as job {job.retried_as}"
+    return f"job {id_of(job)} is ending, and is queued again when its processes have ended"

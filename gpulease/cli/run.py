@@ -7,6 +7,7 @@ for the first to end, which waits for this command.
 import os
 import signal
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from errno import ENOEXEC
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -19,8 +20,9 @@ from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.dry_run import dry_run
 from gpulease.cli.follow import FollowOptions, follow
-from gpulease.cli.format import clean, requested, size
+from gpulease.cli.format import clean, id_of, requested, size
 from gpulease.cli.program import find, resolve, shell_of
+from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Signals
@@ -57,6 +59,10 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     no_wait: given.NoWaitOption = False,
     wait: given.WaitOption = None,
     retry_oom: given.RetryOomOption = None,
+    array: given.ArrayOption = None,
+    after: given.AfterOption = None,
+    begin: given.BeginOption = None,
+    held: given.HeldOption = False,
     requeue: given.RequeueOption = False,
     preemptible: given.PreemptibleOption = False,
     priority: given.PriorityOption = "normal",
@@ -93,6 +99,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
       gpulease run --mem 4G --time 4h --signal USR1@2m train.py
+      gpulease run --mem 4G --array 0-99%8 train.py
+      gpulease run --mem 4G --after 17 evaluate.py
       gpulease run --mem 4G --shell
       gpulease run --mem 4G --dry-run train.py
 
@@ -121,8 +129,13 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         name=name,
         wait=wait,
         no_wait=no_wait,
-        detach=detach,
+        # Nobody can attach to many jobs.
+        detach=detach or array is not None,
         retry_oom=retry_oom,
+        array=array,
+        after=tuple(after or ()),
+        begin=begin,
+        held=held,
         requeue=requeue,
         preemptible=preemptible,
         priority=priority,
@@ -139,6 +152,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         log_placement=log_placement,
         strict=strict,
     )
+    _refuse_with_array(options)
     if json and not dry:
         raise BadValue(
             "cannot use --json without --dry-run: the output is that of the command",
@@ -156,6 +170,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         _become(outer, [from_wire(word) for word in request.argv], options)
     if snapshot:
         _run_a_copy(request)
+    request.queue.after = dependencies(client, options.after)
     return _submit(client, request, options, keys)
 
 
@@ -172,9 +187,22 @@ def _request(options: RunOptions, command: list[str]) -> SubmitRequest:
     if request.terminal is None and not options.detach and caller.streams.stdout:
         # Python would buffer output to the pipe of the job, though it is shown on a terminal here.
         request.environment = {"PYTHONUNBUFFERED": "1", **request.environment}
+    if options.begin is not None:
+        request.queue.begin_at = begin_instant(options.begin, datetime.now(UTC).astimezone())
     found = resolve(command, Path(caller.cwd), caller.environment)
     request.argv = [to_wire(word) for word in found]
     return request
+
+
+def _refuse_with_array(options: RunOptions) -> None:
+    if options.array is None:
+        return
+    for option, is_given in (("--shell", options.shell), ("--no-wait", options.no_wait)):
+        if is_given:
+            raise BadValue(
+                f"cannot use --array and {option} together",
+                "the elements of an array run in the background, each when there is room",
+            )
 
 
 def _run_a_copy(request: SubmitRequest) -> None:
@@ -190,6 +218,11 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
         job = client.submit(request)
         _say_default(job, options, request.argv)
         print_stdout(str(job.id))
+        if options.array is not None:
+            print_stderr(
+                f"gpulease: array {job.id} is queued, from {id_of(job)} on; "
+                f"gpulease show {job.id} sums it up, gpulease logs {id_of(job)} shows output"
+            )
         return 0
     with Signals() as signals:
         job = client.submit(request)
@@ -207,7 +240,7 @@ def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> N
     if options.mem is None and job.sized:
         print_stderr(f"gpulease: {clean(job.sized)}; to ask for another size, use --mem")
     elif options.mem is None:
-        print_stderr(f"gpulease: job {job.id} leases the default, {requested(job)}; see --mem")
+        print_stderr(f"gpulease: job {id_of(job)} leases the default, {requested(job)}; see --mem")
     if options.mem is None and "--mem" in command:
         print_stderr("gpulease: --mem after the command was passed to the command")
 
@@ -235,8 +268,16 @@ def _refuse_options_of_a_job(job: int, options: RunOptions) -> None:
     refused = (
         (
             options.detach,
-            "-d",
+            "-d" if options.array is None else "--array",
             f"in the background of this shell: gpulease run COMMAND &; {_NEW_LEASE} -d",
+        ),
+        *(
+            (is_given, option, f"{_NEW_LEASE} {option} ...")
+            for option, is_given in (
+                ("--after", bool(options.after)),
+                ("--begin", options.begin is not None),
+                ("--held", options.held),
+            )
         ),
         (
             options.retry_oom is not None,
@@ -263,8 +304,8 @@ def _become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRe
     count = len(outer.gpus)
     where = "1 GPU" if count == 1 else f"each of {count} GPUs"
     print_stderr(
-        f"gpulease: runs within the lease of job {outer.job.id}: {size(outer.memory)} on {where}"
-        + _without_effect(options)
+        f"gpulease: runs within the lease of job {id_of(outer.job)}: "
+        f"{size(outer.memory)} on {where}" + _without_effect(options)
     )
     variables = dict(environment())
     for name in outer.environment.unset:

@@ -9,12 +9,14 @@ from typing import Annotated, get_args
 
 import typer
 
+from gpulease.cli import array_page
 from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import (
     between,
     clean,
     clock,
+    id_of,
     index_of,
     instant,
     is_above,
@@ -27,7 +29,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
-from gpulease.cli.job_selection import select_jobs, selection
+from gpulease.cli.job_selection import Selection, names_array, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.snapshot import script_change
@@ -36,7 +38,15 @@ from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import EventView, JobView, LeaseView, Outcome, RefusalView, SuggestionView
+from gpulease.wire.views import (
+    EventView,
+    JobList,
+    JobView,
+    LeaseView,
+    Outcome,
+    RefusalView,
+    SuggestionView,
+)
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
@@ -57,26 +67,49 @@ def show(
 ) -> None:
     """Show jobs in detail: state, place in the queue, leases, memory used, events.
 
+    The number of an array sums up its elements; 17_3 is the element with index 3.
+
     \b
     Examples:
       gpulease show 17
+      gpulease show 17_3
       gpulease show last
       gpulease show --json sweep-7 | jq .exit_status
     """
     wanted = selection("show", jobs, name, every)
     client = connect(ctx, socket)
-    replies = [client.job_json(number) for number in select_jobs(client, wanted)]
+    numbers = select_jobs(client, wanted)
+    replies = [client.job_json(number) for number in numbers]
+    arrays = {
+        job.id: client.elements_json(job.id)
+        for job in (decode(JobView, reply) for reply in replies)
+        if names_array(wanted.words, job)
+    }
     if json:
-        several = b'{"jobs":[' + b",".join(replies) + b"]}"
-        is_one = len(wanted.words) == 1
-        print_stdout(indent(replies[0] if is_one else several))
+        print_stdout(indent(_as_json(wanted, numbers, replies, arrays)))
         return
     now = datetime.now(UTC).astimezone()
     screen = screen_of(sys.stdout, environment())
-    for place, reply in enumerate(replies):
-        view = decode(JobView, reply)
+    for place, (number, reply) in enumerate(zip(numbers, replies, strict=True)):
         above: Page = [line("")] if place else []
-        show_page([*above, *page(view, now, _indexes(client, view))], screen)
+        if number in arrays:
+            elements = decode(JobList, arrays[number]).jobs
+            show_page([*above, *array_page.page(elements, now)], screen)
+        else:
+            view = decode(JobView, reply)
+            show_page([*above, *page(view, now, _indexes(client, view))], screen)
+
+
+def _as_json(
+    wanted: Selection,
+    numbers: Sequence[int],
+    replies: Sequence[bytes],
+    arrays: Mapping[int, bytes],
+) -> bytes:
+    """Return a job, or the list of several; an array is the list of its elements."""
+    if len(wanted.words) == 1:
+        return arrays.get(numbers[0], replies[0])
+    return b'{"jobs":[' + b",".join(replies) + b"]}"
 
 
 def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
@@ -92,7 +125,7 @@ def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
 def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Lay out one job; `indexes` has the index of each GPU by its UUID."""
     return [
-        (Span(f"job {job.id}", "title"), Span(f"  {named(job)}")),
+        (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
         *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unhooked(job),
@@ -100,6 +133,11 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
         *refusal_table(job.refusals),
         *_events(job, now),
     ]
+
+
+def _own_id(job: JobView) -> str:
+    """Return the id of an element, which is the number of its directory."""
+    return f"  (id {job.id})" if id_of(job) != str(job.id) else ""
 
 
 def labelled(name: str, text: str) -> Block:
@@ -121,6 +159,8 @@ def fields(
             yield "above lease", f"{where}, without consequences now"
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
+    yield "begins", _begins(job, now)
+    yield "after", ", ".join(job.queue.after) if job.queue is not None else None
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
     yield "behind", f"the reservation of job {job.behind}" if job.behind else None
     yield "expected", predicted(job.expected_start_at, now)
@@ -229,7 +269,7 @@ def _idle(job: JobView, now: datetime) -> str | None:
     if job.idle_ends_at is None:
         return text
     left = until(job.idle_ends_at, now)
-    return f"{text}; released in {left} unless it is used; to keep it: gpulease keep {job.id}"
+    return f"{text}; released in {left} unless it is used; to keep it: gpulease keep {id_of(job)}"
 
 
 def _kept(job: JobView, now: datetime) -> str | None:
@@ -237,6 +277,11 @@ def _kept(job: JobView, now: datetime) -> str | None:
     if end is None or instant(end) <= now:
         return None
     return f"until {clock(end, now)}, even if idle"
+
+
+def _begins(job: JobView, now: datetime) -> str | None:
+    at = None if job.queue is None else job.queue.begin_at
+    return f"not before {clock(at, now)}" if at and job.state == "queued" else None
 
 
 def _gives_up(job: JobView, now: datetime) -> str | None:
@@ -255,7 +300,7 @@ def _exit_status(job: JobView) -> str | None:
 def _attach_command(job: JobView) -> str | None:
     # Only users who may attach see the directory.
     attachable = job.kind == "run" and job.state == "active" and job.directory is not None
-    return f"gpulease attach {job.id}" if attachable else None
+    return f"gpulease attach {id_of(job)}" if attachable else None
 
 
 def _requested(job: JobView) -> str:
@@ -276,6 +321,8 @@ def _queue(job: JobView) -> str | None:
         (asked.preemptible, "makes way for other jobs"),
         (asked.requeue, "queued again if the machine fails"),
         (asked.requeued > 0, f"requeued {asked.requeued}x"),
+        (asked.held, "held"),
+        (asked.array_most is not None, f"at most {asked.array_most} elements at once"),
     )
     return ", ".join(text for is_so, text in said if is_so) or None
 

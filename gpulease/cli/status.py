@@ -1,7 +1,7 @@
 """`gpulease status`: GPUs, leases, the queue, and processes without a lease."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -11,10 +11,13 @@ from gpulease.cli.caller import environment
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import (
     UNKNOWN,
+    alike,
     between,
     clean,
     clock,
     enforcement,
+    id_of,
+    ids_of,
     index_of,
     is_above,
     label,
@@ -215,7 +218,7 @@ def _lease_rows(job: JobView, view: StatusView, now: datetime) -> Iterator[tuple
     for lease in job.leases:
         over = lease.used is not None and lease.used > lease.memory
         yield (
-            line(str(job.id)),
+            line(id_of(job)),
             line(clean(job.user)),
             line(named(job)),
             _lease_state(job, lease, now),
@@ -253,7 +256,7 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("REASON", leaves=4, wraps=True, least=20, below=""),
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))
-    yield Table(columns, tuple(_waiting(job, now) for job in waiting))
+    yield Table(columns, tuple(_waiting(group, now) for group in alike(waiting)))
 
 
 def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:
@@ -266,10 +269,11 @@ def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:
         yield Hanging(line(f"no job starts now: {clean(view.closed)}", "warn"), 2)
 
 
-def _waiting(job: JobView, now: datetime) -> tuple[Line, ...]:
+def _waiting(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
+    job = group[0]
     return (
         line(UNKNOWN if job.position is None else str(job.position)),
-        line(str(job.id)),
+        line(ids_of(group)),
         line(clean(job.user)),
         line(named(job)),
         line(requested(job)),

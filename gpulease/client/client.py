@@ -24,9 +24,11 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
+    EditRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
+    MoveRequest,
     NestedRequest,
     PauseRequest,
     ReserveRequest,
@@ -36,6 +38,7 @@ from gpulease.wire.requests import (
 from gpulease.wire.views import (
     CancelledView,
     DoctorView,
+    EditedView,
     EnvironmentView,
     GpuAvailabilityView,
     HistoryView,
@@ -44,6 +47,7 @@ from gpulease.wire.views import (
     NestedView,
     PauseChangeView,
     ReportView,
+    SharesView,
     StatusView,
     WindowList,
     WindowView,
@@ -259,10 +263,7 @@ class Client:
         Raises:
             NotAllowed: they belong to another user, and the caller is not an admin.
         """
-        body = msgspec.json.encode(request)
-        # Ten thousand jobs take some seconds on a busy machine.
-        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
-        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
+        return decode(CancelledView, self._change_many("/jobs/cancel", request))
 
     def requeue(self, number: int) -> JobView:
         """Stop a running job, have it queued again when it has ended, and return it.
@@ -273,6 +274,35 @@ class Client:
             WrongState: it is queued, is ending, or has ended.
         """
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/requeue"))
+
+    def edit(self, request: EditRequest) -> EditedView:
+        """Change waiting jobs, all of them or none; they keep their age.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NotAllowed: one of them belongs to another user, or only admins may ask for that.
+            WrongState: one of them does not wait.
+            CannotLease: the new claim can never be granted on this machine.
+            BadValue: a value is out of range, or a job would wait for itself.
+        """
+        return decode(EditedView, self._change_many("/jobs/edit", request))
+
+    def move(self, numbers: Sequence[int], before: int | None = None) -> EditedView:
+        """Move waiting jobs before another one, or before all others of their owner.
+
+        Raises:
+            NoSuchJob: there is no such job.
+            NotAllowed: one of them belongs to another user.
+            WrongState: one of them does not wait.
+            BadValue: a job cannot go before the other one.
+        """
+        request = MoveRequest(list(numbers), before, only_waiting=len(numbers) > 1)
+        return decode(EditedView, self._change_many("/jobs/move", request))
+
+    def _change_many(self, path: str, request: object) -> bytes:
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return patient.ask("POST", path, body=msgspec.json.encode(request))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
@@ -389,6 +419,18 @@ class Client:
             "limit": str(limit),
         }
         return decode(HistoryView, self._daemon.ask("GET", "/history", query))
+
+    def shares(self, since: float | None = None) -> SharesView:
+        """Return what each user has used, holds and waits for, and whose turn that makes it.
+
+        Waits are those of jobs that started in the last `since` seconds, by default a week.
+        """
+        return decode(SharesView, self.shares_json(since))
+
+    def shares_json(self, since: float | None = None) -> bytes:
+        """Return the reply of `shares` as JSON."""
+        query = {"since": None if since is None else f"{since:.0f}"}
+        return self._daemon.ask("GET", "/shares", query)
 
     def watch(self, number: int) -> Iterator[JobView]:
         """Yield a job at once, at each change and at keep-alives, until it has ended.

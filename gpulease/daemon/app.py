@@ -49,6 +49,7 @@ from gpulease.service.pause import Pauses
 from gpulease.service.ports import JobLauncher, Policy, Quotas
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import Usage
+from gpulease.service.utilization import MeanUtilization
 from gpulease.service.windows import Windows
 from gpulease.store.memory_history import MemoryHistory
 from gpulease.store.usage import PoolUsage, UsageTotals
@@ -107,6 +108,7 @@ class _UsageRecords:
     pools: PoolUsage
     usage: Usage
     accounts: UsageTotals
+    utilization: MeanUtilization
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
@@ -130,7 +132,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     runner = JobRunner(launcher, table, base.state, launch_context, base.clock)
     holds = HoldLauncher(base.clock, process_ends, launch_context.levels)
     scheduler = _scheduler(
-        base, observer, enforcement, runner, holds, overuse, records.usage, user_policy
+        base, observer, enforcement, runner, holds, overuse, records, user_policy
     )
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
@@ -168,7 +170,12 @@ def _process_finder(base: Foundation, table: ProcessTable) -> Finder:
 
 def _usage_records(base: Foundation) -> _UsageRecords:
     pools = PoolUsage(base.store)
-    return _UsageRecords(pools, Usage(base.probe.driver, pools.observed()), UsageTotals(base.store))
+    return _UsageRecords(
+        pools,
+        Usage(base.probe.driver, pools.observed()),
+        UsageTotals(base.store),
+        MeanUtilization(base.store.live),
+    )
 
 
 def _launch_context(
@@ -199,7 +206,7 @@ def _scheduler(
     runner: JobRunner,
     holds: HoldLauncher,
     overuse: OveruseWatch,
-    usage: Usage,
+    records: _UsageRecords,
     user_policy: UserPolicy,
 ) -> Scheduler:
     def policy() -> Policy:
@@ -213,8 +220,9 @@ def _scheduler(
         observer,
         policy,
         LogTail(base.state.job).of,
-        usage.idle,
+        records.usage.idle,
         overuse.stops,
+        records.utilization.of,
     )
     return Scheduler(
         base.store,
@@ -283,6 +291,7 @@ def _sampler(
             enforcement.levels.ask,
             coverage.look,
             pools.observe,
+            records.utilization.observe,
         ),
     )
 
@@ -346,6 +355,7 @@ def _request_context(
         stored_pools=records.pools.of,
         usage_by_user=records.accounts.by_user,
         prediction_errors=records.accounts.predictions,
+        waits_by_user=records.accounts.waits,
     )
 
 
@@ -384,8 +394,8 @@ def leasing_policy(settings: Settings, limits_of: Callable[[Owner], UserLimits])
 def queue_policy(settings: Settings) -> QueuePolicy:
     """Return the order of the queue, the reservation and the sharing of GPUs."""
     # Simulated GPUs compute nothing, so jobs do not slow each other down on them.
-    usual = {"most_sharing": sys.maxsize} if settings.simulate is not None else {}
-    given = {**usual, **settings.queue}
+    unguarded = {"most_sharing": sys.maxsize, "most_utilization": float(sys.maxsize)}
+    given = {**(unguarded if settings.simulate is not None else {}), **settings.queue}
     name = PolicyName(given.pop("policy", PolicyName.FAIR))
     return QueuePolicy(name, **given)
 

@@ -4,8 +4,7 @@ The plan considers only the other jobs. A blocked job delays nobody, has no posi
 age.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -40,18 +39,18 @@ class Block:
             case BlockKind.HELD:
                 return "held until gpulease edit --no-held"
             case BlockKind.BEGIN:
-                return "waits for its begin time"
+                return "not before its begin time"
             case BlockKind.AFTER:
-                return f"waits for {_listed(self.after, labels)}"
+                return f"not before {_listed(self.after, labels)}"
             case BlockKind.ARRAY:
-                return f"its array runs {self.most_running} elements at once, and that many run"
+                return f"its array runs at most {self.most_running} elements at once"
 
 
 _HELD = Block(BlockKind.HELD)
 _ENDINGS = {
-    Condition.OK: "to succeed",
-    Condition.FAIL: "to fail",
-    Condition.ANY: "to end",
+    Condition.OK: "succeeds",
+    Condition.FAIL: "fails",
+    Condition.ANY: "ends",
 }
 _MOST_NAMED = 3
 
@@ -79,22 +78,36 @@ def blocks(jobs: Iterable[Job], at: datetime) -> dict[JobId, Block]:
     """
     found: dict[JobId, Block] = {}
     limited: list[tuple[JobId, ArrayElement]] = []
-    running: Counter[JobId] = Counter()
+    running: dict[JobId, int] = {}
+    last = _HELD
     for job in jobs:
-        array = job.queue.array
+        options, array = job.queue, job.queue.array
         if job.state is not State.QUEUED:
             if array is not None:
-                running[array.job] += 1
+                running[array.job] = running.get(array.job, 0) + 1
+        elif options.after and options.after == last.after and not options.held:
+            # Elements of an array wait for the same.
+            found[job.id] = last
         elif (block := own_block(job, at)) is not None:
-            found[job.id] = block
+            found[job.id] = last = block
         elif array is not None and array.most_running is not None:
             limited.append((job.id, array))
-    for job_id, array in limited:
-        if running[array.job] >= (array.most_running or 0):
-            found[job_id] = Block(BlockKind.ARRAY, most_running=array.most_running)
-        else:
-            running[array.job] += 1
+    found.update(_over_limit(limited, running))
     return found
+
+
+def _over_limit(
+    limited: Iterable[tuple[JobId, ArrayElement]], running: dict[JobId, int]
+) -> Iterator[tuple[JobId, Block]]:
+    full: dict[JobId, Block] = {}
+    for job_id, array in limited:
+        if (block := full.get(array.job)) is not None:
+            yield job_id, block
+        elif running.get(array.job, 0) < (array.most_running or 0):
+            running[array.job] = running.get(array.job, 0) + 1
+        else:
+            full[array.job] = Block(BlockKind.ARRAY, most_running=array.most_running)
+            yield job_id, full[array.job]
 
 
 def own_block(job: Job, at: datetime) -> Block | None:

@@ -59,12 +59,17 @@ class Shares:
             floor: the smallest factor.
         """
         self._use = dict(use)
-        self._scale = active / max(sum(self._use.values()), least_total)
+        self._active = max(1, active)
+        self._scale = self._active / max(sum(self._use.values()), least_total)
         self._floor = floor
 
     def add(self, user: str, amount: float) -> None:
         """Add use of `user`, of a job that starts."""
         self._use[user] = self._use.get(user, 0.0) + amount
+
+    def share(self, user: str) -> float:
+        """Return the part of all use that is the user's."""
+        return self._use.get(user, 0.0) * self._scale / self._active
 
     def factor(self, user: str) -> float:
         """Return the factor of `user`; above 1 for more than an equal share."""

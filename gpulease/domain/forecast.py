@@ -139,11 +139,7 @@ class _ForwardRun:
         self.queue.add(job)
         held, base = self.queue.holding[job.id], self.base
         is_ending = job.state is State.RELEASING
-        end = (
-            self.now_s
-            if is_ending
-            else expected_end(held, self.now_s, base.history, base.policy, hard=False)
-        )
+        end = self.now_s if is_ending else expected_end(held, self.now_s, base.history, base.policy)
         heapq.heappush(self.ends, (end, job.id))
         return end
 

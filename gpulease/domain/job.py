@@ -81,6 +81,16 @@ class UserUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class UserWaits:
+    """How long the jobs of a user waited for memory."""
+
+    started: int
+    """The jobs that got memory."""
+    mean_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """Identifies one process, and no later one with the same pid."""
 

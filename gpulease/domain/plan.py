@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
-from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
 from gpulease.domain.calendar import Calendar, Occurrence, Stay
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
@@ -317,8 +317,10 @@ class _PlanningPass:
     def _stays(self) -> Iterator[Stay]:
         """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
         for held in self.queue.holding.values():
-            has_limit = held.need.limit_s is not None
-            end = expected_end(held, self.now_s, self.history, self.policy, hard=has_limit)
+            if held.need.limit_s is not None:
+                end = latest_end(held, self.now_s, self.policy)
+            else:
+                end = expected_end(held, self.now_s, self.history, self.policy)
             ends_at = self.at + timedelta(seconds=end - self.now_s)
             for lease in held.job.leases:
                 yield Stay(lease.gpu, held.need.user, ends_at)
@@ -369,16 +371,13 @@ class _PlanningPass:
     def _reserve(self, job: Job, need: Need) -> Reservation | None:
         hard = self._is_hard(job)
         ends = [
-            End(
-                self._end_of(held, hard=hard),
-                tuple((lease.gpu, lease.memory) for lease in held.job.leases),
-                held.job.claim.exclusive,
-                held.need.utilization(self.history, self.policy),
-            )
+            self._end(held, [(lease.gpu, lease.memory) for lease in held.job.leases], hard=hard)
             for held in self.queue.holding.values()
         ]
         for started, placement in self.grants.items():
-            ends.append(self._end_of_started(started, placement, hard=hard))
+            begun = self.queue.jobs[started]
+            held = Holding(begun, self.queue.need(begun), self.now_s)
+            ends.append(self._end(held, placement.allocations, hard=hard))
         return reserve(
             job.id,
             job.claim,
@@ -391,19 +390,15 @@ class _PlanningPass:
             latest_starts=self._latest_starts(need),
         )
 
-    def _end_of(self, held: Holding, *, hard: bool) -> float:
-        """Return when the memory of a job is expected to be free, for one that may preempt."""
-        if held.need.preemptible:
-            return self.now_s
-        return expected_end(held, self.now_s, self.history, self.policy, hard=hard)
-
-    def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
-        job = self.queue.jobs[job_id]
-        held = Holding(job, self.queue.need(job), self.now_s)
+    def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
+        """Return when the memory of a job is expected to be free; at once if it makes way."""
+        latest = self.now_s if held.need.preemptible else latest_end(held, self.now_s, self.policy)
+        expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
         return End(
-            expected_end(held, self.now_s, self.history, self.policy, hard=hard),
-            placement.allocations,
-            job.claim.exclusive,
+            latest if hard else expected,
+            latest,
+            memory,
+            held.job.claim.exclusive,
             held.need.utilization(self.history, self.policy),
         )
 
@@ -424,11 +419,16 @@ class _PlanningPass:
         groups = self._groups_that_fit(preemptible=preemptible)
         self._try_in_order(groups, self._start)
 
-    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+    def _try_in_order(
+        self,
+        groups: Iterable[Group],
+        attempt: Callable[[Job, Need], bool],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Call `attempt` for the jobs of each group by descending score, until one fails."""
         heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
-        while heap:
+        while heap and goes_on():
             rank, score, _, position, group = heapq.heappop(heap)
             fresh = self._entry(group, position)
             if fresh is None:
@@ -558,7 +558,7 @@ class _PlanningPass:
         if self.making_way.is_possible:
             every = (group for groups in self.queue.groups.values() for group in groups.values())
             others = (group for group in every if not group.need.preemptible)
-            self._try_in_order(others, self._make_way_for)
+            self._try_in_order(others, self._make_way_for, lambda: self.making_way.is_possible)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
         """Have the jobs make way without which a job fits; return whether it has room then."""

@@ -125,12 +125,13 @@ class Queue:
 
     def update(self, jobs: Iterable[Job]) -> None:
         """Make these the indexed jobs; those that are the same objects as before cost nothing."""
-        left = self.jobs.keys() | self.holding.keys()
-        for job in jobs:
-            left.discard(job.id)
-            self.add(job)
-        for gone in left:
+        current = {job.id: job for job in jobs}
+        for gone in [job for job in (*self.jobs, *self.holding) if job not in current]:
             self.remove(gone)
+        waiting = self.jobs
+        for job_id, job in current.items():
+            if waiting.get(job_id) is not job:
+                self.add(job)
 
     def add(self, job: Job) -> None:
         """Add a job, or replace its former state."""
@@ -245,21 +246,25 @@ class Order:
         self._history = history
         self._offset_s = policy.age_offset.total_seconds()
         self._horizon_s = policy.use_half_life.total_seconds()
-        self._shares = self._shares_of(queue, use)
+        self.used: dict[str, float] = {}
+        """The decayed use of each user until now, in GPU-seconds."""
+        self.shares = self._shares_of(queue, use)
 
     def _shares_of(self, queue: Queue, past: Mapping[str, float]) -> Shares:
         use = dict(past)
+        self.used = dict(past)
         for held in queue.holding.values():
             user, rate = held.need.user, held.need.weight
             since = min(held.start_s, self._now_s)
             ran = decayed(rate, since, self._now_s, self._now_s, self._horizon_s)
+            self.used[user] = self.used.get(user, 0.0) + ran
             use[user] = use.get(user, 0.0) + ran + rate * self._horizon_s
         active = queue.turns.keys() | {held.need.user for held in queue.holding.values()}
         return Shares(use, len(active), self._horizon_s, self._policy.smallest_share)
 
     def started(self, need: Need) -> None:
         """Count a job that starts now against the share of its user."""
-        self._shares.add(need.user, need.weight * self._horizon_s)
+        self.shares.add(need.user, need.weight * self._horizon_s)
 
     def age_s(self, job: Job) -> float:
         """Return the age of a waiting job; 0 until it is among the first of its user."""
@@ -272,4 +277,4 @@ class Order:
             return -float(job.id)
         cost = need.run_time(self._history, self._policy) * need.weight
         aged = self.age_s(job) + self._offset_s
-        return aged * need.patience / (cost * self._shares.factor(need.user))
+        return aged * need.patience / (cost * self.shares.factor(need.user))

@@ -158,8 +158,9 @@ class _Replay:
     def _submitted(self, source: TraceJob) -> Job:
         limit = source.time_limit_s
         claim = Claim(
-            self.size if self.whole_gpus else source.memory,
+            source.memory,
             source.gpus,
+            exclusive=self.whole_gpus,
             time_limit=None if limit is None else timedelta(seconds=limit),
         )
         return Job(
@@ -241,7 +242,7 @@ class _Replay:
     def _fill(self, uuid: GpuUuid) -> None:
         """Write the ledger of one GPU."""
         entries = tuple(
-            LedgerEntry(each.job.id, lease.memory, running=True)
+            LedgerEntry(each.job.id, lease.memory, self.whole_gpus, running=True)
             for each in self.holders[uuid]
             for lease in each.job.leases
             if lease.gpu == uuid

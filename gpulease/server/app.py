@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
+from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, caller_of_request, json_response
 from gpulease.server.explain import ExplainHandlers
 from gpulease.server.history import HistoryHandlers
@@ -29,9 +30,11 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
+    EditRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
+    MoveRequest,
     NestedRequest,
     PauseRequest,
     ReserveRequest,
@@ -42,6 +45,7 @@ from gpulease.wire.requests import (
 from gpulease.wire.views import (
     CancelledView,
     DoctorView,
+    EditedView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
@@ -53,6 +57,7 @@ from gpulease.wire.views import (
     NestedView,
     PauseChangeView,
     ReportView,
+    SharesView,
     StatusView,
     WindowList,
     WindowView,
@@ -85,6 +90,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     caller sees.
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
+    changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
     explain = ExplainHandlers(context)
     history = HistoryHandlers(context)
@@ -98,6 +104,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/status", everyone, "", machine.status, StatusView),
         Route(get, "/doctor", everyone, "", machine.doctor, DoctorView),
         Route(get, "/report", everyone, "", usage.report, ReportView),
+        Route(get, "/shares", everyone, "", usage.shares, SharesView),
         Route(get, "/history", everyone, "", history.history, HistoryView),
         Route(get, "/jobs", everyone, "", jobs.jobs, JobList),
         Route(get, "/jobs/{job_id}", everyone, "", jobs.show, JobView),
@@ -121,9 +128,11 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
-            post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
+            post, "/jobs/cancel", each, "cancel", changes.cancel, CancelledView,
             CancelJobsRequest,
         ),
+        Route(post, "/jobs/edit", each, "edit", changes.edit, EditedView, EditRequest),
+        Route(post, "/jobs/move", each, "move", changes.move, EditedView, MoveRequest),
         Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),

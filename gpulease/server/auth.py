@@ -157,7 +157,7 @@ class Rights:
             return
         allowed = "its owner and root" if is_owner else "its owner, the machine's admins and root"
         raise NotAllowed(
-            f"cannot {verb} job {job.id}: it belongs to {job.owner.user}", f"only {allowed} may"
+            f"cannot {verb} job {job.label}: it belongs to {job.owner.user}", f"only {allowed} may"
         )
 
     def _check_admin(self, caller: Caller, verb: str) -> None:

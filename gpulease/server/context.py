@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage
+from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
@@ -67,6 +67,8 @@ class RequestContext:
     """What the ended jobs of one or all users asked for and used, from some time on."""
     prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
     """How good predictions for the same jobs were."""
+    waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
+    """How long the jobs that got memory from some time on had waited."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 
@@ -100,6 +102,11 @@ class RequestContext:
 def caller_of_request(request: Request) -> Caller:
     """Return the process that sent a request."""
     return caller_in(dict(request.scope))
+
+
+def acting_on(caller: Caller, job: Job) -> str:
+    """Return who acts on a job: its owner by the name on record, which may have changed since."""
+    return job.owner.user if caller.uid == job.owner.uid else caller.user
 
 
 def slot_of_request(request: Request) -> RequestSlot:

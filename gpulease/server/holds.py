@@ -96,8 +96,8 @@ class HoldHandlers:
         if not job.holds_memory:
             why = "it waits for its GPU" if job.state is State.QUEUED else "it has ended"
             raise WrongState(
-                f"cannot read the environment of job {job.id}: {why}",
-                f"gpulease show {job.id} shows more",
+                f"cannot read the environment of job {job.label}: {why}",
+                f"gpulease show {job.label} shows more",
             )
         invocation = context.scheduler.store.invocation(job.id)
         changed = context.environment(job, invocation)
@@ -257,7 +257,7 @@ def invocation_of(
 
 
 def _exceeds(job: Job, why: str, hint: str) -> AlreadyLeased:
-    return AlreadyLeased(f"cannot run within the lease of job {job.id}: {why}", hint)
+    return AlreadyLeased(f"cannot run within the lease of job {job.label}: {why}", hint)
 
 
 def _visible(job: Job, environment: Mapping[str, str], by_index: bool) -> Sequence[Lease]:

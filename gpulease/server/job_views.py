@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpulease.domain.eligibility import Block
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
-from gpulease.domain.explain import Explanations, Suggestion, behind
+from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, PredictionErrors, UserUsage
@@ -141,7 +141,7 @@ class JobViews:
             idle_ends_at=idle_ends_at,
             refusals=waits.refusals if waits else [],
             waits_for=waits.waits_for if waits else [],
-            behind=None if plan is None else behind(plan, job.id),
+            behind=waits.behind if waits else None,
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)

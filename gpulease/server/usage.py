@@ -1,15 +1,18 @@
-"""The routes about memory use: what frameworks report of their pools, and the report by user.
+"""The routes about use: what frameworks report of their pools, the report by user, and shares.
 
 The hook in a job reports as the user of the job. A report is checked for ranges and otherwise not
 trusted.
 """
 
 import asyncio
+from datetime import timedelta
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.job import UserWaits
+from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import (
     RequestContext,
@@ -18,14 +21,16 @@ from gpulease.server.context import (
     read_body,
     slot_of_request,
 )
-from gpulease.server.job_views import report_view
+from gpulease.server.job_views import instant, report_view
 from gpulease.server.validation import printable, span
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
+from gpulease.wire.views import SharesView, ShareView
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
 _MOST_GPUS = 64
 _LARGEST = 1 << 50
+_WEEK_S = 7 * 86400.0
 _LONGEST_VERSION = 40
 _LONGEST_UUID = 96
 
@@ -63,6 +68,40 @@ class UsageHandlers:
         used = await asyncio.to_thread(context.usage_by_user, user, begin)
         errors = await asyncio.to_thread(context.prediction_errors, user, begin)
         return json_response(report_view(used, begin, errors))
+
+    async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
+        """Show the users of the queue: use, share, turn, and waits in the last `since` seconds."""
+        context = self._context
+        begin = context.clock.now() - (span("time to look back", since, at_least=1) or timedelta())
+        await slot_of_request(request).for_expensive()
+        users = await context.scheduler.shares()
+        waits = await asyncio.to_thread(context.waits_by_user, begin)
+        policy = context.scheduler.policy.queue
+        return json_response(
+            SharesView(
+                policy=policy.name.value,
+                half_life=policy.use_half_life.total_seconds(),
+                since=instant(begin) or "",
+                users=[_share_view(each, waits.get(each.user)) for each in users],
+            )
+        )
+
+
+def _share_view(user: UserStanding, waits: UserWaits | None) -> ShareView:
+    return ShareView(
+        user=user.user,
+        use=user.use,
+        share=user.share,
+        factor=user.factor,
+        held=user.held,
+        running=user.running,
+        waiting=user.waiting,
+        turn=user.turn,
+        next_job=None if user.next_job is None else user.next_job.label,
+        started=0 if waits is None else waits.started,
+        mean_wait=None if waits is None else waits.mean_s,
+        longest_wait=None if waits is None else waits.longest_s,
+    )
 
 
 def report_of(request: UsageRequest) -> FrameworkReport:

@@ -58,7 +58,7 @@ def overuse_warning(found: Finding, peak: int, most: int) -> str:
 
 def _without_lease(found: Finding) -> str:
     what = f"{format_size(found.used)} of GPU {found.label}" if found.used else f"GPU {found.label}"
-    said = f"job {found.job.id} uses {what}, which it did not lease"
+    said = f"job {found.job.label} uses {what}, which it did not lease"
     left = found.state.left(found.policy)
     if left is None:
         return f"{said}; {_USE_OWN}"
@@ -85,7 +85,7 @@ def _consequence(found: Finding, peak: int, most: int) -> str:
 
 def overuse_clear(found: Finding) -> str:
     """Return the notice that a job is not stopped after an earlier notice."""
-    job, gpu = f"job {found.job.id}", f"GPU {found.label}"
+    job, gpu = f"job {found.job.label}", f"GPU {found.label}"
     within = found.used <= found.lease.memory + found.policy.tolerance
     if within and not found.is_leased:
         return f"{job} holds only a CUDA context on {gpu} now, and is not stopped"
@@ -111,7 +111,7 @@ def overuse_stop(found: Finding, peak: int, most: int) -> tuple[str, str]:
         hint = f"use --mem {ask}" if ask else f"{_NO_MORE}: reduce its use, or use more GPUs"
     else:
         why, hint = f"{held}, which it did not lease, for longer than {after}", _USE_OWN
-    return with_hint(why, hint), f"job {found.job.id} is stopped: {why}; {hint}"
+    return with_hint(why, hint), f"job {found.job.label} is stopped: {why}; {hint}"
 
 
 def shortfall_warning(found: Shortfall) -> str:
@@ -120,7 +120,7 @@ def shortfall_warning(found: Shortfall) -> str:
         format_size, (found.lease.memory, found.unmanaged, found.promised)
     )
     return (
-        f"job {found.job.id} may run out of memory within its lease of {lease} on GPU "
+        f"job {found.job.label} may run out of memory within its lease of {lease} on GPU "
         f"{found.label}: {unmanaged} is in use there without a lease, and leases need {promised} "
         "of it; save the job's work, and ask the owners of the unmanaged processes in gpulease "
         "status to end them, or run the job again"
@@ -129,7 +129,7 @@ def shortfall_warning(found: Shortfall) -> str:
 
 def idle_warning(found: IdleFinding) -> str:
     """Return the notice that a lease is not used, with the consequence."""
-    job = found.job.id
+    job = found.job.label
     said = (
         f"job {job} has been idle on its {_gpus(found)} for {format_span(found.idle_for)}, "
         "and other jobs wait for the memory"
@@ -148,7 +148,7 @@ def idle_release(found: IdleFinding) -> tuple[str, str]:
     span = format_span(found.idle_for)
     why = f"it was idle on its {_gpus(found)} for {span} while other jobs waited"
     hint = "if a job is idle on purpose, use gpulease keep in time"
-    return with_hint(why, hint), f"job {found.job.id} is stopped: {why}"
+    return with_hint(why, hint), f"job {found.job.label} is stopped: {why}"
 
 
 def _gpus(found: IdleFinding) -> str:
@@ -157,7 +157,9 @@ def _gpus(found: IdleFinding) -> str:
 
 def _holds(found: Finding) -> str:
     lease = format_size(found.lease.memory)
-    return f"job {found.job.id} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
+    return (
+        f"job {found.job.label} holds {_used(found)} of GPU {found.label}, and its lease is {lease}"
+    )
 
 
 def _used(found: Finding) -> str:

@@ -50,8 +50,13 @@ class JobAccounting:
         read_log_tail: ReadLogTail,
         idle_pool_memory: IdlePoolMemory,
         stops: Callable[[Job], bool],
+        utilization: Callable[[JobId], int | None],
     ) -> None:
-        """`stops` returns whether a job is stopped if it stays over its lease."""
+        """`stops` returns whether a job is stopped if it stays over its lease.
+
+        `utilization` returns the mean utilization of its GPUs in percent.
+        """
+        self._utilization = utilization
         self._store = store
         self._observer = observer
         self._policy = policy
@@ -80,6 +85,7 @@ class JobAccounting:
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            ended = replace(ended, utilization=self._utilization(job_id))
             ended = self._settle(tx, before, ended, said)
             if broken is None or before.outcome is not None or ended.usage.out_of_memory:
                 return ended

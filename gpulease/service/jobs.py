@@ -58,7 +58,18 @@ def cancel_all(
     """
     with store.write() as tx:
         at = clock.now()
-        return [_cancel(tx, job, by(job), at) for job in tx.live() if chosen(job)]
+        changed: list[Job] = []
+        ended_by: dict[str, list[Job]] = {}
+        for job in (job for job in tx.live() if chosen(job)):
+            who = by(job)
+            if job.state is State.QUEUED and (ended := cancelled(job, who, at)) is not None:
+                ended_by.setdefault(who, []).append(ended)
+                changed.append(ended)
+            else:
+                changed.append(_cancel(tx, job, who, at))
+        for who, waiting in ended_by.items():
+            tx.save_all(waiting, Event(at, Trigger.CANCEL, f"by {who}"))
+    return changed
 
 
 def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:
@@ -85,8 +96,8 @@ def cancelled(job: Job, by: str, at: datetime) -> Job | None:
         return changed or not_queued_again(job, outcome, detail)
     except IllegalTransition:
         raise WrongState(
-            f"cannot cancel job {job.id}: it has ended",
-            f"see gpulease show {job.id}",
+            f"cannot cancel job {job.label}: it has ended",
+            f"see gpulease show {job.label}",
         ) from None
 
 
@@ -112,7 +123,7 @@ def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
         job = existing(tx, job_id)
         refused = _why_not_requeued(job)
         if refused is not None:
-            raise WrongState(f"cannot requeue job {job.id}: {refused[0]}", refused[1])
+            raise WrongState(f"cannot requeue job {job.label}: {refused[0]}", refused[1])
         at = clock.now()
         detail = f"stopped by {by}"
         changed = asked_to_end(job, Trigger.REVOKE, Outcome.REQUEUED, detail, at)
@@ -124,8 +135,8 @@ def requeue(store: Store, job_id: JobId, by: str, clock: Clock) -> Job:
 
 def _why_not_requeued(job: Job) -> tuple[str, str] | None:
     if job.holder is not None:
-        return "it is a hold, which has no command", f"gpulease cancel {job.id} releases it"
-    show = f"gpulease show {job.id} shows its state"
+        return "it is a hold, which has no command", f"gpulease cancel {job.label} releases it"
+    show = f"gpulease show {job.label} shows its state"
     match job.state:
         case State.QUEUED:
             return "it is queued", show
@@ -134,7 +145,7 @@ def _why_not_requeued(job: Job) -> tuple[str, str] | None:
         case State.ENDED:
             return (
                 "it has ended, and its environment is kept only until then",
-                f"submit it again; gpulease show {job.id} shows its command",
+                f"submit it again; gpulease show {job.label} shows its command",
             )
         case _:
             return None
@@ -214,7 +225,7 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
-        changed = after_end(tx, job, changed)
+        changed = after_end(tx, job, changed, by_shutdown=news.by_shutdown)
         how = news.outcome if job.holder is None else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed
@@ -303,7 +314,10 @@ def extend(
         _refuse_passed_limit(job, by, limit, at)
         if by > timedelta(0):
             refuse_longer(
-                limit, limits, f"extend job {job.id} by {_signed(by)}", hold=job.holder is not None
+                limit,
+                limits,
+                f"extend job {job.label} by {_signed(by)}",
+                hold=job.holder is not None,
             )
         changed = with_time_limit(job, limit)
         tx.save(changed, Event(at, "extend", f"by {_signed(by)} to {format_span(limit)}, by {who}"))
@@ -311,15 +325,15 @@ def extend(
 
 
 def _new_limit(job: Job, by: timedelta) -> timedelta:
-    hint = f"gpulease show {job.id} shows its state"
+    hint = f"gpulease show {job.label} shows its state"
     if job.state is State.ENDED:
-        raise WrongState(f"cannot extend job {job.id}: it has ended", hint)
+        raise WrongState(f"cannot extend job {job.label}: it has ended", hint)
     if job.state is State.RELEASING:
-        raise WrongState(f"cannot extend job {job.id}: it is being stopped", hint)
+        raise WrongState(f"cannot extend job {job.label}: it is being stopped", hint)
     if job.claim.time_limit is None:
         raise WrongState(
-            f"cannot extend job {job.id}: it has no time limit",
-            f"it may run without end; gpulease cancel {job.id} ends it",
+            f"cannot extend job {job.label}: it has no time limit",
+            f"it may run without end; gpulease cancel {job.label} ends it",
         )
     return job.claim.time_limit + by
 
@@ -327,7 +341,7 @@ def _new_limit(job: Job, by: timedelta) -> timedelta:
 def _refuse_passed_limit(job: Job, by: timedelta, limit: timedelta, at: datetime) -> None:
     if limit > LONGEST_TIME:
         raise BadValue(
-            f"cannot extend job {job.id} by {_signed(by)}: the limit would be over "
+            f"cannot extend job {job.label} by {_signed(by)}: the limit would be over "
             f"{LONGEST_TIME.days} days",
             "extend it by less; you can extend it again later",
         )
@@ -337,8 +351,8 @@ def _refuse_passed_limit(job: Job, by: timedelta, limit: timedelta, at: datetime
         if limit >= _SHORTEST_TIME:
             why = f"it has run for {format_span(ran_for)}, longer than the new limit"
         raise BadValue(
-            f"cannot extend job {job.id} by {_signed(by)}: {why}",
-            f"to end it now, use gpulease cancel {job.id}",
+            f"cannot extend job {job.label} by {_signed(by)}: {why}",
+            f"to end it now, use gpulease cancel {job.label}",
         )
 
 

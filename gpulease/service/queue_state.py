@@ -5,10 +5,11 @@ of its memory. Used by the thread that writes to the database, and by no other.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from gpulease.domain.calendar import Occurrence
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -19,7 +20,7 @@ from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import PastJob, Policy, Store
+from gpulease.service.ports import PastJob, Policy, Store, Transaction
 
 REMEMBERED = timedelta(days=10)
 """Use decays with a half-life of a day: after ten, a thousandth is left."""
@@ -37,6 +38,15 @@ _TEACHES_NOTHING = frozenset(
 )
 """Ends that the machine caused, or that came before the start. After all others (also a time
 limit, or a cancel) the next run of the same command may well hold its memory for as long."""
+
+
+FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
+"""Returns the current or next time of each window."""
+
+
+def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+    """Return none: no GPU is set apart."""
+    return ()
 
 
 class QueueState:

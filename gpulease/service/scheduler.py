@@ -7,7 +7,7 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -20,8 +20,9 @@ from gpulease.domain.limits import NO_LIMITS, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
+from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
-from gpulease.service import jobs, submission
+from gpulease.service import editing, jobs, submission
 from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
@@ -34,16 +35,9 @@ from gpulease.service.job_supervisor import (
 from gpulease.service.jobs import extend
 from gpulease.service.observation import GpuObserver, Observation, Peaks
 from gpulease.service.ports import Clock, Event, InThread, Policy, Store, Submission, Transaction
-from gpulease.service.queue_state import QueueState
+from gpulease.service.queue_state import FindWindows, QueueState, no_windows
+from gpulease.service.shares import shares
 from gpulease.units import format_span
-
-FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
-"""Returns the current or next time of each window."""
-
-
-def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-    """Return none: no GPU is set apart."""
-    return ()
 
 
 def reconcile(
@@ -91,7 +85,7 @@ def reconcile(
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
-            _give_up(tx, live[job_id], Event(at, Trigger.EXPIRE, "its --wait time is over"))
+            _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
 
 
@@ -115,6 +109,11 @@ class _RolledBack(Exception):
     """Ends a transaction without a change."""
 
 
+def _why_not_yet(decided: Plan, job: Job) -> str:
+    block = decided.blocked.get(job.id)
+    return "not enough memory was free in time" if block is None else block.sentence({})
+
+
 def said(pause: QueuePause | None) -> str | None:
     """Return a pause of the queue as the reason why no job starts."""
     return None if pause is None else str(pause)
@@ -124,12 +123,10 @@ def _grant(tx: Transaction, job: Job, placement: Placement, event: Event) -> Non
     tx.save(grant(job, placement, event.at), event)
 
 
-def _give_up(tx: Transaction, job: Job, event: Event) -> None:
-    ended = asked_to_end(
-        job, Trigger.EXPIRE, Outcome.GAVE_UP, "not enough memory was free in time", event.at
-    )
+def _give_up(tx: Transaction, job: Job, why: str, at: datetime) -> None:
+    ended = asked_to_end(job, Trigger.EXPIRE, Outcome.GAVE_UP, why, at)
     if ended is not None:
-        tx.save(ended, event)
+        tx.save(ended, Event(at, Trigger.EXPIRE, "its --wait time is over"))
 
 
 def _gpus_of(placement: Placement) -> str:
@@ -250,7 +247,13 @@ class Scheduler:
         seen = await self.observer.recent()
         job = await self._in_writer(
             lambda: submission.submit(
-                self.store, new_job, seen, self.policy, self._clock, self._state
+                self.store,
+                new_job,
+                seen,
+                self.policy,
+                self._clock,
+                self._state,
+                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
@@ -337,12 +340,37 @@ class Scheduler:
         """Stop a running job, and queue it again at its end. Raises what `jobs.requeue` raises."""
         job = await self._in_writer(lambda: jobs.requeue(self.store, job_id, by, self._clock))
         self._changes.notify()
-        self._stop(job, f"job {job.id} is stopped by {by}, and is queued again when it has ended")
+        self._stop(
+            job, f"job {job.label} is stopped by {by}, and is queued again when it has ended"
+        )
         return job
 
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
+
+    async def edit(
+        self, numbers: Collection[JobId], wanted: editing.Edit, who: str
+    ) -> Sequence[editing.Edited]:
+        """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
+        seen = await self.observer.recent()
+        edited = await self._in_writer(
+            lambda: editing.edit(
+                self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
+            )
+        )
+        self._changes.notify()
+        self.wake()
+        return edited
+
+    async def move(self, numbers: Collection[JobId], wanted: editing.Move) -> Sequence[Job]:
+        """Move waiting jobs before another one. Raises what `editing.move` raises."""
+        moved = await self._in_writer(
+            lambda: editing.move(self.store, numbers, wanted, self._clock)
+        )
+        self._changes.notify()
+        self.wake()
+        return moved
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Remove a job from the queue after the process that waited for it has ended."""
@@ -366,6 +394,13 @@ class Scheduler:
         # The expected start of other jobs may have changed.
         self.wake()
         return job
+
+    async def shares(self) -> Sequence[UserStanding]:
+        """Return the users of the queue, in the order of their turns."""
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: shares(self.store, seen, self.policy, self._clock, self._state)
+        )
 
     async def keep(self, job_id: JobId, span: timedelta, who: str) -> Job:
         """Exempt a job from idle checks for `span`. Raises what `idleness.keep` raises."""

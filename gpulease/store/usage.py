@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import PredictionErrors, UserUsage
+from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
@@ -181,3 +181,16 @@ class UsageTotals:
             len(runs),
             median(runs) if runs else None,
         )
+
+    def waits(self, since: datetime) -> Mapping[str, UserWaits]:
+        """Return how long the jobs that got memory from `since` on had waited for it, by user."""
+        waited = cast(JobRow.granted_at - JobRow.submitted_at, Float) / _MICROSECONDS
+        # After a change of the clock.
+        waited = func.max(waited, 0.0)
+        wanted = (
+            select(JobRow.user, func.count(), func.avg(waited), func.max(waited))
+            .where(JobRow.granted_at >= since)
+            .group_by(JobRow.user)
+        )
+        with translate_errors(self._store.path), Session(self._store.engine) as session:
+            return {user: UserWaits(*row) for user, *row in session.execute(wanted)}

@@ -330,6 +330,26 @@ class CancelledView:
 
 
 @dataclass(slots=True)
+class EditedJobView:
+    """A job after a request to edit or move it."""
+
+    id: int
+    label: str
+    name: str
+    changes: list[str]
+    """What changed, from what to what, for people; empty if it had these values."""
+
+
+@dataclass(slots=True)
+class EditedView:
+    """Jobs that were edited or moved together."""
+
+    count: int
+    jobs: list[EditedJobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
 class UseView:
     """What the ended jobs of one user asked for and used, where the use is known."""
 
@@ -354,6 +374,44 @@ class PredictionsView:
     runs: int
     """The jobs with a predicted run time."""
     run_error: float | None
+
+
+@dataclass(slots=True)
+class ShareView:
+    """What one user has used, holds and waits for, and whose turn that makes it."""
+
+    user: str
+    use: float
+    """Byte-seconds leased; earlier use counts less."""
+    share: float
+    """The part of all use that counts for the order, 0 to 1."""
+    factor: float
+    """What the cost of the user's jobs is multiplied by; 1 for an equal share."""
+    held: int
+    """Bytes leased now."""
+    running: int
+    waiting: int
+    turn: int | None
+    """The place of the user's next job among those of all users; null: none can start."""
+    next_job: str | None
+    """The label of that job."""
+    started: int = 0
+    """The jobs that got memory since `SharesView.since`."""
+    mean_wait: float | None = None
+    """Seconds that those had waited; null if there are none."""
+    longest_wait: float | None = None
+
+
+@dataclass(slots=True)
+class SharesView:
+    """The users with recent use or jobs, those with a turn first."""
+
+    policy: str
+    half_life: float
+    """Seconds after which use counts half."""
+    since: str
+    """The beginning of the time that the waits are from."""
+    users: list[ShareView]
 
 
 @dataclass(slots=True)

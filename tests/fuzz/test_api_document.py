@@ -46,6 +46,7 @@ OPERATIONS = [
     ("POST", "/v1/jobs/{job_id}/usage"),
     ("GET", "/v1/report"),
     ("GET", "/v1/history"),
+    ("GET", "/v1/shares"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),

@@ -1,12 +1,14 @@
 """Past jobs: what `gpulease history` shows of them, and that `gpulease replay` reads its export."""
 
 import csv
+import getpass
 import json
 import time
 from pathlib import Path
 
 from daemon_rig import Daemon
 from goldens import mentions
+from gpulease.units import GIB
 
 
 def test_the_history_of_a_daemon_can_be_replayed(daemon: Daemon, tmp_path: Path) -> None:
@@ -68,3 +70,21 @@ def test_what_cannot_be_listed_is_refused(daemon: Daemon) -> None:
 
     assert (both.returncode, nobody.returncode) == (125, 125)
     assert "nobody-of-this-name" in nobody.stderr
+
+
+def test_shares_say_who_holds_memory_and_whose_turn_it_is(daemon: Daemon) -> None:
+    holder = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "60")
+    daemon.wait_until(holder, "active")
+    waiters = [daemon.submit("--mem", "8G", "true") for _ in range(2)]
+
+    view = daemon.client.shares()
+    (user,) = view.users
+    shown = daemon.run("report", "--shares").stdout
+
+    assert (view.policy, user.user) == ("fair", getpass.getuser())
+    assert (user.held, user.running, user.waiting) == (16 * GIB, 1, 2)
+    assert (user.turn, user.next_job, user.share) == (1, str(waiters[0]), 1.0)
+    assert user.started >= 1
+    assert mentions(shown, getpass.getuser(), "16G", str(waiters[0]))
+    reported = json.loads(daemon.run("report", "--shares", "--json", "--user", "nobody").stdout)
+    assert reported["users"] == []

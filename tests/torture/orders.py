@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest
+from gpulease.wire.requests import ClaimRequest, HoldRequest, QueueRequest, SubmitRequest
 
 M = 1 << 20
 End = tuple[str, int | None]
@@ -38,6 +38,12 @@ class Order:
     """It ends by itself; all others are cancelled or given back in the end."""
     follow_up: str | None = None
     after_s: float = 0.0
+    array: str | None = None
+    indices: tuple[int, ...] = ()
+    """Of an array; each element has a ledger of its own."""
+    after: "Order | None" = None
+    """What it waits for, and how that has to end."""
+    condition: Literal["ok", "fail", "any"] = "ok"
     holder: subprocess.Popen[bytes] | None = None
     fate: Fate = "unsent"
     number: int | None = None
@@ -57,7 +63,16 @@ class Order:
             name=self.mark,
             wait=self.wait,
             retry_oom=self.retry_oom,
+            queue=QueueRequest(array=self.array, after=self._after()),
         )
+
+    def _after(self) -> list[str]:
+        return [] if self.after is None else [f"{self.after.number}:{self.condition}"]
+
+    def element(self, index: int) -> "Order":
+        """Return an element of an array as an order of its own."""
+        ledger = self.ledger.with_name(f"{self.ledger.name}.{index}")
+        return replace(self, ledger=ledger, indices=(), notes=[f"element {index}", *self.notes])
 
     def hold_request(self) -> HoldRequest:
         """Return what is sent for a lease without a job."""
@@ -99,9 +114,18 @@ class Book:
         mark = f"torture-{self._rng.getrandbits(64):016x}"
         ledger = self.folder / mark
         made = _MAKERS[kind](mark, ledger, self._rng)
+        if kind == "dependent":
+            self._depend(made)
         made.memory = made.memory or self._rng.choice((512, 1024, 2048)) * M
         self.orders.append(made)
         return made
+
+    def _depend(self, made: Order) -> None:
+        known = [order for order in self.orders if order.number is not None]
+        if known:
+            # Of the latest: most of the others have ended.
+            made.after = self._rng.choice(known[-8:])
+            made.condition = self._rng.choice(("ok", "fail", "any"))
 
     def end_holders(self) -> None:
         """End every process that a lease may be held by."""
@@ -199,6 +223,23 @@ def _dropped(mark: str, ledger: Path, _: random.Random) -> Order:
     return _job(mark, ledger, "dropped", script, follow_up="cancel", after_s=1.0)
 
 
+def _array(mark: str, ledger: Path, rng: random.Random) -> Order:
+    """Three jobs with one invocation, two at once."""
+    code = rng.choice((0, 0, 3))
+    script = f"{_BEGIN} sleep {rng.uniform(0, 0.4):.3f}; {_FINISH} exit {code}"
+    argv = ["sh", "-c", 'exec sh -c "$1" "$0.$GPULEASE_ARRAY_INDEX"', str(ledger), script]
+    return Order(
+        mark, "array", ledger, argv, {("exited", code)}, runs_out=True, array="0-4:2%2",
+        indices=(0, 2, 4),
+    )  # fmt: skip
+
+
+def _dependent(mark: str, ledger: Path, _: random.Random) -> Order:
+    """Waits for another order; `verdict` compares how both ended."""
+    ends: tuple[End, ...] = (("exited", 0), ("dependency_failed", None))
+    return _job(mark, ledger, "dependent", f"{_FINISH} exit 0", *ends, runs_out=True)
+
+
 def _hold(mark: str, ledger: Path, kind: str, **more: object) -> Order:
     holder = None
     if kind != "hold for a time":
@@ -236,9 +277,11 @@ _MAKERS = {
     "retried": _retried,
     "hungry": _hungry,
     "dropped": _dropped,
+    "array": _array,
+    "dependent": _dependent,
     "hold given back": _hold_released,
     "hold of who ends": _hold_orphaned,
     "hold for a time": _hold_timed,
 }
-_KINDS = ("exits", "exits", "exits", *_MAKERS)
+_KINDS = ("exits", "exits", "exits", "array", "dependent", "dependent", *_MAKERS)
 _KINDS_OF_THE_COMMAND = ("exits", "exits", "signaled", "cancelled", "leaves")

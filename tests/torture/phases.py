@@ -68,7 +68,7 @@ def _look_for_strays(tally: Tally, machine: Machine, book: Book) -> None:
     """Look for processes whose job the daemon says has ended: it said so first, and they live."""
     numbers = {order.mark: order for order in book.orders if order.number is not None}
     for mark, pids in ledger.living().items():
-        if (order := numbers.get(mark)) is None or order.number is None:
+        if (order := numbers.get(mark)) is None or order.number is None or order.indices:
             continue
         with suppress(GpuleaseError):
             shown = machine.client().job(order.number)

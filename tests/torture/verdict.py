@@ -27,6 +27,10 @@ class Row:
     held: int
     """Bytes of its leases that were never released."""
     retry_of: int | None
+    index: int | None
+    """In its array."""
+    started_at: int | None
+    ended_at: int | None
 
     @property
     def status(self) -> int | None:
@@ -78,7 +82,9 @@ def compare(tally: Tally, orders: Iterable[Order], database: Path, leased: int) 
             continue
         found = rows.get(order.mark, [])
         _count(tally, order)
-        _judge(tally, order, found)
+        _judge_all(tally, order, found)
+        if order.after is not None and found:
+            _judge_dependency(tally, order, found, rows.get(order.after.mark, []))
         if pids := alive.get(order.mark):
             tally.fault(NO_LEASE, f"{_named(order, found)}: processes {sorted(pids)} live on")
     for row in (row for found in rows.values() for row in found):
@@ -95,6 +101,32 @@ def _count(tally: Tally, order: Order) -> None:
     if order.fate == "unacknowledged":
         tally.unacknowledged += 1
         tally.unacknowledged_ran += ledger.entries(order.ledger)["start"] > 0
+
+
+def _judge_all(tally: Tally, order: Order, found: Sequence[Row]) -> None:
+    """Judge a job, or each element of an array, of which there are all or none."""
+    if not order.indices:
+        _judge(tally, order, found)
+    elif found or order.fate == "acknowledged":
+        for index in order.indices:
+            _judge(tally, order.element(index), [row for row in found if row.index == index])
+
+
+def _judge_dependency(
+    tally: Tally, order: Order, found: Sequence[Row], awaited: Sequence[Row]
+) -> None:
+    """Judge whether a job ran if and only if what it waited for ended as it asked, and later."""
+    continued = {row.retry_of for row in awaited}
+    last = [row for row in awaited if row.number not in continued]
+    fine = all((row.outcome, row.status) == ("exited", 0) or row.outcome == "released"
+               for row in last)  # fmt: skip
+    expected = {"ok": fine, "fail": not fine, "any": True}[order.condition]
+    row, named = found[-1], _named(order, found)
+    if (row.outcome == "exited") is not expected:
+        how = ", ".join(f"{each.number}: {each.outcome} {each.status}" for each in last)
+        tally.fault(WRONG, f"{named}: {row.outcome}, and after {order.condition} of {how}")
+    elif row.started_at is not None and row.started_at < max(each.ended_at or 0 for each in last):
+        tally.fault(WRONG, f"{named}: it started before what it waited for had ended")
 
 
 def _judge(tally: Tally, order: Order, found: Sequence[Row]) -> None:
@@ -137,7 +169,7 @@ def _contradiction(found: Sequence[Row], wrote: Counter[str]) -> str | None:
         return f"its ledger says {dict(wrote)}"
     if row.outcome == "signaled" and wrote["start"] != 1:
         return f"its ledger says {dict(wrote)}"
-    if row.outcome in ("launch_failed", "gave_up") and wrote:
+    if row.outcome in ("launch_failed", "gave_up", "dependency_failed") and wrote:
         return "it ran"
     return None
 
@@ -152,7 +184,8 @@ def _rows(database: Path) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     query = (
         "SELECT name, id, state, outcome, exit_code, exit_signal, (SELECT coalesce(sum(memory), 0) "
-        "FROM leases WHERE job = jobs.id AND released_at IS NULL), retry_of FROM jobs ORDER BY id"
+        "FROM leases WHERE job = jobs.id AND released_at IS NULL), retry_of, array_index, "
+        "started_at, ended_at FROM jobs ORDER BY id"
     )
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         for name, *rest in connection.execute(query):

@@ -14,7 +14,7 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli import doctor, dry_run, render, report, show, status, tables
+from gpulease.cli import doctor, dry_run, history, render, report, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
@@ -28,10 +28,13 @@ from gpulease.wire.views import (
     JobList,
     JobView,
     LeaseView,
+    PastJobView,
     PauseView,
     PoolView,
     PredictionsView,
     ReportView,
+    SharesView,
+    ShareView,
     SuggestionView,
     UseView,
 )
@@ -65,6 +68,30 @@ def dry() -> ExplainView:
         behind=12,
         suggestions=suggested(),
     )
+
+
+def past_jobs() -> list[PastJobView]:
+    ended = PastJobView(
+        id=19, label="17_2", name="sweep.py", user="alice", kind="run", outcome="exited",
+        exit_status=0, submitted_at="2026-03-02T09:00:00Z", granted_at="2026-03-02T10:00:00Z",
+        ended_at="2026-03-02T12:30:00Z", gpus=2, memory=4 * GIB, used=3 * GIB, utilization=85,
+        time_limit=14400.0, command="0a1b 2c3d",
+    )  # fmt: skip
+    failed = replace(
+        ended, id=12, label="12", name="train.py", user="bob", exit_status=1, gpus=1, used=None,
+        utilization=None,
+    )  # fmt: skip
+    never = replace(
+        failed, id=9, label="9", kind="hold", outcome="cancelled", exit_status=None, granted_at=None
+    )
+    return [ended, failed, never]
+
+
+def shares() -> SharesView:
+    first = ShareView("bob", 40.0 * GIB * 3600, 0.04, 0.12, 0, 0, 3, 1, "27", 4, 90.0, 300.0)
+    second = ShareView("alice", 900.0 * GIB * 3600, 0.9, 2.7, 8 * GIB, 2, 40, 2, "17_9", 80, 6000.0)
+    idle = ShareView("carol", 60.0 * GIB * 3600, 0.06, 0.18, 0, 0, 0, None, None)
+    return SharesView("fair", 86400.0, "2026-02-23T14:05:00Z", [first, second, idle])
 
 
 def hold() -> JobView:
@@ -232,6 +259,9 @@ def pages(width: int | None) -> dict[str, Page]:
             NOW,
         ),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
+        "report-shares": report.shares_page(shares()),
+        "history": history.page(past_jobs(), NOW),
+        "history-empty": history.page([], NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
 

@@ -67,6 +67,7 @@ class World:
             self.read,
             lambda job, gpu: self.idle,
             lambda job: self.stops,
+            lambda job: 40,
         )
         account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:

@@ -115,6 +115,21 @@ def test_every_job_runs_after_its_submission(
             assert ran == pytest.approx(float(asked[name]["duration_s"]))
 
 
+def test_whole_gpus_of_different_sizes_are_all_used(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.csv", tmp_path / "starts.csv"
+    header = LINES.splitlines()[0]
+    path.write_text(f"{header}\nwide,0,60,2,4096,a,\nbig,0,60,1,40000,a,\nsmall,9,60,1,1,a,\n")
+    servers = ["--servers", "1x2x24G,1x1x80G", "--whole-gpus"]
+
+    assert call(["replay", str(path), *servers, "--out", str(out)]) == 0
+
+    with out.open() as written:
+        runs = {row["job"]: row for row in csv.DictReader(written)}
+    assert (runs["wide"]["server"], runs["big"]["server"]) == ("0", "1")
+    # Memory is left on every GPU, but no whole GPU.
+    assert runs["small"]["start_s"] == "60"
+
+
 def test_json_has_every_figure_of_every_replay(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

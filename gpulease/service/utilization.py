@@ -1,0 +1,71 @@
+"""The mean utilization of the GPUs of each running job, from the observations of its run."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.service.observation import Observation
+
+
+@dataclass(slots=True)
+class _Sum:
+    percent: float = 0.0
+    samples: int = 0
+
+
+class MeanUtilization:
+    """Adds up what each job keeps busy of its GPUs; an unknown value counts as no sample.
+
+    After a restart of the daemon, the mean is that of the rest of the run.
+    """
+
+    def __init__(self, live: Callable[[], Iterable[Job]]) -> None:
+        """`live` returns all jobs that hold memory, and others."""
+        self._live = live
+        self._sums: dict[JobId, _Sum] = {}
+
+    async def observe(self, seen: Observation) -> None:
+        """Add a sample for each job that runs, and forget those that have ended."""
+        running = [job for job in self._live() if job.state in (State.ACTIVE, State.RELEASING)]
+        leases: dict[GpuUuid, int] = {}
+        for job in running:
+            for lease in job.leases:
+                leases[lease.gpu] = leases.get(lease.gpu, 0) + 1
+        readings = {reading.uuid: reading for reading in seen.readings}
+        sums = {job.id: self._sums.get(job.id, _Sum()) for job in running}
+        for job in running:
+            for lease in job.leases:
+                reading = readings.get(lease.gpu)
+                if reading is None:
+                    continue
+                part = _part_of(job.id, reading, seen, leases[lease.gpu])
+                if part is not None:
+                    sums[job.id].percent += part
+                    sums[job.id].samples += 1
+        self._sums = sums
+
+    def of(self, job: JobId) -> int | None:
+        """Return the mean over the run and the GPUs of a job in percent; None if unknown."""
+        found = self._sums.get(job)
+        return round(found.percent / found.samples) if found and found.samples else None
+
+
+def _part_of(job: JobId, reading: GpuReading, seen: Observation, sharing: int) -> float | None:
+    """Return the part of a GPU's utilization that a job causes, in percent.
+
+    Where the driver does not report it for each process, jobs with processes on the GPU count
+    alike. Without a list of processes, all jobs with a lease do.
+    """
+    if reading.utilization is None:
+        return None
+    owners = {each.pid: seen.jobs_by_pid.get(each.pid) for each in reading.processes or ()}
+    known = [(owners[each.pid], each.utilization) for each in reading.processes or ()]
+    if known and all(percent is not None for _, percent in known):
+        mine = sum(percent or 0 for owner, percent in known if owner == job)
+        return min(100.0, mine)
+    busy = set(owners.values()) - {None}
+    if not busy:
+        return reading.utilization / sharing
+    return reading.utilization / len(busy) if job in busy else 0.0

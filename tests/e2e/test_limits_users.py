@@ -1,0 +1,160 @@
+"""The limits of a second Unix user, over the real socket, and the order of the queue."""
+
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from daemon_rig import Daemon, wait_for
+from e2e.users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
+
+pytestmark = needs_root
+
+Make = Callable[..., Daemon]
+G = 1 << 30
+SLEEP = ("sleep", "600")
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(daemon_for_all(**settings))
+
+
+def submit(daemon: Daemon, uid: int, *argv: str, **claim: object) -> int:
+    status, content = attempt(daemon, uid, *argv, **claim)
+    assert status == 201, content
+    return int(content["id"])
+
+
+def attempt(daemon: Daemon, uid: int, *argv: str, **claim: object) -> tuple[int, dict[str, object]]:
+    body = {**job(*argv), "claim": {"memory": G, **claim}}
+    status, content = call(daemon, uid, "POST", "/v1/jobs", body)
+    return status, content
+
+
+def why(daemon: Daemon, number: int) -> str:
+    return str(wait_for("a reason", lambda: daemon.job(number)["reason"]))
+
+
+def test_a_user_over_a_limit_waits_and_others_do_not(make: Make) -> None:
+    daemon = make(most_running="1")
+    first = submit(daemon, STRANGER, *SLEEP)
+    second = submit(daemon, STRANGER, *SLEEP)
+    daemon.wait_until(first, "active")
+    assert "most_running" in why(daemon, second)
+    other = submit(daemon, OTHER, *SLEEP)
+    daemon.wait_until(other, "active")
+    root = [daemon.submit("--mem", "1G", "--", *SLEEP) for _ in range(2)]
+    for each in root:
+        daemon.wait_until(each, "active")
+
+    assert daemon.job(second)["state"] == "queued"
+    daemon.cancel(first)
+    daemon.wait_until(second, "active")
+
+
+def test_what_a_limit_never_allows_is_refused_at_once(make: Make) -> None:
+    daemon = make(most_gpus="1", longest_time="1h", most_memory="2G")
+    status, content = attempt(daemon, STRANGER, gpus=2)
+    assert (status, content["error"]["code"]) == (422, "cannot_lease")  # type: ignore[index]
+    status, content = attempt(daemon, STRANGER, memory=3 * G)
+    assert (status, content["error"]["code"]) == (422, "cannot_lease")  # type: ignore[index]
+    status, content = attempt(daemon, STRANGER, time_limit=7200)
+    assert (status, content["error"]["code"]) == (400, "bad_value")  # type: ignore[index]
+
+
+def test_time_that_a_user_may_not_add_an_admin_may(make: Make) -> None:
+    daemon = make(longest_time="1h", default_time="30m")
+    number = submit(daemon, STRANGER, *SLEEP)
+    daemon.wait_until(number, "active")
+    assert daemon.job(number)["claim"]["time_limit"] == 1800
+    path = f"/v1/jobs/{number}/extend"
+    assert call(daemon, STRANGER, "POST", path, {"by": 1800})[0] == 200
+    status, content = call(daemon, STRANGER, "POST", path, {"by": 1800})
+    assert (status, content["error"]["code"]) == (400, "bad_value")
+    assert call(daemon, 0, "POST", path, {"by": 1800})[0] == 200
+    assert daemon.job(number)["claim"]["time_limit"] == 5400
+
+
+def test_where_the_admin_refuses_nothing_waits(make: Make) -> None:
+    daemon = make(most_running="2", over_limit="refuse")
+    for _ in range(2):
+        submit(daemon, STRANGER, *SLEEP)
+    status, content = attempt(daemon, STRANGER, *SLEEP)
+    assert (status, content["error"]["code"]) == (429, "too_many")  # type: ignore[index]
+    submit(daemon, OTHER, *SLEEP)
+
+
+def test_a_reload_changes_a_limit_under_waiting_jobs(make: Make) -> None:
+    daemon = make(most_running="1")
+    first, second = (submit(daemon, STRANGER, *SLEEP) for _ in range(2))
+    daemon.wait_until(first, "active")
+    assert "most_running" in why(daemon, second)
+    (daemon.folder / "config.toml").write_text('most_running = "none"\ngrace = "2s"\n')
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_until(second, "active")
+
+
+def test_a_sweep_delays_the_one_job_of_another_user_by_one_job_at_most(make: Make) -> None:
+    daemon = make()
+    running = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(2)]
+    for each in running:
+        daemon.wait_until(each, "active")
+    sweep = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(20)]
+    other = submit(daemon, OTHER, *SLEEP, memory=8 * G)
+    daemon.cancel(running[0])
+    daemon.wait_until(other, "active")
+    assert {daemon.job(each)["state"] for each in sweep} == {"queued"}
+
+
+def test_in_the_order_of_submission_the_sweep_goes_first(make: Make) -> None:
+    daemon = make()
+    assert daemon.process is not None
+    (daemon.folder / "config.toml").write_text('grace = "2s"\n[queue]\npolicy = "fifo"\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for("the queue is reloaded", lambda: "queue" in daemon.log)
+    running = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(2)]
+    for each in running:
+        daemon.wait_until(each, "active")
+    second = submit(daemon, STRANGER, *SLEEP, memory=8 * G)
+    other = submit(daemon, OTHER, *SLEEP, memory=8 * G)
+    daemon.cancel(running[0])
+    daemon.wait_until(second, "active")
+    assert daemon.job(other)["state"] == "queued"
+
+
+def test_ages_history_and_order_outlive_the_daemon(make: Make) -> None:
+    daemon = make(most_running="8")
+    for _ in range(3):
+        daemon.wait_until(submit(daemon, STRANGER, "true", memory=8 * G), "ended")
+    running = [submit(daemon, STRANGER, *SLEEP, memory=8 * G) for _ in range(2)]
+    for each in running:
+        daemon.wait_until(each, "active")
+    waiting = [submit(daemon, uid, *SLEEP, memory=8 * G) for uid in (STRANGER, STRANGER, OTHER)]
+    wait_for("all have an age", lambda: None not in ages(daemon, waiting))
+    before = ages(daemon, waiting)
+    assert column(daemon, "predicted_run_us", running[0]) == 60_000_000, "as the last ones, or 60 s"
+
+    daemon.kill()
+    daemon.start()
+
+    assert ages(daemon, waiting) == before
+    daemon.cancel(running[0])
+    daemon.wait_until(waiting[2], "active")
+    daemon.cancel(running[1])
+    daemon.wait_until(waiting[0], "active")
+
+
+def ages(daemon: Daemon, jobs: list[int]) -> list[object]:
+    return [column(daemon, "aging_since_at", each) for each in jobs]
+
+
+def column(daemon: Daemon, name: str, number: int) -> object:
+    """Return what the database has of a job."""
+    with closing(sqlite3.connect(daemon.state / "gpulease.db")) as database:
+        found = database.execute(f"SELECT {name} FROM jobs WHERE id = ?", (number,)).fetchone()
+    return found[0]

@@ -1,0 +1,120 @@
+"""Arrays, dependencies, begin times and held jobs: what a user types, against a real daemon."""
+
+import json
+import time
+
+from daemon_rig import Daemon, wait_for
+from goldens import mentions
+
+_SAYS = "echo $GPULEASE_ARRAY_JOB $GPULEASE_ARRAY_INDEX $GPULEASE_JOB"
+
+
+def _array(daemon: Daemon, indices: str, *command: str, options: tuple[str, ...] = ()) -> int:
+    done = daemon.run("run", "--mem", "1G", "--array", indices, *options, "--", *command)
+    return int(done.stdout)
+
+
+def _elements(daemon: Daemon, array: int) -> list[str]:
+    return [job.state for job in daemon.client.elements(array)]
+
+
+def test_each_element_has_its_index_its_id_and_its_output(daemon: Daemon) -> None:
+    array = _array(daemon, "3,5", "sh", "-c", _SAYS)
+    wait_for("the end of both", lambda: _elements(daemon, array) == ["ended", "ended"])
+    for place, index in enumerate((3, 5)):
+        said = daemon.run("logs", f"{array}_{index}").stdout.split()
+        assert said == [str(array), str(index), str(array + place)]
+    whole = daemon.run("logs", str(array), check=False)
+    assert whole.returncode == 2
+    assert mentions(whole.stderr, f"{array}_3")
+    page = daemon.run("show", str(array)).stdout
+    assert mentions(page, f"array {array}", "3,5", "2 succeeded")
+    listed = json.loads(daemon.run("show", "--json", str(array)).stdout)
+    assert [job["label"] for job in listed["jobs"]] == [f"{array}_3", f"{array}_5"]
+
+
+def test_a_limit_runs_so_many_at_once_and_alike_elements_share_a_row(daemon: Daemon) -> None:
+    array = _array(daemon, "0-9%2", "sleep", "60")
+    for index in (0, 1):
+        daemon.wait_until(array + index, "active")
+    for verb in ("status", "list"):
+        wait_for(
+            "one row for the others",
+            lambda verb=verb: text if f"{array}_[2-9]" in (text := daemon.run(verb).stdout) else "",
+        )
+    assert _elements(daemon, array).count("active") == 2
+    assert mentions(daemon.job(array + 5)["reason"], "at most 2 elements")
+    assert daemon.job(array + 5)["queue"]["blocked_by"] == "array"
+    assert daemon.job(array + 5)["position"] is None
+
+
+def test_cancel_ends_one_element_or_the_whole_array(daemon: Daemon) -> None:
+    array = _array(daemon, "0-4%1", "sleep", "60")
+    daemon.wait_until(array, "active")
+    done = daemon.run("cancel", f"{array}_2").stdout
+    assert mentions(done, f"{array}_2", "cancelled")
+    assert _elements(daemon, array).count("ended") == 1
+    done = daemon.run("cancel", str(array)).stdout
+    assert mentions(done, f"array {array}", "3 jobs")
+    wait_for("the end of all", lambda: _elements(daemon, array) == ["ended"] * 5)
+
+
+def test_the_first_element_can_be_cancelled_alone(daemon: Daemon) -> None:
+    array = _array(daemon, "0-2%1", "sleep", "60")
+    daemon.run("cancel", f"{array}_0")
+    daemon.wait_until(array, "ended")
+    daemon.wait_until(array + 1, "active")
+
+
+def test_dependencies_start_end_or_wait_for_a_whole_array(daemon: Daemon) -> None:
+    gate = daemon.submit("--mem", "1G", "--held", "--", "false")
+    array = _array(daemon, "0-1", "true", options=("--after", f"{gate}:any"))
+    after = daemon.run("run", "-d", "--mem", "1G", "--after", str(array), "--", "true")
+    never = daemon.run("run", "-d", "--mem", "1G", "--after", str(gate), "--", "true")
+    wait_for("the reason", lambda: "not before" in (daemon.job(array)["reason"] or ""))
+    assert daemon.job(int(after.stdout))["queue"]["after"] == [f"{array}:ok"]
+    daemon.cancel(gate)
+    assert daemon.wait_until(int(after.stdout), "ended")["exit_status"] == 0
+    ended = daemon.wait_until(int(never.stdout), "ended")
+    assert ended["outcome"] == "dependency_failed"
+    assert mentions(ended["reason"], f"job {gate}")
+    late = daemon.run("run", "--mem", "1G", "--after", f"{gate}", "--", "true", check=False)
+    assert late.returncode == 125
+    assert mentions(late.stderr, f"job {gate}")
+    unknown = daemon.run("run", "--mem", "1G", "--after", "99999", "--", "true", check=False)
+    assert unknown.returncode != 0
+    assert mentions(unknown.stderr, "99999")
+
+
+def test_a_job_begins_at_its_time_and_delays_nobody_before(daemon: Daemon) -> None:
+    later = daemon.run("run", "-d", "--mem", "8G", "--begin", "+2s", "--", "true")
+    job = int(later.stdout)
+    wait_for("the reason", lambda: "begin" in (daemon.job(job)["reason"] or ""))
+    assert daemon.run("run", "--mem", "7G", "--", "true").returncode == 0
+    submitted = time.monotonic()
+    ended = daemon.wait_until(job, "ended")
+    assert ended["granted_at"] >= ended["queue"]["begin_at"]
+    assert time.monotonic() - submitted < 4, "the scheduler wakes at the begin time"
+
+
+def test_a_thousand_elements_are_queued_listed_and_cancelled_in_seconds(daemon: Daemon) -> None:
+    begun = time.monotonic()
+    array = _array(daemon, "0-999%1", "sleep", "60")
+    daemon.run("show", str(array))
+    daemon.run("cancel", str(array))
+    daemon.wait_until(array, "ended")
+    assert time.monotonic() - begun < 15
+    assert not daemon.client.elements(array, everything=False)
+
+
+def test_an_array_survives_a_kill_of_the_daemon(daemon: Daemon) -> None:
+    array = _array(daemon, "0-7%2", "sh", "-c", "sleep 0.3; echo done")
+    after = daemon.run("run", "-d", "--mem", "1G", "--after", str(array), "--", "true")
+    for _ in range(3):
+        time.sleep(0.4)
+        daemon.kill()
+        daemon.start()
+    daemon.wait_until(int(after.stdout), "ended")
+    assert [job.exit_status for job in daemon.client.elements(array)] == [0] * 8
+    for index in range(8):
+        assert daemon.run("logs", f"{array}_{index}").stdout == "done\n"
