@@ -32,11 +32,16 @@ class Explainer:
         self._clock = clock
         self._rests_until = timedelta(0)
         self._computing = threading.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Explain the latest plan in a thread, if that is due."""
-        if self._due() is not None:
-            await asyncio.to_thread(self.refresh_here)
+        """Explain the latest plan in a thread, if that is due; all who wait share the result."""
+        if self._due() is None:
+            return
+        if self._refreshing is None or self._refreshing.done():
+            refreshing = asyncio.to_thread(self.refresh_here)
+            self._refreshing = asyncio.create_task(refreshing, name="explanations")
+        await asyncio.shield(self._refreshing)
 
     def refresh_here(self) -> None:
         """Explain the latest plan in this thread, if that is due."""
