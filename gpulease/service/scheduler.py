@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -46,7 +45,6 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
-    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
     state: QueueState | None = None,
@@ -60,7 +58,6 @@ def reconcile(
         policy: the admin's settings.
         clock: the time.
         closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
-        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -71,7 +68,8 @@ def reconcile(
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
-        decided = planned(tx, seen, policy, at, closed, windows, state)
+        decided = planned(tx, seen, policy, at, closed, state)
+        state.window_gpus = decided.calendar.gpus
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
@@ -95,14 +93,12 @@ def planned(
     policy: Policy,
     at: datetime,
     closed: str | None,
-    windows: FindWindows,
     state: QueueState,
 ) -> Plan:
     """Return the plan for the live jobs; the arguments are those of `reconcile`."""
     closed = closed or said(tx.pause())
     drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-    taken = state.snapshot(tx.live(), seen, policy, drained, at)
-    return plan(replace(taken, windows=windows(tx, at)))
+    return plan(state.snapshot(tx.live(), seen, policy, drained, at))
 
 
 class _RolledBack(Exception):
@@ -209,13 +205,12 @@ class Scheduler:
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
-        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
-        self._state = QueueState(store)
+        self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
             store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
         )
@@ -253,7 +248,6 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 self._state,
-                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
@@ -279,9 +273,7 @@ class Scheduler:
         with contextlib.suppress(_RolledBack), self.store.write() as tx:
             unnamed = replace(new_job, key=None)
             job = submission.queue(tx, unnamed, seen, self.policy, self._clock.now(), self._state)
-            decided = planned(
-                tx, seen, self.policy, job.submitted_at, closed, self._current, self._state
-            )
+            decided = planned(tx, seen, self.policy, job.submitted_at, closed, self._state)
             raise _RolledBack
         return job, decided
 
@@ -556,16 +548,8 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 closed,
-                self._current,
                 fresh=fresh,
                 state=self._state,
                 predicted=self.explainer.first_starts,
             )
         )
-
-    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-        before = {} if self.plan is None else self.plan.calendar.gpus
-        return [
-            replace(each, gpus_before=before.get(each.window.id, ()))
-            for each in self._windows(tx, at)
-        ]
