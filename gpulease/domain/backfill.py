@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.lease import Claim
-from gpulease.domain.queue import Holding
+from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Room, Score, choose, fits
 from gpulease.domain.run_time import RunTimes
@@ -32,6 +32,23 @@ class Reservation:
     """The bytes that it needs, on each of its GPUs."""
     rooms: Mapping[GpuUuid, Room]
     """What these GPUs will have free at that instant, beside the job."""
+
+    def is_outlasted_by(
+        self, need: Need, now_s: float, history: RunTimes, policy: QueuePolicy
+    ) -> bool:
+        """Tell whether a job that starts now may run into the reservation."""
+        if self.hard:
+            unlimited = policy.unlimited_run_time.total_seconds()
+            span = unlimited if need.limit_s is None else need.limit_s
+        else:
+            span = policy.backfill_factor * need.run_time(history, policy)
+            span = span if need.limit_s is None else min(span, need.limit_s)
+        return now_s + span > self.at_s
+
+    def leaves(self, gpu: GpuUuid, claim: Claim, utilization: float, policy: QueuePolicy) -> bool:
+        """Tell whether a claim fits beside the reserved job, on one GPU."""
+        later = self.rooms.get(gpu)
+        return later is None or (fits(claim, later) and later.shares(utilization, policy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.explain import ExplainHandlers
 from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
@@ -48,6 +49,7 @@ from gpulease.wire.views import (
     EnvironmentView,
     ErrorBody,
     ErrorReply,
+    ExplainView,
     GpuAvailabilityView,
     HistoryView,
     JobList,
@@ -90,6 +92,7 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     jobs, holds = JobHandlers(context), HoldHandlers(context)
     changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    explain = ExplainHandlers(context)
     history = HistoryHandlers(context)
     windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
@@ -108,6 +111,9 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
         Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
+        Route(
+            post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
+        ),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
         Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),

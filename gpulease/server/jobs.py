@@ -29,6 +29,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.job_sets import is_element
+from gpulease.server.job_views import suggestion_view
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
@@ -114,9 +115,19 @@ class JobHandlers:
         count = None
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(context.processes.count, job)
+        await context.explainer.refresh()
+        smallest = context.scheduler.policy.smallest_lease
+        suggested = await context.explainer.suggestions(job, smallest)
         caller = caller_of_request(request)
         view = context.view_for(caller, job, with_events=True)
-        return json_response(replace(view, processes=count, cwd=self._cwd(job, caller)))
+        return json_response(
+            replace(
+                view,
+                processes=count,
+                cwd=self._cwd(job, caller),
+                suggestions=[suggestion_view(each) for each in suggested],
+            )
+        )
 
     def _cwd(self, job: Job, caller: Caller) -> str | None:
         """Return the working directory of a live job, for its owner."""
@@ -139,6 +150,8 @@ class JobHandlers:
         while True:
             change = self._context.scheduler.next_change
             job = self._job(job_id)
+            if job.state is State.QUEUED:
+                await self._context.explainer.refresh()
             view = self._context.view_for(caller, job)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"

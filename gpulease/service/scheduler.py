@@ -237,6 +237,18 @@ class Scheduler:
             self.wake()
         return job
 
+    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
+        """Return the job that would be queued, and the plan with it; nothing is queued.
+
+        Raises what `submission.submit` raises.
+        """
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: submission.rehearse(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
+        )
+
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
 

@@ -54,7 +54,7 @@ def test_an_edit_that_cannot_be_is_refused_as_a_submission_is(daemon: Daemon) ->
     job = held(daemon)
     before = daemon.job(job)
     for options in (("--mem", "100G"), ("--gpus", "9"), ("--after", str(job)), ("--nice", "30"),
-                    ("--name", "a\nb"), ("--begin", "never"), ("--after", "99999"), ()):  # fmt: skip
+                    ("--name", "a\nb"), ("--begin", "never"), ("--after", "9999"), ()):  # fmt: skip
         assert refused(daemon, "edit", str(job), *options)
     refused(daemon, "edit", "--mem", "1G")
     assert daemon.job(job)["events"] == before["events"]
