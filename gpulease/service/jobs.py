@@ -58,7 +58,24 @@ def cancel_all(
     """
     with store.write() as tx:
         at = clock.now()
-        return [_cancel(tx, job, by(job), at) for job in tx.live() if chosen(job)]
+        jobs = [job for job in tx.live() if chosen(job)]
+        ended = _cancel_queued(tx, [job for job in jobs if job.state is State.QUEUED], by, at)
+        return [ended.get(job.id) or _cancel(tx, job, by(job), at) for job in jobs]
+
+
+def _cancel_queued(
+    tx: Transaction, queued: Sequence[Job], by: Callable[[Job], str], at: datetime
+) -> Mapping[JobId, Job]:
+    """Cancel queued jobs, and return them; thousands are stored together."""
+    ended: dict[str, list[Job]] = {}
+    for job in queued:
+        who = by(job)
+        changed = cancelled(job, who, at)
+        assert changed is not None, "a queued job can always be cancelled"
+        ended.setdefault(who, []).append(changed)
+    for who, changed_jobs in ended.items():
+        tx.save_all(changed_jobs, Event(at, Trigger.CANCEL, f"by {who}"))
+    return {job.id: job for jobs in ended.values() for job in jobs}
 
 
 def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:
