@@ -58,24 +58,18 @@ def cancel_all(
     """
     with store.write() as tx:
         at = clock.now()
-        jobs = [job for job in tx.live() if chosen(job)]
-        ended = _cancel_queued(tx, [job for job in jobs if job.state is State.QUEUED], by, at)
-        return [ended.get(job.id) or _cancel(tx, job, by(job), at) for job in jobs]
-
-
-def _cancel_queued(
-    tx: Transaction, queued: Sequence[Job], by: Callable[[Job], str], at: datetime
-) -> Mapping[JobId, Job]:
-    """Cancel queued jobs, and return them; thousands are stored together."""
-    ended: dict[str, list[Job]] = {}
-    for job in queued:
-        who = by(job)
-        changed = cancelled(job, who, at)
-        assert changed is not None, "a queued job can always be cancelled"
-        ended.setdefault(who, []).append(changed)
-    for who, changed_jobs in ended.items():
-        tx.save_all(changed_jobs, Event(at, Trigger.CANCEL, f"by {who}"))
-    return {job.id: job for jobs in ended.values() for job in jobs}
+        changed: list[Job] = []
+        ended_by: dict[str, list[Job]] = {}
+        for job in (job for job in tx.live() if chosen(job)):
+            who = by(job)
+            if job.state is State.QUEUED and (ended := cancelled(job, who, at)) is not None:
+                ended_by.setdefault(who, []).append(ended)
+                changed.append(ended)
+            else:
+                changed.append(_cancel(tx, job, who, at))
+        for who, waiting in ended_by.items():
+            tx.save_all(waiting, Event(at, Trigger.CANCEL, f"by {who}"))
+    return changed
 
 
 def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:

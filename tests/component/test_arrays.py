@@ -16,11 +16,18 @@ from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
-from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
+from gpulease.domain.queue_options import (
+    Condition,
+    Dependency,
+    Indices,
+    QueueOptions,
+    WantedDependency,
+)
 from gpulease.errors import NoSuchJob, TooMany
-from gpulease.service.jobs import cancel
+from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
-from gpulease.service.ports import Event, Policy, Submission
+from gpulease.service.ports import Event, Policy, Submission, WorkerExited
+from gpulease.service.requeue import requeued
 from gpulease.service.submission import submit
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -178,3 +185,55 @@ def test_ten_thousand_elements_are_added_and_ended_in_a_second_each(store: SqlSt
     assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
     assert added - begun < 2
     assert ended - added < 3
+
+
+def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: SqlStore) -> None:
+    """All other elements have ended, and so has the one that it continues."""
+    again = QueueOptions(requeue=True)
+    array = _submit(store, replace(_array(0, 3), queue=again))
+    _run(store, array.id)
+    element = store.job(JobId(array.id + 1))
+    assert element is not None
+    with store.write() as tx:
+        tx.save(grant(element, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+
+    note_exited(store, element.id, WorkerExited(Outcome.LOST, None, NOON, "it was lost"))
+
+    (new,) = store.live()
+    assert (new.label, new.usage.retry_of) == (f"{array.id}_3", element.id)
+    assert store.invocation(new.id).argv == ("true",)
+    with store.write() as tx:
+        assert tx.element(array.id, 3) == new
+        assert tx.failed_element(array.id) is None
+    _run(store, new.id)
+    with Session(store.engine) as session:
+        assert session.scalar(select(func.count()).select_from(InvocationRow)) == 0
+
+
+def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
+    store: SqlStore,
+) -> None:
+    array = _submit(store, _array(3, 4))
+    waiting = _submit(store, replace(order(), after=(WantedDependency(array.id, 4),)))
+    for job in (JobId(1), JobId(2)):
+        found = store.job(job)
+        assert found is not None
+        held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
+        with store.write() as tx:
+            tx.save(held, EVENT)
+        with store.write() as tx:
+            ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.LOST, None, None, NOON)
+            assert ended is not None
+            tx.save(requeued(tx, ended, "the machine failed"), EVENT)
+
+    again = [job for job in store.live() if job.queue.array is not None]
+    assert [job.label for job in again] == ["1_3", "1_4"]
+    assert [store.invocation(job.id) for job in again] == [order().invocation] * 2
+    assert _invocations(store) == 2
+    assert [job.id for job in store.elements(array.id, 4)] == [2, again[1].id]
+    found = store.job(waiting.id)
+    assert found is not None
+    assert found.queue.after == (Dependency(again[1].id),)
+    for job in again:
+        _run(store, job.id)
+    assert _invocations(store) == 1
