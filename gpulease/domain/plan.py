@@ -330,6 +330,13 @@ class _PlanningPass:
         longest = need.longest_s(self.history, self.policy) if begins else 0.0
         return {gpu: begin - longest for gpu, begin in begins.items()}
 
+    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Return the GPUs on which a job may start now as far as windows are concerned."""
+        latest = self._latest_starts(need)
+        if not latest:
+            return rooms
+        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+
     # The oldest jobs.
 
     def start_by_class(self) -> None:
@@ -489,13 +496,10 @@ class _PlanningPass:
         if self.limits.exceeded_by(job) is not None:
             return False
         utilization = need.utilization(self.history, self.policy)
-        latest = self._latest_starts(need)
         able = [
             room
-            for room in self.rooms
-            if fits(job.claim, room)
-            and room.shares(utilization, self.policy)
-            and self.now_s <= latest.get(room.uuid, math.inf)
+            for room in self._open_to(need, self.rooms)
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
         held_back = self._is_held_back(need)
         if held_back:
@@ -556,7 +560,8 @@ class _PlanningPass:
             self.rooms = [room for room in every if room.uuid in gpus]
             if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
                 continue
-            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms):
+            able = self._open_to(need, self.rooms)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
                 self._count(job, need)
         self.rooms = every
 
@@ -573,7 +578,7 @@ class _PlanningPass:
             return False
         if self.limits.exceeded_by(job) is not None:
             return False
-        wanted, able = self._wanted(need), self.rooms
+        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
         if self._is_held_back(need):
             able = self._beside(job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
