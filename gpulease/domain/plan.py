@@ -375,7 +375,7 @@ class _PlanningPass:
     def _oldest(self, rank: int) -> Iterator[Job]:
         """Return the jobs of a class that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
-            jobs = self.queue.in_submission_order()
+            jobs = self.order.in_order()
             return (job for job in jobs if self.queue.need(job).rank == rank)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
