@@ -34,7 +34,7 @@ Turn = tuple[int, int, int]
 def turn_of(job: Job) -> Turn:
     """Return the place of a job among the jobs of its owner; preemptible jobs come last."""
     before = job.queue.moved_before
-    if before is None or job.queue.moved_by_admin:
+    if before is None:
         return job.id + _AFTER_ALL * job.queue.preemptible, 1, job.id
     return before, 0, job.id
 
@@ -247,9 +247,11 @@ class Order:
         """Take the decayed use of each user by jobs that have ended."""
         self._queue = queue
         self._now_s = now_s
-        self._is_fair = policy.name is PolicyName.FAIR
         self._policy = policy
         self._history = history
+        self._is_fair = policy.name is PolicyName.FAIR
+        self._default_s = policy.default_run_time.total_seconds()
+        self._least_s = policy.shortest_run_time.total_seconds()
         self._offset_s = policy.age_offset.total_seconds()
         self._horizon_s = policy.use_half_life.total_seconds()
         self.used: dict[str, float] = {}
@@ -282,27 +284,6 @@ class Order:
         """Count a job that starts now against the share of its user."""
         self.shares.add(need.user, need.weight * self._horizon_s)
 
-    def age_s(self, job: Job) -> float:
-        """Return the age of a waiting job; 0 until it is among the first of its user."""
-        since = job.queue.aging_since_at
-        return 0.0 if since is None else max(0.0, self._now_s - since.timestamp())
-
-    def score(self, need: Need, job: Job) -> float:
-        """Return the score of a waiting job; the highest goes first."""
-        merit = self._own_merit(need, job) if self._moves is None else self._moves.merit(job)
-        return merit / self.factor(need.user)
-
-    def factor(self, user: str) -> float:
-        """Return what the scores of a user's jobs are divided by; a start raises it."""
-        return self.shares.factor(user) if self._is_fair else 1.0
-
-    def _own_merit(self, need: Need, job: Job) -> float:
-        """Return the score of a job apart from the share of its user and from moves."""
-        if not self._is_fair:
-            return -float(job.id)
-        cost = need.run_time(self._history, self._policy) * need.weight
-        return (self.age_s(job) + self._offset_s) * need.patience / cost
-
     def in_order(self) -> list[Job]:
         """Return all waiting jobs in the order in which they are tried."""
         queue = self._queue
@@ -310,3 +291,34 @@ class Order:
         if self._is_fair or queue.moved:
             jobs.sort(key=lambda job: -self.score(queue.need(job), job))
         return sorted(jobs, key=lambda job: queue.need(job).rank)
+
+    def age_s(self, job: Job) -> float:
+        """Return the age of a waiting job; 0 until it is among the first of its user."""
+        since = job.queue.aging_since_at
+        return 0.0 if since is None else max(0.0, self._now_s - since.timestamp())
+
+    def factor(self, user: str) -> float:
+        """Return what the scores of a user's jobs are divided by; a start raises it."""
+        return self.shares.factor(user) if self._is_fair else 1.0
+
+    def score(self, need: Need, job: Job) -> float:
+        """Return the score of a waiting job; the highest goes first."""
+        return self.merit(need, job) / self.factor(need.user)
+
+    def merit(self, need: Need, job: Job) -> float:
+        """Return the score of a waiting job apart from the share of its user."""
+        return self._own_merit(need, job) if self._moves is None else self._moves.merit(job)
+
+    def _own_merit(self, need: Need, job: Job) -> float:
+        if not self._is_fair:
+            return -float(job.id)
+        run_time = self._history.seconds(need.keys)
+        if run_time is None:
+            run_time = self._default_s
+        run_time = max(run_time, self._least_s)
+        if need.limit_s is not None and run_time > need.limit_s:
+            run_time = need.limit_s
+        aged = self._offset_s
+        if job.queue.aging_since_at is not None:
+            aged += self.age_s(job)
+        return aged * need.patience / (run_time * need.weight)
