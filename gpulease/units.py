@@ -194,8 +194,18 @@ def round_up_size(size: int) -> int:
 
     Every size that gpulease advises is one of these. `format_size` writes them without loss.
     """
-    step = 128 * MIB if size < GIB else 512 * MIB if size < 16 * GIB else GIB
+    step = _step_of(size)
     return -(-size // step) * step
+
+
+def round_down_size(size: int) -> int:
+    """Return `size` rounded down to what people type; 0 below the smallest."""
+    step = _step_of(size)
+    return size // step * step
+
+
+def _step_of(size: int) -> int:
+    return 128 * MIB if size < GIB else 512 * MIB if size < 16 * GIB else GIB
 
 
 def format_above(size: int, limit: int) -> str:

@@ -25,6 +25,8 @@ VERBS = {
     "show": "Show jobs in detail.",
     "logs": "Print the output of jobs.",
     "attach": "Connect this terminal to a job.",
+    "edit": "Change what waiting jobs ask for.",
+    "move": "Change the order of waiting jobs.",
     "wait": "Wait for the end of jobs.",
     "cancel": "End jobs, and release leases.",
     "requeue": "Stop jobs, and queue them again.",

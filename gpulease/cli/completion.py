@@ -33,6 +33,8 @@ _MOST_WORDS = 100
 _LIVE = frozenset({"queued", "granted", "active", "releasing"})
 _STATES = {
     "attach": frozenset({"granted", "active", "releasing"}),
+    "edit": frozenset({"queued"}),
+    "move": frozenset({"queued"}),
     "show": _LIVE | {"ended"},
     "keep": frozenset({"granted", "active"}),
     "logs": frozenset({"active", "releasing", "ended"}),

@@ -5,7 +5,14 @@ from datetime import datetime, timedelta
 
 from gpulease.units import format_size, format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import EnforcementLevelView, GpuView, JobView, LeaseView, RefusalView
+from gpulease.wire.views import (
+    ClaimView,
+    EnforcementLevelView,
+    GpuView,
+    JobView,
+    LeaseView,
+    RefusalView,
+)
 
 UNKNOWN = "-"
 _MOST_RANGES = 4
@@ -106,7 +113,11 @@ SUSPENDED = "suspended"
 
 def requested(job: JobView) -> str:
     """Write what a job asked for: 4G, 2 x 40%, 4G exclusive."""
-    claim = job.claim
+    return claimed(job.claim)
+
+
+def claimed(claim: ClaimView) -> str:
+    """Write a claim: 4G, 2 x 40%, 4G exclusive."""
     amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
     return f"{times} exclusive" if claim.exclusive else times

@@ -22,7 +22,9 @@ from gpulease.wire.views import JobView
 
 T = TypeVar("T")
 
-Verb = Literal["show", "logs", "attach", "wait", "cancel", "requeue", "extend", "keep"]
+Verb = Literal[
+    "show", "logs", "attach", "wait", "edit", "move", "cancel", "requeue", "extend", "keep"
+]
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
@@ -31,6 +33,8 @@ _ONE_BY_ONE = _READS | {"cancel"}
 """The verbs for which the number of an array is not replaced by those of its elements."""
 _FINDS_ENDED = _READS | {"wait"}
 """The verbs that find ended jobs by name; wait --name finds only those that wait or run."""
+_BY_WORDS = {"edit": "--mem 6G", "move": "--first"}
+"""The verbs without --name PATTERN and --all, each with options for an example."""
 _LISTED = 10
 """Jobs that a message names; the others are counted."""
 _APPLIES: dict[str, Callable[[JobView], bool]] = {
@@ -130,6 +134,8 @@ def _doing(verb: Verb) -> str:
 
 
 def _example(verb: Verb) -> str:
+    if verb in _BY_WORDS:
+        return f"gpulease {verb} 17 {_BY_WORDS[verb]}; name the job by number or name"
     more = "" if verb == "attach" else ", or --all for all your jobs"
     end = " +2h" if verb == "extend" else ""
     return f"gpulease {verb} 17{end}; name the job by number or name, by --name 'sweep*'{more}"

@@ -47,13 +47,15 @@ Asked = Literal[
     "over-lease",
     "idle",
     "gave-up",
+    "preempted",
+    "requeued",
     "launch-failed",
     "lost",
 ]
 """A state or an outcome; `failed` is any end without success."""
 _STATE_OF = {SUSPENDED: "active"}
 """What to ask the daemon for: suspended jobs are active ones to it."""
-_NOT_FAILED = frozenset({"released", "cancelled", "gave_up"})
+_NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
 def list(
@@ -78,7 +80,7 @@ def list(
 
     STATE is queued, granted, active, suspended (stopped by Ctrl-Z), releasing or ended,
     or how a job ended: exited, failed, signaled, released, cancelled, time-limit,
-    over-lease, idle, gave-up, launch-failed, lost.
+    over-lease, idle, gave-up, preempted, requeued, launch-failed, lost.
 
     \b
     Examples:

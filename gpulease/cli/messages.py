@@ -103,7 +103,7 @@ def _for_whom(job: JobView, parts: list[str]) -> list[str]:
 
 def _start(job: JobView, now: datetime) -> list[str]:
     at = job.expected_start_at
-    return [f"expected to start by {clock(at, now)}"] if at else []
+    return [f"expected at {clock(at, now)}, a prediction"] if at else []
 
 
 def _brackets(said: list[str]) -> str:

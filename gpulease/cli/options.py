@@ -101,6 +101,11 @@ SnapshotOption = Annotated[
     bool,
     _waiting("--snapshot", help="Run the script as it is now, even if it is edited meanwhile."),
 ]
+DryRunOption = Annotated[
+    bool,
+    _waiting("--dry-run", help="Say when it would start, and submit nothing; exit 75: not now."),
+]
+RunJsonOption = Annotated[bool, _waiting("--json", help="With --dry-run: print JSON.")]
 NameOption = Annotated[
     str | None, _job("--name", metavar="TEXT", help="Name in listings; default: the command's.")
 ]

@@ -18,6 +18,7 @@ from gpulease.units import format_span
 
 if TYPE_CHECKING:
     from gpulease.replay.comparison import Result
+    from gpulease.replay.predictions import StartErrors
     from gpulease.replay.trace import Server
     from gpulease.replay.trace_file import Trace
 
@@ -144,6 +145,7 @@ def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int
                 **asdict(result.settings),
                 "figures": asdict(result.figures),
                 "users": [asdict(user) for user in result.users],
+                "expected_starts": asdict(result.starts) if result.starts else None,
             }
             for result in results
         ],
@@ -163,6 +165,7 @@ def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]")
         Table(_columns("", results), rows),
         Table(_columns("MEAN WAIT OF", results), _user_rows(results)),
         *(line(_verdict(results[0], other)) for other in results[1:]),
+        *(line(_predictions(each.starts)) for each in results if each.starts),
     ]
 
 
@@ -184,6 +187,15 @@ def _user_rows(results: "list[Result]") -> tuple[tuple[Line, ...], ...]:
             *(_span(each[user.user]) for each in waits),
         )
         for user in most
+    )
+
+
+def _predictions(errors: "StartErrors") -> str:
+    error, wait = timedelta(seconds=errors.median_error_s), timedelta(seconds=errors.median_wait_s)
+    jobs = "1 waiting job" if errors.jobs == 1 else f"{errors.jobs} waiting jobs"
+    return (
+        f"expected starts of {jobs}: the median error is {format_span(error)}, "
+        f"where {format_span(wait)} were left to wait"
     )
 
 

@@ -18,6 +18,7 @@ from gpulease.cli import options as given
 from gpulease.cli.attach import detach_sequence
 from gpulease.cli.caller import environment, this_process
 from gpulease.cli.connect import SocketOption, connect_or_start, started_message
+from gpulease.cli.dry_run import dry_run
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import clean, id_of, requested, size
 from gpulease.cli.program import find, resolve, shell_of
@@ -67,6 +68,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     priority: given.PriorityOption = "normal",
     nice: given.NiceOption = 0,
     snapshot: given.SnapshotOption = False,
+    dry: given.DryRunOption = False,
+    json: given.RunJsonOption = False,
     name: given.NameOption = None,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
@@ -99,11 +102,12 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 4G --array 0-99%8 train.py
       gpulease run --mem 4G --after 17 evaluate.py
       gpulease run --mem 4G --shell
+      gpulease run --mem 4G --dry-run train.py
 
     \b
     Exit code: that of COMMAND, or
         2  an option is wrong
-       75  gave up waiting (--no-wait, --wait)
+       75  gave up waiting (--no-wait, --wait), or would wait (--dry-run)
        97  with --strict: a framework cannot be limited to the lease
       124  a limit ended the job: its time, its lease, or idleness
       125  gpulease failed, or the daemon refused the request
@@ -149,12 +153,20 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     _refuse_with_array(options)
+    if json and not dry:
+        raise BadValue(
+            "cannot use --json without --dry-run: the output is that of the command",
+            "gpulease show --json JOB prints a job as JSON",
+        )
     keys = detach_sequence(detach_keys)
     request = _request(options, command or [])
     client, started = connect_or_start(ctx, socket)
     if started:
         print_stderr(started_message(client))
-    if not new_lease and (outer := _outer_lease(client, request, options)) is not None:
+    outer = None if new_lease else _outer_lease(client, request, options)
+    if dry:
+        return dry_run(client, request, outer, json=json)
+    if outer is not None:
         _become(outer, [from_wire(word) for word in request.argv], options)
     if snapshot:
         _run_a_copy(request)

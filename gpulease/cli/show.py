@@ -38,7 +38,15 @@ from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import EventView, JobList, JobView, LeaseView, Outcome
+from gpulease.wire.views import (
+    EventView,
+    JobList,
+    JobView,
+    LeaseView,
+    Outcome,
+    RefusalView,
+    SuggestionView,
+)
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
@@ -118,11 +126,11 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
     """Lay out one job; `indexes` has the index of each GPU by its UUID."""
     return [
         (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
-        *(_pair(name, text) for name, text in fields(job, now, indexes) if text),
+        *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
         *_leases(job, indexes),
         *_unhooked(job),
         *_pools(job, indexes),
-        *_refusals(job),
+        *refusal_table(job.refusals),
         *_events(job, now),
     ]
 
@@ -132,7 +140,8 @@ def _own_id(job: JobView) -> str:
     return f"  (id {job.id})" if id_of(job) != str(job.id) else ""
 
 
-def _pair(name: str, text: str) -> Block:
+def labelled(name: str, text: str) -> Block:
+    """Lay out a name and its text."""
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
 
 
@@ -153,7 +162,10 @@ def fields(
     yield "begins", _begins(job, now)
     yield "after", ", ".join(job.queue.after) if job.queue is not None else None
     yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
-    yield "starts by", clock(job.expected_start_at, now) if job.expected_start_at else None
+    yield "behind", f"the reservation of job {job.behind}" if job.behind else None
+    yield "expected", predicted(job.expected_start_at, now)
+    for each in job.suggestions:
+        yield "starts now", suggestion_text(each)
     yield "gives up", _gives_up(job, now)
     yield "user", clean(job.user)
     yield "command", clean(job.command)
@@ -177,6 +189,17 @@ def fields(
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
+
+
+def predicted(at: str | None, now: datetime) -> str | None:
+    """Write a predicted instant."""
+    return f"{clock(at, now)} (a prediction)" if at else None
+
+
+def suggestion_text(suggestion: SuggestionView) -> str:
+    """Say with which options a job would start now."""
+    before = "" if suggestion.before is None else f", before job {suggestion.before}"
+    return f"with {clean(suggestion.options)}{before}"
 
 
 def _state(job: JobView, now: datetime) -> str:
@@ -386,11 +409,12 @@ def _enforcement(lease: LeaseView) -> str:
     return ", ".join(names) or "nothing"
 
 
-def _refusals(job: JobView) -> Iterator[Block]:
-    if not job.refusals:
+def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:
+    """Lay out why a job does not fit on each GPU."""
+    if not refusals:
         return
     columns = (Column("GPU", right=True), Column("REASON", wraps=True, least=16))
-    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in job.refusals)
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in refusals)
     yield line("")
     yield Table(columns, tuple(rows))
 

@@ -252,7 +252,7 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("USER", wraps=True),
         Column("NAME", leaves=3, shrinks=True, below=""),
         Column("REQUEST", right=True),
-        Column("STARTS BY", leaves=5, below="starts by "),
+        Column("EXPECTED", leaves=5, below="expected "),
         Column("REASON", leaves=4, wraps=True, least=20, below=""),
     )
     waiting.sort(key=lambda job: (job.position is None, job.position))

@@ -24,9 +24,11 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
+    EditRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
+    MoveRequest,
     NestedRequest,
     PauseRequest,
     ReserveRequest,
@@ -36,6 +38,7 @@ from gpulease.wire.requests import (
 from gpulease.wire.views import (
     CancelledView,
     DoctorView,
+    EditedView,
     EnvironmentView,
     GpuAvailabilityView,
     HistoryView,
@@ -117,6 +120,15 @@ class Client:
             TooLarge: the request exceeds what the daemon reads.
         """
         return decode(JobView, self._daemon.submit("/jobs", request))
+
+    def explain_json(self, request: SubmitRequest) -> bytes:
+        """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
+
+        Raises:
+            NoSuchRoute: the daemon is too old to tell.
+            Others: as `submit`, but not NoRoomNow.
+        """
+        return self._daemon.post_until_answered("/explain", body_of(request))
 
     def hold(self, request: HoldRequest) -> JobView:
         """Queue a lease without a job; when this returns, it is on the daemon's disk.
@@ -251,10 +263,7 @@ class Client:
         Raises:
             NotAllowed: they belong to another user, and the caller is not an admin.
         """
-        body = msgspec.json.encode(request)
-        # Ten thousand jobs take some seconds on a busy machine.
-        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
-        return decode(CancelledView, patient.ask("POST", "/jobs/cancel", body=body))
+        return decode(CancelledView, self._change_many("/jobs/cancel", request))
 
     def requeue(self, number: int) -> JobView:
         """Stop a running job, have it queued again when it has ended, and return it.
@@ -265,6 +274,35 @@ class Client:
             WrongState: it is queued, is ending, or has ended.
         """
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/requeue"))
+
+    def edit(self, request: EditRequest) -> EditedView:
+        """Change waiting jobs, all of them or none; they keep their age.
+
+        Raises:
+            NoSuchJob: one of them does not exist.
+            NotAllowed: one of them belongs to another user, or only admins may ask for that.
+            WrongState: one of them does not wait.
+            CannotLease: the new claim can never be granted on this machine.
+            BadValue: a value is out of range, or a job would wait for itself.
+        """
+        return decode(EditedView, self._change_many("/jobs/edit", request))
+
+    def move(self, numbers: Sequence[int], before: int | None = None) -> EditedView:
+        """Move waiting jobs before another one, or before all others of their owner.
+
+        Raises:
+            NoSuchJob: there is no such job.
+            NotAllowed: one of them belongs to another user.
+            WrongState: one of them does not wait.
+            BadValue: a job cannot go before the other one.
+        """
+        request = MoveRequest(list(numbers), before, only_waiting=len(numbers) > 1)
+        return decode(EditedView, self._change_many("/jobs/move", request))
+
+    def _change_many(self, path: str, request: object) -> bytes:
+        # Ten thousand jobs take some seconds on a busy machine.
+        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
+        return patient.ask("POST", path, body=msgspec.json.encode(request))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.

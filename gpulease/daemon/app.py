@@ -40,6 +40,7 @@ from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
+from gpulease.service.explaining import Explainer
 from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
@@ -331,12 +332,14 @@ def _request_context(
     windows = _windows(base)
     machine_views = MachineViews(scheduler, processes, sources, windows.current)
     # Listings are drawn in a thread, with job views of their own.
-    listed_jobs = JobViews(scheduler, processes, sources)
+    explainer = Explainer(lambda: scheduler.plan, base.clock)
+    listed_jobs = JobViews(scheduler, processes, sources, explainer)
     return RequestContext(
         scheduler=scheduler,
-        job_views=JobViews(scheduler, processes, sources),
+        job_views=JobViews(scheduler, processes, sources, explainer),
+        explainer=explainer,
         machine_views=machine_views,
-        listings=Listings(listed_jobs, machine_views, base.clock),
+        listings=Listings(listed_jobs, machine_views, base.clock, explainer),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),

@@ -1,7 +1,10 @@
 """The reservation for the job that has waited longest: particular GPUs, from a particular instant.
 
-The instant is the first at which the job fits if running jobs end as expected. Another job may
-start if it ends before, or if the reserved job fits beside it.
+The GPUs are those on which the job fits first if running jobs use their whole time limit. This
+choice is stable: predictions change with each end of a job, and with each change of the choice, the
+GPUs that were kept free so far would be lost. The instant is when the jobs on these GPUs are
+expected to have ended. Another job may start if it ends before, or if the reserved job fits beside
+it.
 """
 
 import math
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.lease import Claim
-from gpulease.domain.queue import Holding
+from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Room, Score, choose, fits
 from gpulease.domain.run_time import RunTimes
@@ -30,34 +33,56 @@ class Reservation:
     rooms: Mapping[GpuUuid, Room]
     """What these GPUs will have free at that instant, beside the job."""
 
+    def is_outlasted_by(
+        self, need: Need, now_s: float, history: RunTimes, policy: QueuePolicy
+    ) -> bool:
+        """Tell whether a job that starts now may run into the reservation."""
+        if self.hard:
+            unlimited = policy.unlimited_run_time.total_seconds()
+            span = unlimited if need.limit_s is None else need.limit_s
+        else:
+            span = policy.backfill_factor * need.run_time(history, policy)
+            span = span if need.limit_s is None else min(span, need.limit_s)
+        return now_s + span > self.at_s
+
+    def leaves(self, gpu: GpuUuid, claim: Claim, utilization: float, policy: QueuePolicy) -> bool:
+        """Tell whether a claim fits beside the reserved job, on one GPU."""
+        later = self.rooms.get(gpu)
+        return later is None or (fits(claim, later) and later.shares(utilization, policy))
+
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The expected end of a job that holds memory."""
 
     at_s: float
-    memory: tuple[tuple[GpuUuid, int], ...]
+    latest_s: float
+    """The same if it uses its whole time limit."""
+    memory: Sequence[tuple[GpuUuid, int]]
     exclusive: bool
     utilization: float
 
 
-def expected_end(
-    held: Holding, now_s: float, history: RunTimes, policy: QueuePolicy, *, hard: bool
-) -> float:
+def expected_end(held: Holding, now_s: float, history: RunTimes, policy: QueuePolicy) -> float:
     """Return when a job is expected to end, in seconds.
 
-    A job that has run for longer than predicted is expected to run as long again. If `hard`, it
-    uses its whole time limit.
+    A job that has run for half of its predicted time or longer is expected to run as long again:
+    the longer a job has run, the longer it will.
     """
     elapsed = max(0.0, now_s - held.start_s)
-    limit = held.need.limit_s
-    if hard:
-        assumed = policy.unlimited_run_time.total_seconds() if limit is None else limit
-        # Past its limit it is about to end; without one, nothing is known.
-        late = now_s if limit is not None else now_s + elapsed
-        return held.start_s + assumed if assumed > elapsed else late
     left = max(held.need.run_time(history, policy) - elapsed, elapsed)
+    limit = held.need.limit_s
     return now_s + left if limit is None else min(now_s + left, max(held.start_s + limit, now_s))
+
+
+def latest_end(held: Holding, now_s: float, policy: QueuePolicy) -> float:
+    """Return when a job ends if it uses its whole time limit, in seconds."""
+    elapsed = max(0.0, now_s - held.start_s)
+    if held.need.limit_s is not None:
+        # Past its limit it is about to end.
+        return max(held.start_s + held.need.limit_s, now_s)
+    assumed = policy.unlimited_run_time.total_seconds()
+    return held.start_s + assumed if elapsed < assumed else now_s + elapsed
 
 
 def reserve(
@@ -80,12 +105,14 @@ def reserve(
     servers: dict[str, list[Room]] = {}
     for room in later.values():
         servers.setdefault(room.server, []).append(room)
-    for end in sorted(ends, key=lambda end: end.at_s):
+    free_at = dict.fromkeys(later, 0.0)
+    for end in sorted(ends, key=lambda end: end.latest_s):
         touched = set()
         for uuid, memory in end.memory:
             if uuid in later:
                 later[uuid].release(memory, end.exclusive, end.utilization)
                 touched.add(later[uuid].server)
+                free_at[uuid] = max(free_at[uuid], end.at_s)
         for server in touched:
             able = [
                 room
@@ -94,7 +121,8 @@ def reserve(
             ]
             chosen = _choice(claim, utilization, able, policy, score)
             if chosen is not None:
-                return _taken(job, claim, utilization, chosen, end.at_s, hard=hard)
+                at_s = max(free_at[room.uuid] for room in chosen)
+                return _taken(job, claim, utilization, chosen, at_s, hard=hard)
     return None
 
 

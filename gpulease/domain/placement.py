@@ -21,11 +21,12 @@ class ObstacleKind(StrEnum):
     TOO_SMALL = "too_small"
     UNMANAGED = "unmanaged"
     LEASED = "leased"
+    BUSY = "busy"
     RESERVED = "reserved"
     WINDOW = "window"
 
 
-ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED})
+ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED, ObstacleKind.BUSY})
 """Obstacles that go away when leases end; the others do not depend on the queue."""
 
 
@@ -188,6 +189,17 @@ def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
     if gpu.allocatable is None:
         return gpu.reading.fault is not None
     return can_be_combined(claim, gpu) and 0 < claim.memory_on(gpu.allocatable) <= gpu.allocatable
+
+
+def shared_by_too_many(gpu: GpuMemory) -> Obstacle:
+    """Return the obstacle on a GPU with free memory that another job would slow down too much."""
+    holders = tuple(sorted(entry.job for entry in gpu.entries))
+    busy = gpu.reading.utilization
+    why = f"{_jobs(holders)} {'keeps' if len(holders) == 1 else 'keep'} it busy"
+    seen = "" if busy is None else f" ({busy} %)"
+    return Obstacle(
+        gpu.uuid, gpu.index, ObstacleKind.BUSY, why + seen, holders, gpu.reading.mig_index
+    )
 
 
 def reserved_for(job: JobId, gpu: GpuMemory) -> Obstacle:

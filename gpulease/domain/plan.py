@@ -7,27 +7,27 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 
-from gpulease.domain.backfill import End, Reservation, expected_end, reserve
+from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
 from gpulease.domain.calendar import Calendar, Occurrence, Stay
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
-from gpulease.domain.job import Job, wait_has_expired
+from gpulease.domain.job import Job, grant, wait_has_expired, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import LimitCheck, OverLimit, RecentUse, UserLimits
 from gpulease.domain.placement import (
-    ENDS_WITH_LEASES,
     Obstacle,
     Placement,
     Refusal,
     find_obstacle,
     granted,
     reserved_for,
+    shared_by_too_many,
 )
 from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
@@ -82,7 +82,6 @@ class WaitReason:
     """Why a job waits, as of one plan."""
 
     refusal: Refusal
-    expected_start_at: datetime | None = None
     reserved: frozenset[GpuUuid] = frozenset()
     """The GPUs with memory reserved for the job."""
     over_limit: OverLimit | None = None
@@ -135,6 +134,8 @@ class Plan:
     """For the job that has waited longest."""
     limits: LimitCheck
     """What the limits of users leave after the grants."""
+    rooms: Mapping[GpuUuid, Room]
+    """What the GPUs have free after the grants."""
     stops_aging: tuple[JobId, ...] = ()
     """The jobs that may not start now: they begin to age again when they may."""
     closed: JobId | None = None
@@ -169,6 +170,23 @@ class Plan:
         return tuple(found.values())
 
     @cached_property
+    def after(self) -> Snapshot:
+        """The snapshot after the grants. It does not share the index, which later passes change."""
+        placements, at = dict(self.grants), self.snapshot.at
+        jobs = [
+            started(job, placements[job.id], at) if job.id in placements else job
+            for job in self.snapshot.jobs
+        ]
+        return replace(
+            self.snapshot,
+            jobs=jobs,
+            queue=None,
+            blocked=self.blocked,
+            gpus=self.gpus,
+            promised=self.promised,
+        )
+
+    @cached_property
     def reserved(self) -> Mapping[GpuUuid, JobId]:
         """The GPUs with reserved memory, and the job that it is reserved for."""
         if self.closed is not None:
@@ -185,7 +203,7 @@ class Plan:
 
     @cached_property
     def waiting(self) -> Mapping[JobId, WaitReason]:
-        """Why each waiting job was not granted. Jobs with the same claim share one object."""
+        """Why each waiting job was not granted. Jobs that differ in nothing share one object."""
         granted_now = {job for job, _ in self.grants}
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
@@ -194,9 +212,7 @@ class Plan:
                 continue
             if job.id not in granted_now:
                 first = self.reservation is not None and self.reservation.job == job.id
-                limit = self.limits.exceeded_by(job)
-                window = _run_time_key(job) if self.snapshot.windows else None
-                key = (job.claim, first, limit, self.promised.get(job.id), window)
+                key = (kind_of(job), first, self.limits.exceeded_by(job), self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -220,6 +236,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.newly_aging(),
         planning.reservation,
         planning.limits,
+        {room.uuid: room for room in planning.rooms},
         planning.stops_aging(),
         planning.closed,
         tuple(planning.making_way.preempts.items()),
@@ -227,6 +244,18 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         planning.blocked,
         planning.calendar,
     )
+
+
+def order_after(decided: Plan) -> Sequence[Job]:
+    """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
+    return _PlanningPass(decided.after).in_order(decided.reservation)
+
+
+def started(job: Job, placement: Placement, at: datetime) -> Job:
+    """Return a queued job as it is after its start."""
+    running = worker_started(grant(job, placement, at), None, None, at)
+    assert running is not None
+    return running
 
 
 def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
@@ -242,7 +271,7 @@ def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], 
 class _PlanningPass:
     """The working state of one planning pass."""
 
-    def __init__(self, snapshot: Snapshot, score: Score) -> None:
+    def __init__(self, snapshot: Snapshot, score: Score = best_fit) -> None:
         gpus = ledgers(snapshot)
         self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
         self.jobs = snapshot.jobs
@@ -288,8 +317,10 @@ class _PlanningPass:
     def _stays(self) -> Iterator[Stay]:
         """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
         for held in self.queue.holding.values():
-            has_limit = held.need.limit_s is not None
-            end = expected_end(held, self.now_s, self.history, self.policy, hard=has_limit)
+            if held.need.limit_s is not None:
+                end = latest_end(held, self.now_s, self.policy)
+            else:
+                end = expected_end(held, self.now_s, self.history, self.policy)
             ends_at = self.at + timedelta(seconds=end - self.now_s)
             for lease in held.job.leases:
                 yield Stay(lease.gpu, held.need.user, ends_at)
@@ -347,16 +378,13 @@ class _PlanningPass:
     def _reserve(self, job: Job, need: Need) -> Reservation | None:
         hard = self._is_hard(job)
         ends = [
-            End(
-                self._end_of(held, hard=hard),
-                tuple((lease.gpu, lease.memory) for lease in held.job.leases),
-                held.job.claim.exclusive,
-                held.need.utilization(self.history, self.policy),
-            )
+            self._end(held, [(lease.gpu, lease.memory) for lease in held.job.leases], hard=hard)
             for held in self.queue.holding.values()
         ]
         for started, placement in self.grants.items():
-            ends.append(self._end_of_started(started, placement, hard=hard))
+            begun = self.queue.jobs[started]
+            held = Holding(begun, self.queue.need(begun), self.now_s)
+            ends.append(self._end(held, placement.allocations, hard=hard))
         return reserve(
             job.id,
             job.claim,
@@ -369,19 +397,15 @@ class _PlanningPass:
             latest_starts=self._latest_starts(need),
         )
 
-    def _end_of(self, held: Holding, *, hard: bool) -> float:
-        """Return when the memory of a job is expected to be free, for one that may preempt."""
-        if held.need.preemptible:
-            return self.now_s
-        return expected_end(held, self.now_s, self.history, self.policy, hard=hard)
-
-    def _end_of_started(self, job_id: JobId, placement: Placement, *, hard: bool) -> End:
-        job = self.queue.jobs[job_id]
-        held = Holding(job, self.queue.need(job), self.now_s)
+    def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
+        """Return when the memory of a job is expected to be free; at once if it makes way."""
+        latest = self.now_s if held.need.preemptible else latest_end(held, self.now_s, self.policy)
+        expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
         return End(
-            expected_end(held, self.now_s, self.history, self.policy, hard=hard),
-            placement.allocations,
-            job.claim.exclusive,
+            latest if hard else expected,
+            latest,
+            memory,
+            held.job.claim.exclusive,
             held.need.utilization(self.history, self.policy),
         )
 
@@ -402,11 +426,16 @@ class _PlanningPass:
         groups = self._groups_that_fit(preemptible=preemptible)
         self._try_in_order(groups, self._start)
 
-    def _try_in_order(self, groups: Iterable[Group], attempt: Callable[[Job, Need], bool]) -> None:
+    def _try_in_order(
+        self,
+        groups: Iterable[Group],
+        attempt: Callable[[Job, Need], bool],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Call `attempt` for the jobs of each group by descending score, until one fails."""
         heap = [entry for group in groups if (entry := self._entry(group, 0))]
         heapq.heapify(heap)
-        while heap:
+        while heap and goes_on():
             rank, score, _, position, group = heapq.heappop(heap)
             fresh = self._entry(group, position)
             if fresh is None:
@@ -420,6 +449,20 @@ class _PlanningPass:
                 following = self._entry(group, fresh[3] + 1)
                 if following is not None:
                     heapq.heappush(heap, following)
+
+    def in_order(self, reservation: Reservation | None) -> list[Job]:
+        """Return the waiting jobs in the order in which they are tried; start none."""
+        first = None if reservation is None else self.queue.jobs[reservation.job]
+        found = [] if first is None else [first]
+
+        def note(job: Job, _need: Need) -> bool:
+            if job is not first:
+                found.append(job)
+            return True
+
+        every = (group for groups in self.queue.groups.values() for group in groups.values())
+        self._try_in_order(every, note)
+        return found
 
     def _entry(self, group: Group, position: int) -> tuple[int, float, JobId, int, Group] | None:
         """Return the next job of a group for the heap; None if there is none."""
@@ -453,7 +496,7 @@ class _PlanningPass:
         ]
         held_back = self._is_held_back(need)
         if held_back:
-            able = [room for room in able if self._beside(job.claim, utilization, room)]
+            able = self._beside(job.claim, utilization, able)
         chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
@@ -462,25 +505,19 @@ class _PlanningPass:
 
     def _is_held_back(self, need: Need) -> bool:
         """Tell whether a job that starts now may take what is reserved for another one."""
-        if self.reservation is None or need.preemptible:
+        kept = self.reservation
+        if kept is None or need.preemptible:
             return False
-        return self._outlasts(need, self.reservation)
+        return kept.is_outlasted_by(need, self.now_s, self.history, self.policy)
 
-    def _outlasts(self, need: Need, reservation: Reservation) -> bool:
-        """Tell whether a job that starts now may run into a reservation."""
-        if reservation.hard:
-            unlimited = self.policy.unlimited_run_time.total_seconds()
-            span = unlimited if need.limit_s is None else need.limit_s
-        else:
-            span = self.policy.backfill_factor * need.run_time(self.history, self.policy)
-            span = span if need.limit_s is None else min(span, need.limit_s)
-        return self.now_s + span > reservation.at_s
-
-    def _beside(self, claim: Claim, utilization: float, room: Room) -> bool:
-        """Tell whether a job fits beside the reserved one, on one GPU."""
-        assert self.reservation is not None
-        later = self.reservation.rooms.get(room.uuid)
-        return later is None or (fits(claim, later) and later.shares(utilization, self.policy))
+    def _beside(self, claim: Claim, utilization: float, rooms: Iterable[Room]) -> list[Room]:
+        """Return the GPUs where a claim fits beside the reserved job."""
+        kept = self.reservation
+        return [
+            room
+            for room in rooms
+            if kept is None or kept.leaves(room.uuid, claim, utilization, self.policy)
+        ]
 
     def _grant(
         self,
@@ -526,7 +563,7 @@ class _PlanningPass:
         if self.making_way.is_possible:
             every = (group for groups in self.queue.groups.values() for group in groups.values())
             others = (group for group in every if not group.need.preemptible)
-            self._try_in_order(others, self._make_way_for)
+            self._try_in_order(others, self._make_way_for, lambda: self.making_way.is_possible)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
         """Have the jobs make way without which a job fits; return whether it has room then."""
@@ -536,7 +573,7 @@ class _PlanningPass:
             return False
         wanted, able = self._wanted(need), self._open_to(need, self.rooms)
         if self._is_held_back(need):
-            able = [room for room in able if self._beside(job.claim, wanted.utilization, room)]
+            able = self._beside(job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
         self._count(job, need)
@@ -596,85 +633,60 @@ class _PlanningPass:
         return islice(left, self.policy.aging_jobs)
 
 
+def kind_of(job: Job) -> Hashable:
+    """Return what decides why a job waits: waiting jobs with the same kind wait for the same."""
+    return job.claim, job.owner.user, job.usage.fingerprint
+
+
 def why_waiting(plan_: Plan, job: Job) -> WaitReason:
     """Return why `job` waits, as of a plan that may not know it."""
     over = plan_.limits.exceeded_by(job)
     if over is not None:
-        return WaitReason(Refusal(()), over.until_at, over_limit=over)
+        return WaitReason(Refusal(()), over_limit=over)
     obstacles = []
     fitting = []
+    need = Queue(capacity(plan_.gpus)).need_of(job)
     for gpu in plan_.gpus:
-        own = find_obstacle(job.claim, gpu) or _window_ahead(plan_, job, gpu)
-        first = plan_.reserved.get(gpu.uuid)
-        if own is not None:
-            obstacles.append(own)
-        elif first is not None and first != job.id:
-            obstacles.append(reserved_for(first, gpu))
-        else:
+        obstacle = (
+            find_obstacle(job.claim, gpu)
+            or _window_ahead(plan_, job, need, gpu)
+            or _why_kept(plan_, need, job.id, gpu)
+        )
+        if obstacle is None:
             fitting.append(gpu.uuid)
+        else:
+            obstacles.append(obstacle)
     refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
-    ends = {each.id: each.expires_at for each in plan_.snapshot.jobs if each.holds_memory}
-    start = expected_start(job.claim, refusal, plan_.gpus, ends, plan_.snapshot.at)
     mine = plan_.reservation is not None and plan_.reservation.job == job.id
     reserved = frozenset(plan_.reserved) if mine else frozenset()
-    return WaitReason(refusal, start, reserved)
+    return WaitReason(refusal, reserved=reserved)
 
 
-def _window_ahead(plan_: Plan, job: Job, gpu: GpuMemory) -> Obstacle | None:
+def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
+    """Return why a GPU with enough free memory is kept from a job."""
+    snapshot, reservation = plan_.snapshot, plan_.reservation
+    history, policy = snapshot.history, snapshot.policy
+    utilization = need.utilization(history, policy)
+    if not plan_.rooms[gpu.uuid].shares(utilization, policy):
+        return shared_by_too_many(gpu)
+    if plan_.closed not in (None, job):
+        return reserved_for(plan_.closed, gpu)
+    if not fits(need.claim, plan_.rooms[gpu.uuid]) and gpu.uuid in plan_.reserved:
+        return reserved_for(plan_.reserved[gpu.uuid], gpu)
+    if reservation is None or reservation.job == job or need.preemptible:
+        return None
+    at_s = snapshot.at.timestamp()
+    if reservation.leaves(gpu.uuid, need.claim, utilization, policy) or not (
+        reservation.is_outlasted_by(need, at_s, history, policy)
+    ):
+        return None
+    return reserved_for(reservation.job, gpu)
+
+
+def _window_ahead(plan_: Plan, job: Job, need: Need, gpu: GpuMemory) -> Obstacle | None:
     snapshot = plan_.snapshot
     if plan_.calendar.first_against(job.owner.user, gpu.uuid) is None:
         return None
-    need = (snapshot.queue or Queue(capacity(plan_.gpus))).need_of(job)
     longest = timedelta(seconds=need.longest_s(snapshot.history, snapshot.policy))
     certain = need.limit_s is not None
     return plan_.calendar.obstacle(job.owner.user, gpu, snapshot.at, longest, certain=certain)
-
-
-def _run_time_key(job: Job) -> Hashable:
-    """Return what decides whether a job ends before a window, besides its claim."""
-    return job.owner.user, job.usage.fingerprint
-
-
-def expected_start(
-    claim: Claim,
-    refusal: Refusal,
-    gpus: Sequence[GpuMemory],
-    ends: Mapping[JobId, datetime | None],
-    now: datetime,
-) -> datetime | None:
-    """Return when `claim` fits if every job runs until its time limit; None if unknown.
-
-    Args:
-        claim: what was refused.
-        refusal: the reasons.
-        gpus: the ledgers that it was refused on.
-        ends: the end of each job that holds memory; None for one without a time limit.
-        now: the time of the refusal.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    moments = [now] * len(refusal.fits)
-    for each in refusal.obstacles:
-        if each.kind not in ENDS_WITH_LEASES:
-            continue
-        moment = _free_at(claim, by_uuid[each.gpu], ends)
-        if moment is not None:
-            moments.append(max(now, moment))
-    return sorted(moments)[claim.gpus - 1] if len(moments) >= claim.gpus else None
-
-
-def _free_at(
-    claim: Claim, gpu: GpuMemory, ends: Mapping[JobId, datetime | None]
-) -> datetime | None:
-    """Return when enough leases on one GPU have ended, in the order of their time limits."""
-    memory = claim.memory_on(gpu.allocatable or 0)
-    free = (gpu.allocatable or 0) - (gpu.unmanaged or 0) - gpu.committed
-    known = [(end, held) for held in gpu.entries if (end := ends.get(held.job)) is not None]
-    left = {held.job for held in gpu.entries}
-    exclusive = {held.job for held in gpu.entries if held.exclusive}
-    for end, held in sorted(known, key=lambda pair: pair[0]):
-        free += held.committed
-        left.discard(held.job)
-        empty_enough = not left if claim.exclusive or gpu.one_process else not (left & exclusive)
-        if free >= memory and empty_enough:
-            return end
-    return None

@@ -21,7 +21,7 @@ _RANKS = 2 * len(Priority)
 """Of priority classes; those of preemptible jobs are the second half."""
 RESTART_S = 60.0
 """What a restart costs besides the lost work: of two ways, the one with fewer jobs is better."""
-_MOST_TRIED = 50
+_MOST_TRIED = 20
 """Claims without a way after which a pass looks for no more."""
 
 
@@ -99,6 +99,8 @@ def _way(
     wanted: Wanted, rooms: Sequence[Room], in_order: Sequence[Preemptible]
 ) -> tuple[Preemptible, ...] | None:
     """Return the first of the jobs that are enough, without those that are not needed."""
+    if not wanted.room(without(rooms, in_order)):
+        return None
     left = {room.uuid: room.copy() for room in rooms}
     going: list[Preemptible] = []
     for each in in_order:
@@ -106,8 +108,6 @@ def _way(
             break
         _release(left, each)
         going.append(each)
-    if not wanted.room(left.values()):
-        return None
     for each in sorted(going, key=_by_loss, reverse=True):
         others = [other for other in going if other is not each]
         if wanted.room(without(rooms, others)):
@@ -168,8 +168,8 @@ class MakingWay:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a job can make way, or does."""
-        return bool(self._running or self._going)
+        """Whether a job can make way, or does, and it is worth looking for a way."""
+        return bool(self._running or self._going) and len(self._no_way) < _MOST_TRIED
 
     def make_room(
         self, job: JobId, wanted: Wanted, rooms: Sequence[Room], able: Sequence[Room]
@@ -183,7 +183,7 @@ class MakingWay:
             able: those that the job may use.
         """
         tried = wanted.claim, frozenset(room.uuid for room in able)
-        if tried in self._no_way or len(self._no_way) >= _MOST_TRIED:
+        if tried in self._no_way:
             return False
         later = without(able, self._going.values())
         way = who_makes_way(wanted, later, self._running.values())

@@ -13,6 +13,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
+
 from gpulease.domain.enforcement import EnforcementLevel
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
@@ -157,7 +159,7 @@ class JobRunner:
                     yield each
                 return
             lost = isinstance(event, shim_control.Lost)
-            news = await self._end_leftovers(job) if lost else _worker_news(event)
+            news = await self._end_leftovers(job) if lost else _worker_news(job, event)
             if news is not None:
                 yield news
 
@@ -293,7 +295,7 @@ _OUTCOMES = {
 }
 
 
-def _worker_news(event: shim_control.ShimEvent) -> WorkerNews | None:
+def _worker_news(job: Job, event: shim_control.ShimEvent) -> WorkerNews | None:
     match event:
         case shim_control.Started():
             return WorkerStarted(event.pid, event.shim_pid, event.started_at)
@@ -302,15 +304,16 @@ def _worker_news(event: shim_control.ShimEvent) -> WorkerNews | None:
         case shim_control.MainExited():
             return MainExited(Exit(event.exit_code, event.signal), event.at)
         case shim_control.Exited():
-            return _exited(event)
+            return _exited(job, event)
         case shim_control.Lost() | shim_control.Missing():
             return None
 
 
-def _exited(event: shim_control.Exited) -> WorkerExited:
+def _exited(job: Job, event: shim_control.Exited) -> WorkerExited:
     outcome = _OUTCOMES.get(event.reason, Outcome.CANCELLED)
     exit_ = Exit(event.exit_code, event.signal)
     if event.failed is not None:
         exit_ = Exit(event.failed.exit_code)
     detail = event.failed.message if event.failed is not None else None
-    return WorkerExited(outcome, exit_, event.ended_at, detail)
+    rebooted = job.started_at is not None and job.started_at.timestamp() < psutil.boot_time()
+    return WorkerExited(outcome, exit_, event.ended_at, detail, event.terminated and rebooted)

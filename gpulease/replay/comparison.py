@@ -11,6 +11,7 @@ from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, replay
 from gpulease.replay.metrics import Figures, UserFigures, by_user, figures
 from gpulease.replay.placements import placement_named
+from gpulease.replay.predictions import EVERY, StartErrors, StartPredictions
 from gpulease.replay.trace import Run, Server, TraceJob
 
 _FEW_JOBS = 500
@@ -40,6 +41,8 @@ class Result:
     runs: list[Run]
     figures: Figures
     users: list[UserFigures]
+    starts: StartErrors | None = None
+    """How good predictions of starts were; None for what is compared with, or if no job waited."""
 
 
 def baselines(asked: Settings) -> list[Settings]:
@@ -51,16 +54,24 @@ def baselines(asked: Settings) -> list[Settings]:
 def compare(
     jobs: Sequence[TraceJob], servers: Sequence[Server], all_settings: Sequence[Settings]
 ) -> list[Result]:
-    """Return the replays of `jobs` under each of the settings, in that order."""
+    """Return the replays of `jobs` under each of the settings, in that order.
+
+    For the first of them, starts are predicted.
+    """
     one = partial(_result, jobs, servers)
+    predicts = [True, *(False for _ in all_settings[1:])]
     if len(jobs) <= _FEW_JOBS:
-        return [one(settings) for settings in all_settings]
+        return list(map(one, all_settings, predicts))
     workers = min(len(all_settings), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return list(pool.map(one, all_settings))
+        return list(pool.map(one, all_settings, predicts))
 
 
-def _result(jobs: Sequence[TraceJob], servers: Sequence[Server], settings: Settings) -> Result:
+def _result(
+    jobs: Sequence[TraceJob], servers: Sequence[Server], settings: Settings, predicts: bool
+) -> Result:
+    every = EVERY if len(jobs) > _FEW_JOBS else 1
+    predictions = StartPredictions(every) if predicts else None
     runs = replay(
         jobs,
         servers,
@@ -68,5 +79,7 @@ def _result(jobs: Sequence[TraceJob], servers: Sequence[Server], settings: Setti
         whole_gpus=settings.whole_gpus,
         contention=Contention(settings.contention),
         placement=placement_named(settings.placement, jobs),
+        observe=predictions,
     )
-    return Result(settings, runs, figures(runs, servers), by_user(runs))
+    starts = predictions.errors(runs) if predictions else None
+    return Result(settings, runs, figures(runs, servers), by_user(runs), starts)

@@ -15,7 +15,9 @@ from starlette.types import ASGIApp
 from gpulease import __version__
 from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
 from gpulease.server.auth import Access
+from gpulease.server.changes import ChangeHandlers
 from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.explain import ExplainHandlers
 from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
@@ -28,9 +30,11 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
+    EditRequest,
     ExtendRequest,
     HoldRequest,
     KeepRequest,
+    MoveRequest,
     NestedRequest,
     PauseRequest,
     ReserveRequest,
@@ -41,9 +45,11 @@ from gpulease.wire.requests import (
 from gpulease.wire.views import (
     CancelledView,
     DoctorView,
+    EditedView,
     EnvironmentView,
     ErrorBody,
     ErrorReply,
+    ExplainView,
     GpuAvailabilityView,
     HistoryView,
     JobList,
@@ -84,7 +90,9 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     caller sees.
     """
     jobs, holds = JobHandlers(context), HoldHandlers(context)
+    changes = ChangeHandlers(context)
     machine, usage = MachineHandlers(context), UsageHandlers(context)
+    explain = ExplainHandlers(context)
     history = HistoryHandlers(context)
     windows = WindowHandlers(context)
     everyone, submitter = Access.ANYONE, Access.SUBMITTER
@@ -103,6 +111,9 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(get, "/jobs/{job_id}/watch", everyone, "", jobs.watch, JSON_LINES),
         Route(post, "/jobs/wait", everyone, "", jobs.wait, JSON_LINES, WaitRequest),
         Route(post, "/nested", everyone, "", holds.nested, NestedView, NestedRequest),
+        Route(
+            post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
+        ),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
         Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),
@@ -117,9 +128,11 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(post, "/jobs/{job_id}/requeue", manager, "requeue", jobs.requeue, JobView),
         Route(
-            post, "/jobs/cancel", each, "cancel", jobs.cancel_all, CancelledView,
+            post, "/jobs/cancel", each, "cancel", changes.cancel, CancelledView,
             CancelJobsRequest,
         ),
+        Route(post, "/jobs/edit", each, "edit", changes.edit, EditedView, EditRequest),
+        Route(post, "/jobs/move", each, "move", changes.move, EditedView, MoveRequest),
         Route(
             post, "/jobs/{job_id}/extend", manager, "extend", jobs.extend, JobView, ExtendRequest
         ),

@@ -21,6 +21,7 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
+from gpulease.service.explaining import Explainer
 from gpulease.service.health import Drains
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
@@ -43,6 +44,7 @@ class RequestContext:
 
     scheduler: Scheduler
     job_views: JobViews
+    explainer: Explainer
     machine_views: MachineViews
     listings: Listings
     clock: Clock
@@ -100,6 +102,11 @@ class RequestContext:
 def caller_of_request(request: Request) -> Caller:
     """Return the process that sent a request."""
     return caller_in(dict(request.scope))
+
+
+def acting_on(caller: Caller, job: Job) -> str:
+    """Return who acts on a job: its owner by the name on record, which may have changed since."""
+    return job.owner.user if caller.uid == job.owner.uid else caller.user
 
 
 def slot_of_request(request: Request) -> RequestSlot:

@@ -6,6 +6,7 @@ Nothing here looks at the machine: `service.submission` decides whether it can g
 import shlex
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import PurePosixPath
@@ -13,7 +14,7 @@ from pathlib import PurePosixPath
 from gpulease.domain.job import EarlySignal, Invocation, Job, JobUsage, TerminalSettings
 from gpulease.domain.lease import Claim
 from gpulease.domain.memory_estimate import fingerprint_of
-from gpulease.errors import BadValue
+from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.auth import Caller
 from gpulease.server.queue_requests import dependencies_of, indices_of, queue_options_of
 from gpulease.server.validation import (
@@ -30,6 +31,7 @@ from gpulease.server.validation import (
     span,
     within,
 )
+from gpulease.service.editing import Edit
 from gpulease.service.idleness import KEPT_FOR, LONGEST_KEPT
 from gpulease.service.ports import Submission
 from gpulease.setting_parsers import LONGEST_GRACE
@@ -39,7 +41,9 @@ from gpulease.wire.requests import (
     LONGEST_NAME,
     ClaimRequest,
     EarlySignalRequest,
+    EditRequest,
     KeepRequest,
+    QueueRequest,
     SubmitRequest,
     TerminalRequest,
 )
@@ -97,6 +101,63 @@ def submission_of(
         after=dependencies_of(request.queue.after),
         indices=indices_of(request.queue.array),
     )
+
+
+def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
+    """Return the new values of waiting jobs.
+
+    Raises:
+        BadValue: a field is out of range, or none is given.
+        NotAllowed: only admins may ask for it.
+    """
+    if replace(asked, jobs=[], only_waiting=False) == EditRequest([]):
+        raise BadValue("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G")
+    try:
+        return _edit_of(asked, is_admin=is_admin)
+    except (BadValue, NotAllowed) as error:
+        # The checks of a field speak of a submission.
+        message = error.message.replace("cannot submit", "cannot edit", 1)
+        raise type(error)(message, error.hint) from None
+
+
+def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
+    given = ClaimRequest(asked.memory, asked.share, 1 if asked.gpus is None else asked.gpus)
+    has_limit = asked.time_limit not in (None, 0)
+    claim = claim_of(replace(given, time_limit=asked.time_limit if has_limit else None), _ANY)
+    begins_now = asked.begin_at == "now"
+    queue = queue_options_of(
+        QueueRequest(
+            priority=asked.priority or "normal",
+            nice=asked.nice or 0,
+            begin_at=None if begins_now else asked.begin_at,
+        ),
+        is_admin=is_admin,
+    )
+    return Edit(
+        claim=_given(
+            memory=(claim.memory, asked.memory is not None or asked.share is not None),
+            gpus=(claim.gpus, asked.gpus is not None),
+            time_limit=(claim.time_limit, asked.time_limit is not None),
+        ),
+        options=_given(
+            priority=(queue.priority, asked.priority is not None),
+            nice=(queue.nice, asked.nice is not None),
+            held=(asked.held, asked.held is not None),
+            begin_at=(queue.begin_at, asked.begin_at is not None),
+        ),
+        name=None if asked.name is None else checked_name(asked.name),
+        after=None if asked.after is None else dependencies_of(asked.after),
+        by_admin=is_admin,
+    )
+
+
+_ANY = Defaults(1)
+"""For a claim of which only the given fields are used."""
+
+
+def _given(**fields: tuple[object, bool]) -> dict[str, object]:
+    """Return the values of the fields that are given."""
+    return {name: value for name, (value, is_given) in fields.items() if is_given}
 
 
 def _names_no_size(asked: ClaimRequest) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gpulease.domain.eligibility import Block
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
+from gpulease.domain.explain import Explanations, Suggestion, behind
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, UserUsage
@@ -18,6 +19,7 @@ from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.reasons import WaitReasonCache, exit_status, reason
+from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
@@ -35,6 +37,7 @@ from gpulease.wire.views import (
     PoolView,
     QueueView,
     ReportView,
+    SuggestionView,
     UnheldView,
     UseView,
 )
@@ -70,9 +73,14 @@ class JobViews:
     """Draws jobs from the latest plan and observation of the scheduler. For one thread."""
 
     def __init__(
-        self, scheduler: Scheduler, processes: ProcessFinder, sources: ViewSources
+        self,
+        scheduler: Scheduler,
+        processes: ProcessFinder,
+        sources: ViewSources,
+        explainer: Explainer,
     ) -> None:
         self._scheduler = scheduler
+        self._explainer = explainer
         self._processes = processes
         self._sources = sources
         self._positions = QueuePositions(scheduler)
@@ -94,6 +102,8 @@ class JobViews:
         plan = self._scheduler.plan if job.state is State.QUEUED else None
         block = None if plan is None else plan.blocked.get(job.id)
         waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
+        explained = self._explainer.latest
+        start = explained.starts.get(job.id) if explained and plan else None
         why_now = self._scheduler.closed or (waits.why if waits else None)
         why, hint = reason(job, why_now if block is None else self._sentence(block))
         idle_since_at, idle_ends_at = self._idle(job)
@@ -106,8 +116,8 @@ class JobViews:
             reason=why or None,
             hint=hint,
             outcome=job.outcome.value if job.outcome else None,
-            position=self._positions.of(job),
-            expected_start_at=instant(waits.expected_start_at) if waits else None,
+            position=self._positions.of(job, explained),
+            expected_start_at=instant(whole_minute(start.at)) if start else None,
             command=job.command,
             claim=claim_view(job.claim),
             leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
@@ -130,6 +140,7 @@ class JobViews:
             idle_ends_at=idle_ends_at,
             refusals=waits.refusals if waits else [],
             waits_for=waits.waits_for if waits else [],
+            behind=None if plan is None else behind(plan, job.id),
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
@@ -245,34 +256,39 @@ class JobViews:
 
 
 class QueuePositions:
-    """The position of each queued job, counted once for each plan."""
+    """The position of each queued job, as of the latest explanations."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._plan: Plan | None = None
-        self._queue: list[JobId] = []
-        """Ids in ascending order, which is the order of the queue."""
+        self._explanations: Explanations | None = None
+        self._newer: list[JobId] = []
+        """Jobs that the plan does not know, by id: until the next pass they come last."""
 
-    def of(self, job: Job) -> int | None:
+    def of(self, job: Job, explanations: Explanations | None) -> int | None:
         """Return the position of a job, 1 for the next; None unless it is queued."""
         if job.state is not State.QUEUED:
             return None
-        if self._plan is not self._scheduler.plan:
-            self._plan, self._queue = self._scheduler.plan, []
-        if _is_blocked(job, self._plan):
+        if explanations is not self._explanations:
+            self._explanations, self._newer = explanations, []
+        if _is_blocked(job, self._scheduler.plan):
             return None
-        queue = self._queue
-        if not queue or job.id > queue[-1]:
-            queue.extend(self._newer_than(queue[-1] if queue else JobId(0)))
-        index = bisect_left(queue, job.id)
-        return index + 1 if index < len(queue) and queue[index] == job.id else None
+        positions = explanations.positions if explanations else {}
+        newest = explanations.newest if explanations else JobId(0)
+        if job.id <= newest:
+            return positions.get(job.id)
+        newer = self._newer
+        if not newer or job.id > newer[-1]:
+            newer.extend(self._newer_than(newer[-1] if newer else newest))
+        index = bisect_left(newer, job.id)
+        found = index < len(newer) and newer[index] == job.id
+        return len(positions) + index + 1 if found else None
 
     def _newer_than(self, last: JobId) -> list[JobId]:
         newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
         return [
             each.id
             for each in newer
-            if each.state is State.QUEUED and not _is_blocked(each, self._plan)
+            if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
         ][::-1]
 
 
@@ -280,11 +296,21 @@ def _is_blocked(job: Job, plan: Plan | None) -> bool:
     return job.queue.held or bool(job.queue.after) or (plan is not None and job.id in plan.blocked)
 
 
+def suggestion_view(suggestion: Suggestion) -> SuggestionView:
+    """Return a suggestion as a wire object."""
+    return SuggestionView(suggestion.options, suggestion.before)
+
+
 def instant(at: datetime | None) -> str | None:
     """Return an instant in ISO 8601, in UTC with milliseconds; None stays None."""
     if at is None:
         return None
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def whole_minute(at: datetime) -> datetime:
+    """Round up: a prediction is not exact, and a stream of jobs shows each change."""
+    return at + timedelta(seconds=-at.timestamp() % 60)
 
 
 def _seconds(span: timedelta | None) -> float | None:

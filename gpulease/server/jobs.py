@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from math import inf
 
 import msgspec
@@ -21,6 +20,7 @@ from gpulease.server.auth import Caller
 from gpulease.server.context import (
     LARGEST_ID,
     RequestContext,
+    acting_on,
     caller_of_request,
     encoded_response,
     json_response,
@@ -28,11 +28,11 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
-from gpulease.server.job_sets import chosen_by, is_element
+from gpulease.server.job_sets import is_element
+from gpulease.server.job_views import suggestion_view
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.requests import (
-    CancelJobsRequest,
     CancelRequest,
     ExtendRequest,
     KeepRequest,
@@ -40,7 +40,6 @@ from gpulease.wire.requests import (
     WaitRequest,
     to_wire,
 )
-from gpulease.wire.views import CancelledView
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"
@@ -52,8 +51,6 @@ _LOOK_EVERY_S = 0.1
 _MOST_LISTED = 10_000
 _MOST_WAITED = 20_000
 """Jobs that one request waits for: as many as a user may have in the queue, twice."""
-_MOST_NAMED = 20
-"""Jobs in the answer to a change of many."""
 
 
 class JobHandlers:
@@ -118,9 +115,19 @@ class JobHandlers:
         count = None
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(context.processes.count, job)
+        await context.explainer.refresh()
+        smallest = context.scheduler.policy.smallest_lease
+        suggested = await context.explainer.suggestions(job, smallest)
         caller = caller_of_request(request)
         view = context.view_for(caller, job, with_events=True)
-        return json_response(replace(view, processes=count, cwd=self._cwd(job, caller)))
+        return json_response(
+            replace(
+                view,
+                processes=count,
+                cwd=self._cwd(job, caller),
+                suggestions=[suggestion_view(each) for each in suggested],
+            )
+        )
 
     def _cwd(self, job: Job, caller: Caller) -> str | None:
         """Return the working directory of a live job, for its owner."""
@@ -143,6 +150,8 @@ class JobHandlers:
         while True:
             change = self._context.scheduler.next_change
             job = self._job(job_id)
+            if job.state is State.QUEUED:
+                await self._context.explainer.refresh()
             view = self._context.view_for(caller, job)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"
@@ -199,29 +208,13 @@ class JobHandlers:
         caller, job = caller_of_request(request), self._job(job_id)
         asked = read_body(CancelRequest, await request.body() or b"{}")
         grace = cancel_grace_of(asked.grace, f"job {job.label}")
-        cancelled = await self._context.scheduler.cancel(job.id, _by(caller, job), grace)
+        cancelled = await self._context.scheduler.cancel(job.id, acting_on(caller, job), grace)
         return json_response(self._context.view_for(caller, cancelled))
-
-    async def cancel_all(self, request: Request) -> Response:
-        """Cancel all jobs that match, in one transaction."""
-        caller, context = caller_of_request(request), self._context
-        asked = read_body(CancelJobsRequest, await request.body())
-        grace = cancel_grace_of(asked.grace, "these jobs")
-        chosen = chosen_by(asked, caller, context.rights)
-        await slot_of_request(request).for_expensive()
-        cancelled = await context.scheduler.cancel_all(chosen, partial(_by, caller), grace)
-        return json_response(
-            CancelledView(
-                len(cancelled),
-                sum(job.state is not State.ENDED for job in cancelled),
-                [context.view_for(caller, job) for job in cancelled[:_MOST_NAMED]],
-            )
-        )
 
     async def requeue(self, request: Request, job_id: int) -> Response:
         """Stop a running job, and queue it again when it has ended."""
         caller, job = caller_of_request(request), self._job(job_id)
-        stopped = await self._context.scheduler.requeue(job.id, _by(caller, job))
+        stopped = await self._context.scheduler.requeue(job.id, acting_on(caller, job))
         return json_response(self._context.view_for(caller, stopped))
 
     async def extend(self, request: Request, job_id: int) -> Response:
@@ -236,14 +229,14 @@ class JobHandlers:
         by = timedelta(seconds=by_s)
         scheduler, is_admin = self._context.scheduler, self._context.rights.is_admin(caller)
         limits = NO_LIMITS if is_admin else scheduler.policy.limits(job.owner)
-        extended = await scheduler.extend(job.id, by, _by(caller, job), limits)
+        extended = await scheduler.extend(job.id, by, acting_on(caller, job), limits)
         return json_response(self._context.view_for(caller, extended))
 
     async def keep(self, request: Request, job_id: int) -> Response:
         """Allow a job to be idle for some time."""
         caller, job = caller_of_request(request), self._job(job_id)
         span = keep_span_of(read_body(KeepRequest, await request.body() or b"{}"), job)
-        kept = await self._context.scheduler.keep(job.id, span, _by(caller, job))
+        kept = await self._context.scheduler.keep(job.id, span, acting_on(caller, job))
         return json_response(self._context.view_for(caller, kept))
 
     async def logs(
@@ -286,8 +279,3 @@ class JobHandlers:
 
     def _job(self, job_id: int) -> Job:
         return self._context.existing_job(job_id)
-
-
-def _by(caller: Caller, job: Job) -> str:
-    """Return who acts on a job: its owner by the name on record, which may have changed since."""
-    return job.owner.user if caller.uid == job.owner.uid else caller.user

@@ -14,6 +14,7 @@ from gpulease.domain.job import Job
 from gpulease.server.job_views import JobViews
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.redaction import redact_list, redact_status
+from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Clock
 from gpulease.wire.views import JobList, StatusView
 
@@ -28,11 +29,14 @@ class _Status(NamedTuple):
 class Listings:
     """Draws listings as JSON, one after the other."""
 
-    def __init__(self, jobs: JobViews, machine: MachineViews, clock: Clock) -> None:
+    def __init__(
+        self, jobs: JobViews, machine: MachineViews, clock: Clock, explainer: Explainer
+    ) -> None:
         """`jobs` and `machine` are used in the thread of the listings only."""
         self._jobs = jobs
         self._machine = machine
         self._clock = clock
+        self._explainer = explainer
         self._thread = ThreadPoolExecutor(1, "listings")
         self._next: asyncio.Task[_Status] | None = None
         self._drawing = asyncio.Lock()
@@ -54,6 +58,7 @@ class Listings:
             return await self._in_thread(self._status)
 
     def _status(self) -> _Status:
+        self._explainer.refresh_here()
         live = self._machine.live()
         view = self._machine.status(live, self._clock.now())
         view.jobs = [self._jobs.job(job) for job in live]
@@ -68,6 +73,7 @@ class Listings:
         """Return the jobs that `find` returns; `to_owner` tells which the caller owns."""
 
         def draw() -> bytes:
+            self._explainer.refresh_here()
             view = JobList([self._jobs.job(job, to_owner=to_owner(job)) for job in find()])
             return msgspec.json.encode(
                 view if redacted_for is None else redact_list(view, redacted_for)

@@ -1,16 +1,15 @@
 """Why a job waits and how it ended, as sentences and numbers.
 
-In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it once per claim.
+In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
-from gpulease.domain.plan import Plan, WaitReason, why_waiting
+from gpulease.domain.plan import Plan, WaitReason, kind_of, why_waiting
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
 from gpulease.wire.requests import spoken
 from gpulease.wire.views import RefusalView
@@ -69,7 +68,6 @@ class WaitExplanation:
     """Why a queued job waits, as of one plan."""
 
     why: str | None
-    expected_start_at: datetime | None
     refusals: list[RefusalView]
     waits_for: list[int]
 
@@ -79,25 +77,25 @@ class WaitReasonCache:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._by_claim: dict[Claim, WaitExplanation] = {}
-        """Of the jobs that the plan did not look at: those with one claim wait for the same."""
+        self._newer: dict[Hashable, WaitExplanation] = {}
+        """Of the jobs that the plan does not know."""
 
     def of(self, job: Job, plan: Plan) -> WaitExplanation:
         """Return why a queued job waits."""
         if plan is not self._plan:
-            self._plan, self._by_claim = plan, {}
+            self._plan, self._newer = plan, {}
         if job.id in plan.waiting:
-            return _explanation(job.claim, plan.waiting[job.id], len(plan.gpus))
-        if job.claim not in self._by_claim:
-            drawn = _explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
-            self._by_claim[job.claim] = drawn
-        return self._by_claim[job.claim]
+            return explanation(job.claim, plan.waiting[job.id], len(plan.gpus))
+        kind = kind_of(job)
+        if kind not in self._newer:
+            self._newer[kind] = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
+        return self._newer[kind]
 
 
-def _explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
+def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
+    """Return a reason as numbers and sentences, on a machine with so many GPUs."""
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
-        waiting.expected_start_at,
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
         list(waiting.refusal.waits_for),
     )
@@ -113,11 +111,21 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
         return f"no room for {claim} before {_one_of(leased)} ends"
+    busy = [each for each in obstacles if each.kind is ObstacleKind.BUSY]
+    if busy:
+        return f"the GPUs with room for {claim} are busy until {_one_of(busy)} ends"
     reserved = [each for each in obstacles if each.waits_for]
     if reserved:
         return f"waits its turn behind {_one_of(reserved)}"
     # None just after submission: the next pass is moments away, and most jobs never wait.
-    return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles) or None
+    gpus: dict[str, list[str]] = {}
+    for each in obstacles:
+        gpus.setdefault(each.why, []).append(each.label)
+    return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in gpus.items()) or None
+
+
+def _gpus(labels: Sequence[str]) -> str:
+    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
 
 
 def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:

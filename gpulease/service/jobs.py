@@ -214,7 +214,7 @@ def note_exited(
             return job
         if settle is not None:
             changed = settle(tx, job, changed)
-        changed = after_end(tx, job, changed)
+        changed = after_end(tx, job, changed, by_shutdown=news.by_shutdown)
         how = news.outcome if job.holder is None else outcome
         tx.save(changed, Event(news.at, Trigger.WORKER_EXITED, how))
     return changed

@@ -430,6 +430,8 @@ class WorkerExited:
     exit: Exit | None
     at: datetime
     detail: str | None = None
+    by_shutdown: bool = False
+    """A shutdown of the machine ended it."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited

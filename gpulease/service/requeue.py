@@ -15,7 +15,7 @@ MOST_FAILURES = 3
 """Failures of the machine in a row after which a job is not queued again: it may cause them."""
 
 
-def after_end(tx: Transaction, before: Job, ended: Job) -> Job:
+def after_end(tx: Transaction, before: Job, ended: Job, *, by_shutdown: bool = False) -> Job:
     """Return a job that has ended; queue it again if it made way, or the machine failed under it.
 
     A job that had done its work is not queued again: only its leftover processes were lost.
@@ -23,8 +23,12 @@ def after_end(tx: Transaction, before: Job, ended: Job) -> Job:
     if ended.outcome in QUEUED_AGAIN:
         return requeued(tx, ended, str(ended.detail))
     is_done = before.exit is not None and before.exit.code == 0
-    if ended.outcome is Outcome.LOST and ended.queue.requeue and not is_done:
+    if not ended.queue.requeue or ended.usage.retried_as is not None or is_done:
+        return ended
+    if ended.outcome is Outcome.LOST:
         return after_failure(tx, ended, str(ended.detail))
+    if by_shutdown and before.outcome is None:
+        return after_failure(tx, ended, "the machine was shut down")
     return ended
 
 

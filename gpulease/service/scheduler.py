@@ -7,7 +7,7 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -20,7 +20,7 @@ from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
-from gpulease.service import jobs, submission
+from gpulease.service import editing, jobs, submission
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
     Changes,
@@ -232,6 +232,18 @@ class Scheduler:
             self.wake()
         return job
 
+    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
+        """Return the job that would be queued, and the plan with it; nothing is queued.
+
+        Raises what `submission.submit` raises.
+        """
+        seen = await self.observer.recent()
+        return await self._in_writer(
+            lambda: submission.rehearse(
+                self.store, new_job, seen, self.policy, self._clock, self._state
+            )
+        )
+
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
 
@@ -295,6 +307,29 @@ class Scheduler:
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
         return self._launcher_of(job).grace(job)
+
+    async def edit(
+        self, numbers: Collection[JobId], wanted: editing.Edit, who: str
+    ) -> Sequence[editing.Edited]:
+        """Change waiting jobs, all or none. Raises what `editing.edit` raises."""
+        seen = await self.observer.recent()
+        edited = await self._in_writer(
+            lambda: editing.edit(
+                self.store, numbers, wanted, who, seen, self.policy, self._clock, self._state
+            )
+        )
+        self._changes.notify()
+        self.wake()
+        return edited
+
+    async def move(self, numbers: Collection[JobId], wanted: editing.Move) -> Sequence[Job]:
+        """Move waiting jobs before another one. Raises what `editing.move` raises."""
+        moved = await self._in_writer(
+            lambda: editing.move(self.store, numbers, wanted, self._clock)
+        )
+        self._changes.notify()
+        self.wake()
+        return moved
 
     async def withdraw(self, job_id: JobId, why: str) -> None:
         """Remove a job from the queue after the process that waited for it has ended."""

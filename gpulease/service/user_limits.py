@@ -73,6 +73,7 @@ def refuse_over_limit(
     used: Mapping[int, RecentUse],
     largest: int,
     at: datetime,
+    verb: str = "submit",
 ) -> None:
     """Check that a new job is within the limits of its user, if these refuse more.
 
@@ -94,7 +95,7 @@ def refuse_over_limit(
         return
     user = job.owner.user
     raise TooMany(
-        f"cannot submit: the limit of {user} is {over.most} ({over.setting}), and {over.has}, "
+        f"cannot {verb}: the limit of {user} is {over.most} ({over.setting}), and {over.has}, "
         "with what waits",
-        f"submit again when some jobs have ended; gpulease list --user {user} shows them",
+        f"{verb} again when some jobs have ended; gpulease list --user {user} shows them",
     )

@@ -87,6 +87,11 @@ def _launch(spec: ShimSpec, request: int, report: LaunchReport, children: int) -
         report({"already": True})
         return
     events = JobEvents(record)
+
+    def note(*_: object) -> None:
+        events.terminated = True
+
+    signal.signal(signal.SIGTERM, note)
     try:
         _supervise(spec, request, report, children, directory, events)
     except StepFailed as failed:

@@ -66,6 +66,8 @@ class Exited(NamedTuple):
     max_rss: int | None = None
     """Peak resident memory of the worker's largest process, in bytes."""
     failed: Failure | None = None
+    terminated: bool = False
+    """The shim got SIGTERM too, as all processes do at a shutdown."""
 
 
 class Record(NamedTuple):
@@ -151,6 +153,7 @@ def exited(line: Mapping[str, Any]) -> Exited:
         main_exited_at=datetime.fromisoformat(at) if at else None,
         max_rss=line.get("max_rss"),
         failed=failure(failed) if failed else None,
+        terminated=bool(line.get("terminated")),
     )
 
 
@@ -287,6 +290,8 @@ class JobEvents:
         self.stopping: dict[str, Any] | None = None
         self.main_exited: dict[str, Any] | None = None
         self.exited: dict[str, Any] | None = None
+        self.terminated = False
+        """This shim got SIGTERM, which it ignores."""
         self._record = record
         self._unwritten: list[Mapping[str, Any]] = []
 
@@ -316,6 +321,7 @@ class JobEvents:
         usual = "signaled" if "signal" in main else "exited"
         reason = self.stopping["reason"] if self.stopping else usual
         end = {"reason": reason, **main, "main_exited_at": at, "ended_at": _now()}
+        end |= {"terminated": True} if self.terminated else {}
         return self._end({**end, "max_rss": max_rss})
 
     def note_failure(self, failure: Failure) -> dict[str, Any]:

@@ -246,6 +246,39 @@ class CancelJobsRequest:
 
 
 @dataclass(slots=True)
+class EditRequest:
+    """New values for waiting jobs, for all of them or none; null leaves a value as it is."""
+
+    jobs: list[int]
+    memory: int | None = None
+    share: float | None = None
+    gpus: int | None = None
+    time_limit: float | None = None
+    """Seconds; 0: no limit."""
+    name: str | None = None
+    priority: Literal["low", "normal", "high"] | None = None
+    nice: int | None = None
+    held: bool | None = None
+    begin_at: str | None = None
+    """An instant in ISO 8601, or "now"."""
+    after: list[str] | None = None
+    """As in `QueueRequest`; an empty list: none."""
+    only_waiting: bool = False
+    """Leave out jobs that do not wait, as elements of an array that have started."""
+
+
+@dataclass(slots=True)
+class MoveRequest:
+    """A new place for waiting jobs, for all of them or none."""
+
+    jobs: list[int]
+    before: int | None = None
+    """The waiting job that they go before; null: before all others of their owner."""
+    only_waiting: bool = False
+    """Leave out jobs that do not wait, as elements of an array that have started."""
+
+
+@dataclass(slots=True)
 class KeepRequest:
     """For how many seconds a job may be idle; by default an hour, at most a day."""
 

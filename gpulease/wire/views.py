@@ -118,6 +118,16 @@ class RefusalView:
 
 
 @dataclass(slots=True)
+class SuggestionView:
+    """A change of its options with which a waiting job would start now."""
+
+    options: str
+    """As on the command line: --mem 6G."""
+    before: int | None = None
+    """The job with the reservation that it would start before."""
+
+
+@dataclass(slots=True)
 class EventView:
     """One entry in the history of a job."""
 
@@ -163,6 +173,8 @@ class JobView:
     position: int | None
     """Place in the queue, 1 for the next job; null unless queued."""
     expected_start_at: str | None
+    """A prediction: when it starts if jobs run for as long as similar ones did. Null if it does not
+    wait, or is too far back in a long queue."""
     command: str
     claim: ClaimView
     leases: list[LeaseView]
@@ -202,6 +214,11 @@ class JobView:
     """When the lease is taken back, if it stays idle."""
     refusals: list[RefusalView] = field(default_factory=list)
     waits_for: list[int] = field(default_factory=list)
+    """The jobs that have to end, or to start, before memory is free for it."""
+    behind: int | None = None
+    """The job that memory is reserved for; jobs that would delay it wait."""
+    suggestions: list[SuggestionView] = field(default_factory=list)
+    """Changes with which it would start now, where one job was asked for; empty in lists."""
     unheld: list[UnheldView] = field(default_factory=list)
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
@@ -218,6 +235,29 @@ class JobView:
     """Null from an older daemon."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
+
+
+@dataclass(slots=True)
+class ExplainView:
+    """What would happen to a job if it were submitted now."""
+
+    starts_now: bool
+    gpus: list[str]
+    """Where it would start now: the indexes of GPUs as people see them."""
+    claim: ClaimView
+    sized: str | None
+    """Where the size of its lease comes from, if the request names none."""
+    runs_for: float
+    """A prediction from similar jobs, in seconds, at most its time limit."""
+    reason: str | None
+    """Why it would wait, for people."""
+    position: int | None
+    expected_start_at: str | None
+    """As in JobView; null if it starts now."""
+    refusals: list[RefusalView]
+    waits_for: list[int]
+    behind: int | None
+    suggestions: list[SuggestionView]
 
 
 @dataclass(slots=True)
@@ -286,6 +326,26 @@ class CancelledView:
     ending: int
     """How many of them still run, and are being stopped."""
     jobs: list[JobView]
+    """The first of them."""
+
+
+@dataclass(slots=True)
+class EditedJobView:
+    """A job after a request to edit or move it."""
+
+    id: int
+    label: str
+    name: str
+    changes: list[str]
+    """What changed, from what to what, for people; empty if it had these values."""
+
+
+@dataclass(slots=True)
+class EditedView:
+    """Jobs that were edited or moved together."""
+
+    count: int
+    jobs: list[EditedJobView]
     """The first of them."""
 
 

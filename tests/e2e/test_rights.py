@@ -14,12 +14,15 @@ from daemon_rig import Daemon
 from gpulease.server.app import Route, routes
 from gpulease.server.auth import Access
 from gpulease.wire.requests import (
+    EditRequest,
     ExtendRequest,
     HoldRequest,
+    MoveRequest,
     NestedRequest,
     ReserveRequest,
     SubmitRequest,
     UsageRequest,
+    WaitRequest,
 )
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
@@ -116,12 +119,13 @@ def call(
     return status, content
 
 
-def submit(daemon: Daemon, user: str, *argv: str) -> int:
+def submit(daemon: Daemon, user: str, *argv: str, held: bool = False) -> int:
     body = {
         "argv": list(argv),
         "cwd": "/",
         "environment": {"PATH": "/usr/bin:/bin", "SECRET": "xyzzy"},
         "claim": {"memory": 1 << 30, "time_limit": 3600},
+        "queue": {"held": held},
     }
     status, content = call(daemon, user, "POST", "/v1/jobs", body)
     assert status == 201, content
@@ -156,6 +160,7 @@ def test_each_route_is_open_to_whom_the_table_says_and_to_no_one_else(
 
 _BODIES: dict[type | None, dict[str, object]] = {
     ExtendRequest: {"by": 60},
+    EditRequest: {"nice": 3},
     SubmitRequest: {"argv": ["true"], "cwd": "/", "environment": {}},
     HoldRequest: {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}},
     NestedRequest: {"environment": {}},
@@ -168,15 +173,17 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     """Return the status that `caller` gets, about a job of `owner` where it is about one."""
     body = _BODIES.get(route.body)
     job = None
-    if "{job_id}" in route.path or route.access is Access.EACH:
+    in_body = route.access is Access.EACH or route.body is WaitRequest
+    if "{job_id}" in route.path or in_body:
         # A job of its own for each, which ends by itself where its stream is read to its end.
-        command = ("true",) if route.path.endswith("watch") else ("sleep", "600")
-        job = submit(daemon, owner, *command)
-        if len(command) > 1:
+        command = ("true",) if route.path.endswith(("watch", "wait")) else ("sleep", "600")
+        waits = route.body in (EditRequest, MoveRequest)
+        job = submit(daemon, owner, *command, held=waits)
+        if len(command) > 1 and not waits:
             daemon.wait_until(job, "active")
     if "{window}" in route.path:
         call(daemon, "root", "POST", "/v1/windows", _BODIES[ReserveRequest])
-    if route.access is Access.EACH:
+    if in_body:
         body = {**(body or {}), "jobs": [job]}
     target = "/v1" + route.path.format(job_id=job, gpu=1, window="fans")
     status, _ = call(daemon, caller, route.method, target, body)
@@ -436,3 +443,44 @@ def test_the_jobs_of_another_user_are_cancelled_by_admins_only_and_all_or_none(
     daemon.wait_until(of_bob, "ended")
     for bad in ({"grace": -1}, {"name": "x" * 1000}, {"jobs": "17"}):
         assert call(daemon, alice, "POST", "/v1/jobs/cancel", bad)[0] == 400, bad
+
+
+@needs_root
+def test_waiting_jobs_are_edited_and_moved_by_their_owner_and_by_admins(
+    daemon: Daemon, users: tuple[str, str], admin: str
+) -> None:
+    alice, bob = users
+    of_alice, second = (submit(daemon, alice, "sleep", "600", held=True) for _ in range(2))
+    of_bob = submit(daemon, bob, "sleep", "600", held=True)
+    refused: tuple[tuple[str, str, dict[str, object]], ...] = (
+        (bob, "edit", {"jobs": [of_bob, of_alice], "nice": 5}),
+        (bob, "edit", {"jobs": [of_bob], "priority": "high"}),
+        (bob, "edit", {"jobs": [of_bob], "nice": -1}),
+        (bob, "move", {"jobs": [of_alice]}),
+        (bob, "move", {"jobs": [of_bob], "before": of_alice}),
+    )
+    for user, verb, body in refused:
+        status, content = call(daemon, user, "POST", f"/v1/jobs/{verb}", body)
+        assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed"), body
+    assert {daemon.job(job)["queue"]["nice"] for job in (of_alice, of_bob)} == {0}
+
+    both = {"jobs": [of_alice, of_bob], "priority": "high", "name": "by admin"}
+    assert call(daemon, admin, "POST", "/v1/jobs/edit", both)[0] == 200
+    assert {daemon.job(job)["name"] for job in (of_alice, of_bob)} == {"by admin"}
+    assert call(daemon, admin, "POST", "/v1/jobs/move", {"jobs": [of_bob], "before": of_alice})[0]
+    assert call(daemon, alice, "POST", "/v1/jobs/move", {"jobs": [second]})[0] == 200
+    shown = daemon.job(of_bob)
+    assert [event["kind"] for event in shown["events"]][-2:] == ["edit", "move"]
+    assert admin in shown["events"][-1]["detail"]
+    bad: tuple[tuple[str, dict[str, object]], ...] = (
+        ("edit", {"jobs": []}), ("edit", {"jobs": [of_alice]}), ("edit", {"nice": 1}),
+        ("edit", {"jobs": [of_alice], "time_limit": -5}), ("edit", {"jobs": [0.5], "nice": 1}),
+        ("move", {"jobs": [of_alice], "before": of_alice}), ("move", {"jobs": []}),
+        ("edit", {"jobs": list(range(20_000)), "nice": 1}), ("edit", {"jobs": "1", "nice": 1}),
+    )  # fmt: skip
+    for verb, body in bad:
+        assert call(daemon, alice, "POST", f"/v1/jobs/{verb}", body)[0] == 400, body
+    missing = {"jobs": [1 << 62], "nice": 1}
+    assert call(daemon, alice, "POST", "/v1/jobs/edit", missing)[0] == 404
+    for job in (of_alice, second, of_bob):
+        call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")

@@ -1,5 +1,6 @@
 """Lease, launch, show: what a user types, against a real daemon on simulated GPUs."""
 
+import json
 import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -78,6 +79,30 @@ def test_who_does_not_want_to_wait_gives_up_with_75_and_leaves_nothing_behind(
     done = daemon.run("run", "--mem", "7G", "--wait", "1s", "--", "true", check=False)
     assert done.returncode == 75
     assert [job["state"] for job in daemon.status()["jobs"]] == ["active", "active"]
+
+
+def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) -> None:
+    fits = daemon.run("run", "--mem", "6G", "--dry-run", "--", "true")
+    assert mentions(fits.stdout, "would start now", "GPU 0")
+    first, second = (
+        daemon.submit("--mem", "6G", "--time", "1h", "--", "sleep", "60") for _ in range(2)
+    )
+    for job in (first, second):
+        daemon.wait_until(job, "active")
+    done = daemon.run("run", "--mem", "7G", "--dry-run", "--json", "--", "true", check=False)
+    assert done.returncode == 75
+    said = json.loads(done.stdout)
+    assert (said["starts_now"], said["position"], said["waits_for"]) == (False, 1, [first, second])
+    assert said["suggestions"] == [{"options": "--mem 2G", "before": None}]
+    assert said["expected_start_at"] is not None
+    never = daemon.run("run", "--mem", "30G", "--dry-run", "--", "true", check=False)
+    assert never.returncode == 125
+    assert [job["id"] for job in daemon.status()["jobs"]] == [first, second]
+    waiting = daemon.submit("--mem", "7G", "--", "true")
+    shown = daemon.job(waiting)
+    assert shown["id"] == second + 1
+    assert shown["suggestions"] == said["suggestions"]
+    wait_for("it is planned", lambda: daemon.job(waiting)["expected_start_at"])
 
 
 def test_alone_on_a_gpu_means_alone(daemon: Daemon) -> None:

@@ -95,6 +95,25 @@ def test_a_job_that_had_done_its_work_is_not_repeated_for_its_leftover_processes
     assert jobs.note_exited(store, OLD, LOST).usage.retried_as is None
 
 
+@pytest.mark.parametrize("exit_", [Exit(0), Exit(None, 15)])
+def test_a_job_that_a_shutdown_ended_is_queued_again(exit_: Exit) -> None:
+    """Exit status 0 is that of a program that saves its work at SIGTERM."""
+    store = MemoryStore()
+    job = running(store)
+    outcome = Outcome.EXITED if exit_.code == 0 else Outcome.SIGNALED
+    ended = jobs.note_exited(store, job.id, WorkerExited(outcome, exit_, NOON, by_shutdown=True))
+    assert (ended.outcome, ended.exit) == (outcome, exit_)
+    assert ended.detail == "the machine was shut down; requeued as job 2"
+
+
+def test_a_cancelled_job_that_a_shutdown_ended_is_not_queued_again() -> None:
+    store = MemoryStore()
+    job = running(store)
+    jobs.cancel(store, job.id, "alice", FakeClock())
+    news = WorkerExited(Outcome.CANCELLED, Exit(0), NOON, by_shutdown=True)
+    assert jobs.note_exited(store, job.id, news).usage.retried_as is None
+
+
 @pytest.mark.parametrize("news", [Exit(0), Exit(1), Exit(None, 9)])
 def test_a_job_that_ends_by_itself_is_not_queued_again(news: Exit) -> None:
     store = MemoryStore()

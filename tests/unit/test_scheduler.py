@@ -23,6 +23,7 @@ from fakes import (
     order,
 )
 from goldens import mentions
+from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Exit, Outcome
 from gpulease.domain.lease import State
@@ -391,7 +392,7 @@ def test_more_time_for_the_first_in_line_reaches_the_plan() -> None:
 
         def expected() -> object:
             assert world.scheduler.plan is not None
-            return world.scheduler.plan.waiting[waiting].expected_start_at
+            return Explanations(world.scheduler.plan).starts[waiting].at
 
         await world.scheduler.one_pass()
         assert expected() == NOON + timedelta(hours=1)

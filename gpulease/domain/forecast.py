@@ -1,0 +1,165 @@
+"""A forward run of the queue: when waiting jobs start if run times are as predicted.
+
+The run repeats the daemon's own planning pass at each predicted end of a job. It is a prediction:
+jobs that are submitted later, end earlier or run longer change it.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from gpulease.domain.backfill import expected_end
+from gpulease.domain.eligibility import BlockKind, blocks
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.domain.placement import Placement, granted
+from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
+from gpulease.domain.queue import Queue
+
+MOST_JOBS = 1000
+"""So many jobs, the first in the order of the queue, get a prediction."""
+MOST_PASSES = 1000
+"""A run ends after so many planning passes, which bounds its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A predicted start."""
+
+    at: datetime
+    placement: Placement
+    ends_at: datetime
+    """Its predicted end."""
+
+
+def forecast(decided: Plan, waiting: Sequence[Job]) -> Mapping[JobId, Start]:
+    """Predict when the first of the jobs that wait after a plan start; they are in its order."""
+    return _ForwardRun(decided, waiting[:MOST_JOBS]).run()
+
+
+def _may_start_later(decided: Plan) -> dict[JobId, Job]:
+    """Return the blocked jobs that need nobody's decision, and no other job's success."""
+    blocked = decided.blocked
+    found = (
+        job
+        for job in decided.snapshot.jobs
+        if job.id in blocked and blocked[job.id].kind in (BlockKind.BEGIN, BlockKind.ARRAY)
+    )
+    return {job.id: job for job in islice(found, MOST_JOBS)}
+
+
+def _wakes(decided: Plan) -> Iterator[float]:
+    """Yield the instants at which jobs may start although none has ended."""
+    for block in decided.blocked.values():
+        if block.begin_at is not None:
+            yield block.begin_at.timestamp()
+    for window in decided.snapshot.windows:
+        yield window.ends_at.timestamp()
+
+
+class _ForwardRun:
+    """The state of one forward run."""
+
+    def __init__(self, decided: Plan, waiting: Sequence[Job]) -> None:
+        # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
+        policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
+        self.base: Snapshot = replace(decided.snapshot, jobs=(), policy=policy, blocked={})
+        self.gpus: dict[GpuUuid, GpuMemory] = {gpu.uuid: gpu for gpu in decided.gpus}
+        self.queue = Queue(capacity(decided.gpus))
+        self.promised = decided.promised
+        self.ends: list[tuple[float, JobId]] = []
+        self.starts: dict[JobId, Start] = {}
+        self.now_s = decided.snapshot.at.timestamp()
+        for job in decided.after.jobs:
+            if job.holds_memory:
+                self._hold(job)
+        for victim, _ in decided.preempts:
+            heapq.heappush(self.ends, (self.now_s, victim))
+        self.gpus = {uuid: self._with_load(gpu) for uuid, gpu in self.gpus.items()}
+        self.blocked = _may_start_later(decided)
+        self.wakes = sorted(_wakes(decided))
+        for job in waiting:
+            self.queue.add(job)
+
+    def run(self) -> Mapping[JobId, Start]:
+        for _ in range(MOST_PASSES):
+            moments = [*self.wakes[:1], *(end for end, _ in self.ends[:1])]
+            if not moments or not (self.queue.jobs or self.blocked):
+                break
+            self.now_s = max(self.now_s, min(moments))
+            while self.ends and self.ends[0][0] <= self.now_s:
+                self._end(heapq.heappop(self.ends)[1])
+            while self.wakes and self.wakes[0] <= self.now_s:
+                del self.wakes[0]
+            self._pass()
+        return self.starts
+
+    def _unblock(self, at: datetime) -> None:
+        """Queue the jobs that nothing blocks any more."""
+        holding = (held.job for held in self.queue.holding.values())
+        live = sorted(
+            (*holding, *self.queue.jobs.values(), *self.blocked.values()), key=lambda job: job.id
+        )
+        found = blocks(live, at)
+        for job_id in [job for job in self.blocked if job not in found]:
+            self.queue.add(self.blocked.pop(job_id))
+
+    def _pass(self) -> None:
+        at = datetime.fromtimestamp(self.now_s, UTC)
+        if self.blocked:
+            self._unblock(at)
+        gpus = tuple(self.gpus.values())
+        now = replace(self.base, gpus=gpus, queue=self.queue, at=at, promised=self.promised)
+        decided = plan(now)
+        self.promised = decided.promised
+        for job_id, placement in decided.grants:
+            self._start(job_id, placement, at)
+        for victim, _ in decided.preempts:
+            heapq.heappush(self.ends, (self.now_s, victim))
+        for job_id in decided.gives_up:
+            self.queue.remove(job_id)
+        for job_id in decided.aging:
+            if job_id in self.queue.jobs:
+                job = self.queue.jobs[job_id]
+                self.queue.add(replace(job, queue=replace(job.queue, aging_since_at=at)))
+
+    def _start(self, job_id: JobId, placement: Placement, at: datetime) -> None:
+        running = started(self.queue.jobs[job_id], placement, at)
+        ends_at = datetime.fromtimestamp(self._hold(running), UTC)
+        self.starts[job_id] = Start(at, placement, ends_at)
+        for uuid, memory in placement.allocations:
+            ledger = granted(job_id, running.claim, memory, self.gpus[uuid])
+            self.gpus[uuid] = self._with_load(ledger)
+
+    def _hold(self, job: Job) -> float:
+        """Add a job that holds memory, and return its predicted end."""
+        self.queue.add(job)
+        held, base = self.queue.holding[job.id], self.base
+        is_ending = job.state is State.RELEASING
+        end = self.now_s if is_ending else expected_end(held, self.now_s, base.history, base.policy)
+        heapq.heappush(self.ends, (end, job.id))
+        return end
+
+    def _end(self, job_id: JobId) -> None:
+        if job_id not in self.queue.holding:
+            return  # it has made way before
+        job = self.queue.holding[job_id].job
+        self.queue.remove(job_id)
+        for lease in job.leases:
+            if lease.gpu in self.gpus:
+                ledger = self.gpus[lease.gpu]
+                left = tuple(entry for entry in ledger.entries if entry.job != job_id)
+                self.gpus[lease.gpu] = self._with_load(replace(ledger, entries=left))
+
+    def _with_load(self, ledger: GpuMemory) -> GpuMemory:
+        """Return the ledger of a GPU with the utilization that its jobs usually cause."""
+        if ledger.reading.utilization is None:
+            return ledger
+        holding, base = self.queue.holding, self.base
+        held = [holding[entry.job] for entry in ledger.entries if entry.job in holding]
+        load = sum(each.need.utilization(base.history, base.policy) for each in held)
+        busy = min(100, round(100 * load))
+        return replace(ledger, reading=replace(ledger.reading, utilization=busy))

@@ -1,0 +1,112 @@
+"""The routes that change several jobs at once: cancel, edit, move. Each is one transaction."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.errors import BadValue
+from gpulease.server.auth import Access, Caller
+from gpulease.server.context import (
+    RequestContext,
+    acting_on,
+    caller_of_request,
+    json_response,
+    read_body,
+    slot_of_request,
+)
+from gpulease.server.job_requests import cancel_grace_of, edit_of
+from gpulease.server.job_sets import chosen_by
+from gpulease.service.editing import Move, refuse_unless_queued
+from gpulease.wire.requests import (
+    MOST_ELEMENTS,
+    CancelJobsRequest,
+    EditRequest,
+    MoveRequest,
+)
+from gpulease.wire.views import CancelledView, EditedJobView, EditedView
+
+_MOST_NAMED = 20
+"""Jobs in an answer; the others are counted."""
+
+
+class ChangeHandlers:
+    """One method for each route. They check that the caller may change each of the jobs."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel all jobs that match."""
+        caller, context = caller_of_request(request), self._context
+        asked = read_body(CancelJobsRequest, await request.body())
+        grace = cancel_grace_of(asked.grace, "these jobs")
+        chosen = chosen_by(asked, caller, context.rights)
+        await slot_of_request(request).for_expensive()
+        cancelled = await context.scheduler.cancel_all(chosen, partial(acting_on, caller), grace)
+        return json_response(
+            CancelledView(
+                len(cancelled),
+                sum(job.state is not State.ENDED for job in cancelled),
+                [context.view_for(caller, job) for job in cancelled[:_MOST_NAMED]],
+            )
+        )
+
+    async def edit(self, request: Request) -> Response:
+        """Change what waiting jobs ask for."""
+        caller, context = caller_of_request(request), self._context
+        asked = read_body(EditRequest, await request.body())
+        jobs = self._own(caller, "edit", asked)
+        wanted = edit_of(asked, is_admin=context.rights.is_admin(caller))
+        await slot_of_request(request).for_expensive()
+        edited = await context.scheduler.edit(jobs, wanted, caller.user)
+        return _reply((each.job, each.changes) for each in edited)
+
+    async def move(self, request: Request) -> Response:
+        """Move waiting jobs before another one."""
+        caller, context = caller_of_request(request), self._context
+        asked = read_body(MoveRequest, await request.body())
+        jobs = self._own(caller, "move", asked)
+        before = None if asked.before is None else context.existing_job(asked.before)
+        is_admin = context.rights.is_admin(caller)
+        target = None if before is None else before.id
+        wanted = Move(target, caller.uid, caller.user, is_admin)
+        await slot_of_request(request).for_expensive()
+        place = "first" if before is None else f"before job {before.label}"
+        return _reply((job, (place,)) for job in await context.scheduler.move(jobs, wanted))
+
+    def _own(self, caller: Caller, verb: str, asked: EditRequest | MoveRequest) -> Sequence[JobId]:
+        """Return the jobs that a request names, each once.
+
+        Raises:
+            BadValue: there are none, or too many.
+            NoSuchJob: one of them does not exist.
+            NotAllowed: one of them belongs to another user.
+            WrongState: one of them does not wait, or none of them does.
+        """
+        numbers = list(dict.fromkeys(asked.jobs))
+        if not 0 < len(numbers) <= MOST_ELEMENTS:
+            raise BadValue(f"cannot {verb} {len(numbers)} jobs: 1 to {MOST_ELEMENTS} at once")
+        if asked.only_waiting:
+            live = {job.id: job for job in self._context.scheduler.store.live()}
+            waiting = (live.get(JobId(number)) for number in numbers)
+            numbers = [job.id for job in waiting if job and job.state is State.QUEUED] or numbers
+        is_admin = self._context.rights.is_admin(caller)
+        jobs = []
+        for number in numbers:
+            job = self._context.existing_job(number)
+            if not is_admin:
+                self._context.rights.check(Access.MANAGER, caller, verb, job)
+            # Ended jobs are read from the disk: one is refused before the next one is read.
+            refuse_unless_queued(job, verb)
+            jobs.append(job.id)
+        return jobs
+
+
+def _reply(edited: Iterable[tuple[Job, Sequence[str]]]) -> Response:
+    views = [EditedJobView(job.id, job.label, job.name, list(changes)) for job, changes in edited]
+    return json_response(EditedView(len(views), views[:_MOST_NAMED]))

@@ -1,0 +1,314 @@
+"""Changes of waiting jobs: what they ask for, and their place among the jobs of their owner."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from gpulease.domain.gpu import GpuMemory, JobId
+from gpulease.domain.job import Job, Owner
+from gpulease.domain.lease import Claim, State
+from gpulease.domain.limits import NO_LIMITS, UserLimits
+from gpulease.domain.plan import ledgers
+from gpulease.domain.queue_options import Priority, WantedDependency
+from gpulease.errors import BadValue, NotAllowed, WrongState
+from gpulease.service.dependencies import refuse_cycle, resolve
+from gpulease.service.jobs import existing
+from gpulease.service.observation import Observation, snapshot
+from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
+from gpulease.service.queue_state import QueueState
+from gpulease.service.submission import largest, refuse_what_can_never_run
+from gpulease.service.user_limits import (
+    refuse_longer,
+    refuse_over_limit,
+    refuse_what_is_never_within,
+)
+from gpulease.units import Share, format_size, format_span
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The new values of waiting jobs. All of them were checked one by one."""
+
+    claim: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the claim."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the options of the queue."""
+    name: str | None = None
+    """None: the name stays."""
+    after: tuple[WantedDependency, ...] | None = None
+    """None: what they wait for stays."""
+    by_admin: bool = False
+    """The limits of their users do not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A job after an edit."""
+
+    job: Job
+    changes: tuple[str, ...]
+    """What changed, from what to what; empty if it had these values."""
+
+
+def edit(
+    store: Store,
+    numbers: Collection[JobId],
+    wanted: Edit,
+    who: str,
+    seen: Observation,
+    policy: Policy,
+    clock: Clock,
+    state: QueueState | None = None,
+) -> Sequence[Edited]:
+    """Change waiting jobs, all of them or none. Their age stays.
+
+    Raises:
+        NoSuchJob: no job has one of the numbers.
+        WrongState: a job does not wait.
+        CannotLease: this machine can never grant the new claim, or never to this user.
+        TooMany: the new claim exceeds a limit of the user.
+        BadValue: a job would wait for itself, or the new values contradict others.
+    """
+    state = state or QueueState(store)
+    # Before the transaction: a directory server may be asked for the user's groups.
+    owners = {job.owner for number in numbers if (job := store.job(number)) is not None}
+    limits = {} if wanted.by_admin else {owner: policy.limits(owner) for owner in owners}
+    with store.write() as tx:
+        at = clock.now()
+        empty = ledgers(snapshot((), seen, policy, {}, at))
+        checks = _Checks(tx, empty, policy, limits, state, at)
+        return [_edited(checks, number, wanted, who) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What a new claim is checked against, as a submission is."""
+
+    tx: Transaction
+    empty: tuple[GpuMemory, ...]
+    """The ledgers of the GPUs without jobs."""
+    policy: Policy
+    limits: Mapping[Owner, UserLimits]
+    """The limits of users; none for users who are not here."""
+    state: QueueState
+    at: datetime
+
+    def limits_of(self, job: Job) -> UserLimits:
+        return self.limits.get(job.owner, NO_LIMITS)
+
+    def check(self, job: Job) -> None:
+        limits, most = self.limits_of(job), largest(self.empty, 1)
+        if job.claim.time_limit is not None:
+            refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
+        refuse_what_can_never_run(job.claim, self.empty, self.policy)
+        refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
+        refuse_over_limit(
+            job, self.tx.live(), limits, self.state.recent_use, most, self.at, verb="edit"
+        )
+        _refuse_late_signal(self.tx, job)
+
+
+def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
+    tx = checks.tx
+    before = existing(tx, number)
+    refuse_unless_queued(before, "edit")
+    after = _changed(tx, before, wanted)
+    if wanted.claim:
+        if after.claim.time_limit is None:
+            usual = checks.limits_of(after).usual_time(hold=False)
+            after = replace(after, claim=replace(after.claim, time_limit=usual))
+        checks.check(after)
+    changes = tuple(_differences(before, after))
+    if changes:
+        tx.save(after, Event(checks.at, "edit", f"{'; '.join(changes)}; by {who}"))
+    return Edited(after, changes)
+
+
+def _changed(tx: Transaction, job: Job, wanted: Edit) -> Job:
+    options = dict(wanted.options)
+    if wanted.after is not None:
+        options["after"], never = resolve(tx, wanted.after)
+        if never is not None:
+            raise BadValue(
+                f"cannot edit job {job.label}: {never}",
+                "leave out this dependency, or cancel the job",
+            )
+        refuse_cycle(tx, job, options["after"])
+    usage = job.usage
+    if "memory" in wanted.claim:
+        # The size is the user's now.
+        usage = replace(usage, size_reason=None)
+    return replace(
+        job,
+        name=job.name if wanted.name is None else wanted.name,
+        claim=replace(job.claim, **wanted.claim),
+        queue=replace(job.queue, **options),
+        usage=usage,
+    )
+
+
+def refuse_unless_queued(job: Job, verb: str) -> None:
+    """Check that a job waits, so that it can be edited or moved.
+
+    Raises:
+        WrongState: it does not, or it is a hold.
+    """
+    if job.holder is not None:
+        raise WrongState(
+            f"cannot {verb} job {job.label}: it is a hold",
+            f"gpulease cancel {job.label} releases it; then hold another one",
+        )
+    if job.state is State.QUEUED:
+        return
+    if job.state is State.ENDED:
+        hint = f"gpulease show {job.label} shows how"
+        raise WrongState(f"cannot {verb} job {job.label}: it has ended", hint)
+    raise WrongState(
+        f"cannot {verb} job {job.label}: it does not wait any more",
+        f"gpulease extend {job.label} +2h changes its time limit; gpulease requeue {job.label} "
+        "stops it and puts it back into the queue",
+    )
+
+
+def _refuse_late_signal(tx: Transaction, job: Job) -> None:
+    """Check that the signal ahead of the time limit still lies within the limit."""
+    early = tx.invocation(job.id).early_signal
+    limit = job.claim.time_limit
+    if early is not None and (limit is None or early.before >= limit):
+        raise BadValue(
+            f"cannot edit job {job.label}: it gets a signal {format_span(early.before)} before "
+            "its time limit",
+            f"use a time limit over {format_span(early.before)}",
+        )
+
+
+def _differences(before: Job, after: Job) -> Iterator[str]:
+    old, new = dict(_described(before)), dict(_described(after))
+    for what, value in new.items():
+        if value != old[what]:
+            yield f"{what} {old[what]} to {value}"
+
+
+def _described(job: Job) -> Iterator[tuple[str, str]]:
+    claim, options = job.claim, job.queue
+    yield "name", job.name
+    yield "memory", _memory(claim)
+    yield "GPUs", str(claim.gpus)
+    yield "time limit", "none" if claim.time_limit is None else format_span(claim.time_limit)
+    yield "priority", options.priority
+    yield "nice", str(options.nice)
+    yield "held", "yes" if options.held else "no"
+    begin = options.begin_at
+    yield "begin", "none" if begin is None else begin.isoformat(timespec="seconds")
+    yield "after", ", ".join(map(str, options.after)) or "none"
+
+
+def _memory(claim: Claim) -> str:
+    return str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A new place for waiting jobs."""
+
+    before: JobId | None
+    """The job that they go before; None: before all others."""
+    uid: int
+    who: str
+    """The caller, for the history."""
+    is_admin: bool
+
+
+def move(store: Store, numbers: Collection[JobId], wanted: Move, clock: Clock) -> Sequence[Job]:
+    """Move waiting jobs before another one, all of them or none; they keep their order.
+
+    Within the jobs of the caller, the others sink, so that no job of another user starts later.
+    An admin who moves jobs of others raises them instead.
+
+    Raises:
+        NoSuchJob: there is no such job.
+        WrongState: one of the jobs does not wait.
+        NotAllowed: the other job belongs to another user.
+        BadValue: a job cannot go before the other one.
+    """
+    with store.write() as tx:
+        target = None if wanted.before is None else existing(tx, wanted.before)
+        moved = [existing(tx, number) for number in numbers]
+        for job in moved:
+            refuse_unless_queued(job, "move")
+            _refuse_place(job, target, wanted)
+        at = clock.now()
+        queued = {job.id: job for job in tx.live() if job.state is State.QUEUED}
+        for job in _after_themselves(moved, target, queued):
+            tx.save(_with_place(job, None), Event(at, "move", "undone by a later move"))
+        return [_moved(tx, job, target, wanted, at) for job in moved]
+
+
+_RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+
+
+def _refuse_place(job: Job, target: Job | None, wanted: Move) -> None:
+    if target is None:
+        return
+    cannot = f"cannot move job {job.label} before job {target.label}"
+    if job.id == target.id:
+        raise BadValue(f"{cannot}: that is the same job", "gpulease move 17 --before 12")
+    if target.owner.uid != job.owner.uid and not wanted.is_admin:
+        raise NotAllowed(
+            f"{cannot}: job {target.label} belongs to {target.owner.user}",
+            "use one of your own jobs, or --first; only admins move jobs before those of others",
+        )
+    if target.state is not State.QUEUED:
+        raise WrongState(
+            f"{cannot}: job {target.label} does not wait any more",
+            "gpulease status shows the queue",
+        )
+    if _RANKS[job.queue.priority] > _RANKS[target.queue.priority]:
+        raise BadValue(
+            f"{cannot}: its priority is {job.queue.priority}, and that of job {target.label} is "
+            f"{target.queue.priority}",
+            f"gpulease edit {target.label} --priority {job.queue.priority}",
+        )
+
+
+def _moved(tx: Transaction, job: Job, target: Job | None, wanted: Move, at: datetime) -> Job:
+    owners = {job.owner.uid} | ({target.owner.uid} if target is not None else set())
+    changed = _with_place(
+        job,
+        _FIRST if target is None else target.id,
+        by_admin=wanted.is_admin and owners != {wanted.uid},
+    )
+    place = "first" if target is None else f"before job {target.label}"
+    tx.save(changed, Event(at, "move", f"{place}; by {wanted.who}"))
+    return changed
+
+
+_FIRST = JobId(0)
+"""Stands for all other jobs of the owner."""
+
+
+def _with_place(job: Job, before: JobId | None, *, by_admin: bool = False) -> Job:
+    options = replace(job.queue, moved_before=before, moved_by_admin=by_admin)
+    return replace(job, queue=options)
+
+
+def _after_themselves(
+    moved: Sequence[Job], target: Job | None, queued: Mapping[JobId, Job]
+) -> Sequence[Job]:
+    """Return the jobs with earlier moves that this one contradicts: they would form a circle."""
+    numbers = {job.id for job in moved}
+    if target is None:
+        uids = {job.owner.uid for job in moved}
+        contrary = numbers | {_FIRST}
+        others = (job for job in queued.values() if job.owner.uid in uids and job.id not in numbers)
+        return [job for job in others if job.queue.moved_before in contrary]
+    seen, after = set[JobId](), target
+    while (before := after.queue.moved_before) is not None and after.id not in seen:
+        if before in numbers or before == _FIRST:
+            return [after]
+        if before not in queued:
+            return []
+        seen.add(after.id)
+        after = queued[before]
+    return []

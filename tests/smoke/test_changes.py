@@ -1,0 +1,126 @@
+"""`gpulease edit`, `move`, `pause` and `cancel` of many, on a real daemon."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from daemon_rig import Daemon
+from goldens import mentions
+
+
+@pytest.fixture(autouse=True)
+def empty_queue(daemon: Daemon) -> Iterator[None]:
+    """Let each test begin and end without jobs."""
+    yield
+    daemon.run("unpause")
+    daemon.run("cancel", "--all")
+    for job in daemon.status()["jobs"]:
+        daemon.wait_until(job["id"], "ended")
+
+
+def held(daemon: Daemon, *options: str) -> int:
+    return daemon.submit("--mem", "1G", "--held", *options, "--", "sleep", "600")
+
+
+def refused(daemon: Daemon, *arguments: str) -> str:
+    done = daemon.run(*arguments, check=False)
+    assert done.returncode in (2, 125), done
+    return done.stderr
+
+
+def test_a_waiting_job_is_edited_and_its_history_says_what_changed(daemon: Daemon) -> None:
+    first, job = held(daemon), held(daemon)
+    line = ("--mem", "2G", "--time", "2h", "--nice", "5", "--priority", "low", "--name", "other")
+    done = daemon.run("edit", str(job), *line, "--after", f"{first}:any", "--begin", "+1d")
+    assert mentions(done.stdout, "memory 1G to 2G", "nice 0 to 5", "priority normal to low")
+    shown = daemon.job(job)
+    assert (shown["claim"]["memory"], shown["claim"]["time_limit"]) == (2 << 30, 7200)
+    queue = shown["queue"]
+    assert (queue["nice"], queue["priority"], queue["held"]) == (5, "low", True)
+    assert queue["after"] == [f"{first}:any"]
+    assert queue["begin_at"] is not None
+    assert shown["events"][-1]["kind"] == "edit"
+    assert mentions(shown["events"][-1]["detail"], "name sleep to other")
+    refused(daemon, "edit", str(first), "--after", "other")
+
+    daemon.run("edit", "other", "--after", "none", "--begin", "now", "--time", "none", "--no-held")
+    assert daemon.wait_until(job, "active")["claim"]["time_limit"] is None
+    hint = refused(daemon, "edit", str(job), "--time", "1h")
+    assert mentions(hint, "extend", "requeue")
+
+
+def test_an_edit_that_cannot_be_is_refused_as_a_submission_is(daemon: Daemon) -> None:
+    job = held(daemon)
+    before = daemon.job(job)
+    for options in (("--mem", "100G"), ("--gpus", "9"), ("--after", str(job)), ("--nice", "30"),
+                    ("--name", "a\nb"), ("--begin", "never"), ("--after", "9999"), ()):  # fmt: skip
+        assert refused(daemon, "edit", str(job), *options)
+    refused(daemon, "edit", "--mem", "1G")
+    assert daemon.job(job)["events"] == before["events"]
+
+
+def test_the_waiting_elements_of_an_array_are_edited_together(daemon: Daemon) -> None:
+    array = daemon.submit("--mem", "1G", "--held", "--array", "0-29", "--", "sleep", "600")
+    element = json.loads(daemon.run("show", "--json", f"{array}_3").stdout)["id"]
+    daemon.run("edit", f"{array}_3", "--no-held")
+    daemon.wait_until(element, "active")
+    assert mentions(daemon.run("edit", str(array), "--nice", "4").stdout, "29 jobs")
+    nice = [job["queue"]["nice"] for job in daemon.status()["jobs"]]
+    assert sorted(nice) == [0] + 29 * [4]
+    assert mentions(daemon.run("cancel", str(array), "--grace", "1s").stdout, "29", "1 job")
+
+
+def test_a_moved_job_starts_first(daemon: Daemon) -> None:
+    running = daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "600")
+    daemon.wait_until(running, "active")
+    first, second, third = (
+        daemon.submit("--mem", "8G", "--gpus", "2", "--", "sleep", "600") for _ in range(3)
+    )
+    assert mentions(daemon.run("move", str(third), "--before", str(second)).stdout, str(second))
+    daemon.run("move", str(second), "--first")
+    refused(daemon, "move", str(second), "--before", str(second))
+    refused(daemon, "move", str(second))
+    refused(daemon, "move", str(running), "--first")
+    started = []
+    for _ in range(3):
+        daemon.run("cancel", "--grace", "1s", str(running))
+        daemon.wait_until(running, "ended")
+        running = next(
+            job for job in (first, second, third)
+            if job not in started and daemon.job(job)["state"] != "queued"
+        )  # fmt: skip
+        started.append(running)
+    assert started == [second, first, third] or started == [second, third, first]
+
+
+def test_a_paused_queue_says_so_everywhere_and_survives_a_restart(daemon: Daemon) -> None:
+    running = daemon.submit("--mem", "1G", "--", "sleep", "600")
+    daemon.wait_until(running, "active")
+    assert mentions(daemon.run("pause", "--why", "new driver").stdout, "new driver")
+    waiting = daemon.submit("--mem", "1G", "--", "sleep", "600")
+    assert daemon.run("run", "--mem", "1G", "--no-wait", "true", check=False).returncode == 75
+    daemon.kill()
+    daemon.start()
+    status = daemon.status()
+    assert (status["paused"]["by"], status["paused"]["why"]) == ("root", "new driver")
+    assert "new driver" in status["closed"]
+    assert mentions(daemon.run("status").stdout, "root paused the queue", "new driver")
+    shown = daemon.job(waiting)
+    assert (shown["state"], daemon.job(running)["state"]) == ("queued", "active")
+    assert "new driver" in shown["reason"]
+    daemon.run("unpause")
+    daemon.wait_until(waiting, "active")
+    assert daemon.status()["closed"] is None
+    refused(daemon, "pause", "--why", "x" * 500)
+
+
+def test_more_jobs_than_fit_a_screen_are_cancelled_in_one_line(daemon: Daemon) -> None:
+    for number in range(25):
+        held(daemon, "--name", f"sweep-{number}")
+    done = daemon.run("cancel", "--name", "sweep-*")
+    assert done.stdout == "25 jobs are cancelled\n"
+    assert mentions(done.stderr, "25 jobs", "and 15 more")
+    assert daemon.run("cancel", "--user", "root").returncode == 0
+    refused(daemon, "cancel", "17", "--user", "root")
+    refused(daemon, "cancel", "--name", "sweep-*")

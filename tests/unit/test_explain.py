@@ -1,0 +1,221 @@
+"""Why a job waits, when it is expected to start, and with which options it would start now."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import ALICE, BOB, NOON, G, reading
+from gpulease.domain.backfill import expected_end
+from gpulease.domain.explain import Explanations, start_of, suggestions
+from gpulease.domain.gpu import GpuReading, JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.domain.placement import ObstacleKind
+from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, started, why_waiting
+from gpulease.domain.queue import Queue
+from gpulease.domain.queue_options import NO_OPTIONS, Priority
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.run_time import RunTimes
+
+HOUR = timedelta(hours=1)
+GIB_STEP = G // 4
+
+
+def job(number: int, memory: int = G, hours_old: float = 0, **claim: object) -> Job:
+    submitted = NOON - hours_old * HOUR
+    made = Job(JobId(number), ALICE, "job", "true", Claim(memory, **claim), submitted)  # type: ignore[arg-type]
+    return replace(made, queue=replace(NO_OPTIONS, aging_since_at=submitted))
+
+
+def running(number: int, memory: int, gpus: int = 1, limit: timedelta | None = None) -> Job:
+    """Return a job that `world` starts an hour ago."""
+    return job(number, memory, hours_old=1, gpus=gpus, time_limit=limit)
+
+
+def world(
+    before: Sequence[Job], waiting: Sequence[Job], readings: Sequence[GpuReading], **fields: object
+) -> Plan:
+    """Return the plan of a queue in which the first jobs were planned an hour ago."""
+    base = Snapshot(before, readings, NOON - HOUR, **fields)  # type: ignore[arg-type]
+    holding = [each for each in plan(base).after.jobs if each.holds_memory]
+    return plan(replace(base, jobs=[*holding, *waiting], at=NOON))
+
+
+def gpus(count: int = 1, busy: int | None = None) -> list[GpuReading]:
+    return [replace(reading(f"GPU-{n}", n), utilization=busy) for n in range(count)]
+
+
+def options_of(decided: Plan, waiting: Job) -> list[str]:
+    return [each.options for each in suggestions(decided, waiting, 256 * 1024**2)]
+
+
+def test_the_order_is_that_of_the_plan() -> None:
+    short = job(3, 6 * G, time_limit=timedelta(minutes=5))
+    decided = world([running(1, 5 * G)], [job(2, 6 * G), short], gpus())
+    assert [each.id for each in Explanations(decided).order] == [3, 2]
+
+
+def test_a_job_that_asks_for_less_would_start_now() -> None:
+    decided = world([running(1, 2 * G)], [waiting := job(2, 7 * G)], gpus())
+    assert options_of(decided, waiting) == ["--mem 6G"]
+
+
+def test_a_job_on_fewer_gpus_would_start_now() -> None:
+    decided = world([running(1, 8 * G)], [waiting := job(2, 8 * G, gpus=2)], gpus(2))
+    assert options_of(decided, waiting) == ["--gpus 1"]
+
+
+def test_a_shorter_job_would_start_before_the_reservation() -> None:
+    old = job(2, 8 * G, hours_old=50)
+    first = running(1, 4 * G, limit=3 * HOUR)
+    decided = world([first], [old, waiting := job(3, 2 * G)], gpus())
+    assert decided.reservation is not None
+    assert decided.reservation.job == 2
+    assert options_of(decided, waiting) == ["--time 2h"]
+    assert suggestions(decided, waiting, G)[0].before == 2
+
+
+def test_nothing_is_suggested_that_would_not_start() -> None:
+    decided = world([running(1, 8 * G)], [waiting := job(2, 2 * G)], gpus())
+    assert options_of(decided, waiting) == []
+
+
+def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
+    decided = world([running(1, 2 * G)], [waiting := job(2, 2 * G)], gpus(busy=99))
+    (obstacle,) = why_waiting(decided, waiting).refusal.obstacles
+    assert (obstacle.kind, obstacle.waits_for) == (ObstacleKind.BUSY, (1,))
+
+
+def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
+    history = RunTimes()
+    for _ in range(2):
+        history.record((None,), 2 * 3600)
+    decided = world([running(1, 8 * G)], [job(2, 8 * G), job(3, 8 * G)], gpus(), history=history)
+    starts = Explanations(decided).starts
+    assert {number: start.at for number, start in starts.items()} == {
+        2: NOON + HOUR,
+        3: NOON + 3 * HOUR,
+    }
+
+
+# Properties.
+
+ENDS_ALONE = {ObstacleKind.LEASED, ObstacleKind.BUSY, ObstacleKind.RESERVED}
+SPANS = st.sampled_from([None, timedelta(minutes=30), HOUR, 9 * HOUR])
+
+
+@st.composite
+def jobs(draw: st.DrawFn, number: int, hours: Sequence[float]) -> Job:
+    exclusive = draw(st.integers(0, 5)) == 0
+    claim = Claim(
+        draw(st.integers(1, 32)) * GIB_STEP, draw(st.integers(1, 3)), exclusive, draw(SPANS)
+    )
+    submitted = NOON - draw(st.sampled_from(hours)) * HOUR
+    owner = draw(st.sampled_from([ALICE, BOB]))
+    made = Job(JobId(number), owner, "job", "true", claim, submitted)
+    priority = draw(st.sampled_from([Priority.NORMAL, Priority.NORMAL, Priority.LOW]))
+    return replace(made, queue=replace(NO_OPTIONS, aging_since_at=submitted, priority=priority))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Plan:
+    early = [draw(jobs(n, [1, 2])) for n in range(1, 1 + draw(st.integers(0, 5)))]
+    late = [draw(jobs(n, [0, 0, 20, 30, 50])) for n in range(10, 10 + draw(st.integers(1, 6)))]
+    busy = draw(st.sampled_from([None, 0, 50, 95]))
+    policy = QueuePolicy(name=draw(st.sampled_from(PolicyName)))
+    history = RunTimes()
+    for hours in draw(st.lists(st.integers(1, 12), max_size=3)):
+        history.record((None,), hours * 3600, 0.4)
+    return world(early, late, gpus(draw(st.integers(1, 3)), busy), policy=policy, history=history)
+
+
+def waiting_after(decided: Plan) -> list[Job]:
+    return [each for each in decided.after.jobs if not each.holds_memory]
+
+
+@settings(max_examples=200)
+@given(worlds())
+def test_a_job_starts_with_what_is_suggested(decided: Plan) -> None:
+    for each in waiting_after(decided):
+        assert start_of(decided, each) is None
+        for suggestion in suggestions(decided, each, GIB_STEP):
+            changed = replace(each, claim=suggestion.claim)
+            queue = [changed if other.id == each.id else other for other in decided.after.jobs]
+            assert each.id in dict(plan(replace(decided.after, jobs=queue)).grants), suggestion
+
+
+@settings(max_examples=200)
+@given(worlds())
+def test_a_job_starts_once_those_that_it_waits_for_are_gone(decided: Plan) -> None:
+    for each in waiting_after(decided):
+        refusal = why_waiting(decided, each).refusal
+        named = {obstacle.kind for obstacle in refusal.obstacles}
+        if named <= ENDS_ALONE and each.claim.gpus <= len(decided.gpus):
+            left = [
+                other
+                for other in decided.after.jobs
+                if other.holds_memory and other.id not in refusal.waits_for
+            ]
+            later = as_measured(settled(decided.snapshot), [*left, each])
+            assert each.id in dict(plan(later).grants)
+
+
+@settings(max_examples=200)
+@given(worlds())
+def test_jobs_start_as_expected_if_jobs_run_as_predicted(decided: Plan) -> None:
+    assert {n: start.at for n, start in Explanations(decided).starts.items()} == run_on(decided)
+
+
+def run_on(decided: Plan) -> dict[JobId, datetime]:
+    """Let predicted ends happen one by one, and plan at each; return when each job starts."""
+    live = {each.id: each for each in decided.after.jobs}
+    base = settled(decided.snapshot)
+    ends = [(end_of(base, each), each.id) for each in live.values() if each.holds_memory]
+    starts = {}
+    heapq.heapify(ends)
+    while ends:
+        now_s = max(ends[0][0], decided.snapshot.at.timestamp())
+        while ends and ends[0][0] <= now_s:
+            del live[heapq.heappop(ends)[1]]
+        at = datetime.fromtimestamp(now_s, UTC)
+        base = replace(base, at=at)
+        for number, placement in plan(as_measured(base, live.values())).grants:
+            live[number], starts[number] = started(live[number], placement, at), at
+            heapq.heappush(ends, (end_of(base, live[number]), number))
+    return starts
+
+
+def settled(base: Snapshot) -> Snapshot:
+    """Return a snapshot in which the load of each job is in the readings at once."""
+    return replace(base, policy=replace(base.policy, settling_time=timedelta(0)))
+
+
+def as_measured(base: Snapshot, live: Iterable[Job]) -> Snapshot:
+    """Return a snapshot of these jobs, with the utilization that they usually cause."""
+    held = list(Queue.of(live := list(live), capacity(ledgers(base))).holding.values())
+    loads = {
+        gpu.uuid: sum(
+            each.need.utilization(base.history, base.policy)
+            for each in held
+            if gpu.uuid in {lease.gpu for lease in each.job.leases}
+        )
+        for gpu in base.readings
+    }
+    readings = [
+        gpu
+        if gpu.utilization is None
+        else replace(gpu, utilization=min(100, round(100 * loads[gpu.uuid])))
+        for gpu in base.readings
+    ]
+    return replace(base, jobs=live, readings=readings)
+
+
+def end_of(base: Snapshot, running: Job) -> float:
+    queue = Queue.of([running], capacity(ledgers(base)))
+    now_s = base.at.timestamp()
+    held = queue.holding[running.id]
+    return expected_end(held, now_s, base.history, base.policy, hard=False)
