@@ -49,6 +49,7 @@ Asked = Literal[
     "gave-up",
     "preempted",
     "requeued",
+    "dependency-failed",
     "launch-failed",
     "lost",
 ]
@@ -80,7 +81,8 @@ def list(
 
     STATE is queued, granted, active, suspended (stopped by Ctrl-Z), releasing or ended,
     or how a job ended: exited, failed, signaled, released, cancelled, time-limit,
-    over-lease, idle, gave-up, preempted, requeued, launch-failed, lost.
+    over-lease, idle, gave-up, preempted, requeued, dependency-failed, launch-failed,
+    lost.
 
     \b
     Examples:

@@ -39,18 +39,18 @@ class Block:
             case BlockKind.HELD:
                 return "held until gpulease edit --no-held"
             case BlockKind.BEGIN:
-                return "waits for its begin time"
+                return "not before its begin time"
             case BlockKind.AFTER:
-                return f"waits for {_listed(self.after, labels)}"
+                return f"not before {_listed(self.after, labels)}"
             case BlockKind.ARRAY:
                 return f"its array runs at most {self.most_running} elements at once"
 
 
 _HELD = Block(BlockKind.HELD)
 _ENDINGS = {
-    Condition.OK: "to succeed",
-    Condition.FAIL: "to fail",
-    Condition.ANY: "to end",
+    Condition.OK: "succeeds",
+    Condition.FAIL: "fails",
+    Condition.ANY: "ends",
 }
 _MOST_NAMED = 3
 

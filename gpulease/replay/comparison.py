@@ -14,7 +14,7 @@ from gpulease.replay.placements import placement_named
 from gpulease.replay.predictions import EVERY, StartErrors, StartPredictions
 from gpulease.replay.trace import Run, Server, TraceJob
 
-_FEW_JOBS = 500
+_FEW_JOBS = 200
 """So many take less time than starting processes."""
 
 

@@ -68,7 +68,8 @@ def _new_figure() -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BadValue(
-            "cannot plot: matplotlib is not installed", "pip install 'gpulease[plot]'"
+            "cannot plot: matplotlib is not installed",
+            "in a clone of gpulease: pip install '.[plot]'",
         ) from error
     return Figure(figsize=(9, 8), layout="constrained")
 

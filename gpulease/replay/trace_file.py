@@ -25,6 +25,7 @@ RUN_COLUMNS = ("job", "start_s", "end_s", "server", "gpus")
 _FORMAT = f"the first line names the columns: {','.join(COLUMNS)}"
 _LARGEST_TIME_S = 1e10
 """After the year 2286 in seconds since 1970: a larger number is in another unit."""
+_SHORTEST_S = 0.001
 _LONGEST_S = 10 * 365 * 86400.0
 _LARGEST_MIB = 1 << 30
 _MOST_GPUS = 1024
@@ -160,7 +161,7 @@ class _Line:
             gpus=self._gpus(),
             memory=int(self._number("memory_mib", 1, _LARGEST_MIB, _MEMORY) * MIB),
             user=self._required("user"),
-            time_limit_s=self._optional("time_limit_s", 1, _LONGEST_S, _LIMIT),
+            time_limit_s=self._optional("time_limit_s", _SHORTEST_S, _LONGEST_S, _LIMIT),
             utilization=self._optional("utilization", 0, 1, "35% is 0.35; empty is unknown"),
             # Runs of the same script are similar, whatever follows.
             command=CommandFingerprint(command.split()[0], command) if command else None,

@@ -72,6 +72,9 @@ def submission_of(
     environment = environment_of(request.environment)
     refuse_oversized_exec(argv, environment)
     claim = claim_of(request.claim, defaults)
+    indices = indices_of(request.queue.array)
+    if indices is not None and request.attached:
+        refuse("nobody can attach to all elements of an array", "set attached to false")
     return Submission(
         owner=caller.owner,
         name=_default_name(argv) if request.name is None else checked_name(request.name),
@@ -99,7 +102,7 @@ def submission_of(
         sizes_itself=_names_no_size(request.claim),
         queue=queue_options_of(request.queue, is_admin=is_admin),
         after=dependencies_of(request.queue.after),
-        indices=indices_of(request.queue.array),
+        indices=indices,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from gpulease.domain.gpu import GpuMemory, JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim, State
-from gpulease.domain.limits import NO_LIMITS, UserLimits
+from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
 from gpulease.domain.plan import ledgers
 from gpulease.domain.queue_options import Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed, WrongState
@@ -103,10 +103,10 @@ class _Checks:
             refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
         refuse_what_can_never_run(job.claim, self.empty, self.policy)
         refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
-        refuse_over_limit(
-            job, self.tx.live(), limits, self.state.recent_use, most, self.at, verb="edit"
-        )
-        _refuse_late_signal(self.tx, job)
+        if limits.over_limit is Beyond.REFUSE:
+            refuse_over_limit(
+                job, self.tx.live(), limits, self.state.recent_use, most, self.at, verb="edit"
+            )
 
 
 def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
@@ -119,6 +119,8 @@ def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
             usual = checks.limits_of(after).usual_time(hold=False)
             after = replace(after, claim=replace(after.claim, time_limit=usual))
         checks.check(after)
+        if "time_limit" in wanted.claim:
+            _refuse_late_signal(tx, after)
     changes = tuple(_differences(before, after))
     if changes:
         tx.save(after, Event(checks.at, "edit", f"{'; '.join(changes)}; by {who}"))

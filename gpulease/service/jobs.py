@@ -58,7 +58,18 @@ def cancel_all(
     """
     with store.write() as tx:
         at = clock.now()
-        return [_cancel(tx, job, by(job), at) for job in tx.live() if chosen(job)]
+        changed: list[Job] = []
+        ended_by: dict[str, list[Job]] = {}
+        for job in (job for job in tx.live() if chosen(job)):
+            who = by(job)
+            if job.state is State.QUEUED and (ended := cancelled(job, who, at)) is not None:
+                ended_by.setdefault(who, []).append(ended)
+                changed.append(ended)
+            else:
+                changed.append(_cancel(tx, job, who, at))
+        for who, waiting in ended_by.items():
+            tx.save_all(waiting, Event(at, Trigger.CANCEL, f"by {who}"))
+    return changed
 
 
 def _cancel(tx: Transaction, job: Job, by: str, at: datetime) -> Job:

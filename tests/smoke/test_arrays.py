@@ -71,7 +71,7 @@ def test_dependencies_start_end_or_wait_for_a_whole_array(daemon: Daemon) -> Non
     array = _array(daemon, "0-1", "true", options=("--after", f"{gate}:any"))
     after = daemon.run("run", "-d", "--mem", "1G", "--after", str(array), "--", "true")
     never = daemon.run("run", "-d", "--mem", "1G", "--after", str(gate), "--", "true")
-    wait_for("the reason", lambda: "waits for" in (daemon.job(array)["reason"] or ""))
+    wait_for("the reason", lambda: "not before" in (daemon.job(array)["reason"] or ""))
     assert daemon.job(int(after.stdout))["queue"]["after"] == [f"{array}:ok"]
     daemon.cancel(gate)
     assert daemon.wait_until(int(after.stdout), "ended")["exit_status"] == 0

@@ -80,5 +80,5 @@ def test_a_block_names_jobs_as_people_do() -> None:
     after = (Dependency(JobId(20)), Dependency(JobId(17), whole_array=True))
     block = Block(BlockKind.AFTER, after=after)
     assert block.sentence({JobId(20): "17_3"}) == (
-        "waits for job 17_3 to succeed and array 17 to succeed"
+        "not before job 17_3 succeeds and array 17 succeeds"
     )

@@ -218,4 +218,4 @@ def end_of(base: Snapshot, running: Job) -> float:
     queue = Queue.of([running], capacity(ledgers(base)))
     now_s = base.at.timestamp()
     held = queue.holding[running.id]
-    return expected_end(held, now_s, base.history, base.policy, hard=False)
+    return expected_end(held, now_s, base.history, base.policy)

@@ -1,15 +1,23 @@
 """Past jobs as the API shows them, and what others do not see of them."""
 
 from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from fakes import ALICE, NOON, G, reading
+from gpulease.cli.history import COLUMNS, trace_of
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import CommandFingerprint, Exit, Job, JobUsage, Outcome, grant, worker_gone
 from gpulease.domain.job import worker_started as started
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.placement import Placement
+from gpulease.replay.trace_file import read_trace
 from gpulease.server.history import history_view
-from gpulease.units import Share
+from gpulease.units import MIB, Share
+from gpulease.wire.views import PastJobView
 
 SECRET = "secret"
 
@@ -54,3 +62,52 @@ def test_where_commands_are_hidden_others_see_neither_name_nor_digest() -> None:
     assert SECRET not in repr(hidden)
     assert hidden.jobs[0].command is None
     assert history_view([ended(4)], 9, ALICE.user).jobs[0].name == SECRET
+
+
+INSTANTS = some.integers(0, 3 * 10**11).map(
+    lambda ms: (NOON + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
+)
+
+
+@given(
+    some.lists(
+        some.builds(
+            PastJobView,
+            id=some.integers(1, 1 << 40),
+            label=some.from_regex(r"\d{1,9}(_\d{1,4})?", fullmatch=True),
+            name=some.text(),
+            user=some.from_regex(r"[a-z][a-z0-9-]{0,30}", fullmatch=True),
+            submitted_at=INSTANTS,
+            granted_at=some.none() | INSTANTS,
+            ended_at=INSTANTS,
+            gpus=some.integers(1, 64),
+            memory=some.none() | some.integers(1, 1 << 40),
+            utilization=some.none() | some.integers(0, 100),
+            time_limit=some.none() | some.floats(0.01, 3e8),
+            command=some.none() | some.just("0a1b 2c3d"),
+        ),
+        unique_by=lambda job: job.label,
+    )
+)
+def test_every_export_is_a_trace(
+    tmp_path_factory: pytest.TempPathFactory, jobs: list[PastJobView]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "export.csv"
+    path.write_text("\n".join((",".join(COLUMNS), trace_of(jobs))) + "\n")
+    held = {job.label: job for job in jobs if job.granted_at and job.memory}
+    if not held:
+        return
+
+    trace = read_trace(path)
+
+    read = {trace.names[job.id]: job for job in trace.jobs}
+    assert read.keys() == held.keys()
+    for label, job in read.items():
+        past = held[label]
+        assert (job.gpus, job.user) == (past.gpus, past.user)
+        assert past.memory is not None
+        assert past.memory <= job.memory < past.memory + MIB
+        submitted = datetime.fromisoformat(past.submitted_at).timestamp()
+        assert job.submit_s == pytest.approx(submitted, abs=0.001)
+        assert (job.time_limit_s is None) == (past.time_limit is None)
+        assert job.utilization == (None if past.utilization is None else past.utilization / 100)
