@@ -47,6 +47,9 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
         list[str] | None,
         typer.Option("--group", metavar="GROUP", help="For jobs of this group; repeatable."),
     ] = None,
+    lift_limits: Annotated[
+        bool, typer.Option("--lift-limits", help="Limits do not hold back its users' jobs then.")
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="Default: that of the first user or group."),
@@ -72,12 +75,13 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
     \b
     Examples:
       gpulease reserve --gpus 2 --from 'fri 18:00' --for 12h --user alice
-      gpulease reserve --gpus all --every '0 22 * * mon-fri' --for 10h --user bob
+      gpulease reserve --gpus all --every '0 22 * * *' --for 8h --group lab \\
+        --lift-limits
       gpulease reserve --gpu 0 --gpu 1 --from +1h --for 2h --name fans
       gpulease reserve
       gpulease reserve --cancel fans
     """
-    wanted = (gpus, gpu, begin, span, every, user, group, name)
+    wanted = (gpus, gpu, begin, span, every, user, group, name, lift_limits or None)
     _refuse_mixed(cancel, listing=shows or json, reserving=any(each is not None for each in wanted))
     client = connect(ctx, socket)
     if cancel is not None:
@@ -95,6 +99,7 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
             user or [],
             group or [],
             name,
+            lift_limits,
         )
         print_stdout(f"reserved: {sentence(client.reserve(request), now.astimezone())}")
 
@@ -141,13 +146,13 @@ def page(view: WindowList, now: datetime) -> Page:
         return [line("no windows: no GPU is reserved for a time", "dim")]
     columns = (
         Column("NAME", wraps=True),
-        Column("STATE"),
+        Column("STATE", leaves=3, below=""),
         Column("FROM", right=True),
-        Column("UNTIL", right=True),
-        Column("GPUS", right=True),
+        Column("UNTIL", right=True, leaves=2, below="until "),
+        Column("GPUS", right=True, leaves=1, below="GPUs "),
         Column("FOR", wraps=True),
-        Column("EVERY", leaves=1, below="every "),
-        Column("BY", leaves=2, below="by "),
+        Column("EVERY", leaves=4, below="every "),
+        Column("BY", leaves=5, below="by "),
     )
     return [Table(columns, tuple(_row(window, now) for window in view.windows)), *_others(view)]
 
@@ -179,7 +184,8 @@ def sentence(window: WindowView, now: datetime) -> str:
     else:
         when = f"from {clock(window.begins_at, now)} to {clock(window.ends_at, now)}"
     again = f", every {window.cron}" if window.cron else ""
-    return f"{what}, {when}{again}" + (f"; {_still_there(window)}" if window.other_jobs else "")
+    others = f"; {_still_there(window)}" if window.other_jobs else ""
+    return f"{what}, {when}{again}{others}"
 
 
 def _number(window: WindowView) -> str:
@@ -196,7 +202,8 @@ def _gpus(window: WindowView) -> str:
 
 def _reserved_for(window: WindowView) -> str:
     names = [*window.users, *(f"group {group}" for group in window.groups)]
-    return clean(", ".join(names)) or "nobody"
+    free = " (no limits)" if window.lifts_limits else ""
+    return f"{clean(', '.join(names)) or 'nobody'}{free}"
 
 
 def _still_there(window: WindowView) -> str:

@@ -234,7 +234,7 @@ def _scheduler(
         in_writer=base.writer,
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
-        windows=_windows(base).of_pass,
+        windows=_windows(base).current,
     )
 
 
@@ -330,7 +330,7 @@ def _request_context(
 ) -> RequestContext:
     settings = base.settings()
     windows = _windows(base)
-    machine_views = MachineViews(scheduler, processes, sources, windows.all_occurrences)
+    machine_views = MachineViews(scheduler, processes, sources, windows.current)
     # Listings are drawn in a thread, with job views of their own.
     explainer = Explainer(lambda: scheduler.plan, base.clock)
     listed_jobs = JobViews(scheduler, processes, sources, explainer)

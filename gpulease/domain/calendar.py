@@ -38,6 +38,8 @@ class Window:
     groups: tuple[str, ...]
     created_by: str
     created_at: datetime
+    lifts_limits: bool = False
+    """While it is on, limits do not keep jobs of its users waiting."""
 
     def spans(
         self, since: datetime, next_begin: Callable[[str, datetime], datetime | None]
@@ -196,6 +198,12 @@ def _by_gpu(stays: Iterable[Stay]) -> Mapping[GpuUuid, Sequence[Stay]]:
     for each in stays:
         found.setdefault(each.gpu, []).append(each)
     return found
+
+
+def users_without_limits(occurrences: Iterable[Occurrence], at: datetime) -> frozenset[str]:
+    """Return the users of the windows that are on and lift limits."""
+    free = (each.admits for each in occurrences if each.window.lifts_limits and each.is_on(at))
+    return frozenset[str]().union(*free)
 
 
 def find_clash(

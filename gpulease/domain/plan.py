@@ -6,7 +6,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -30,7 +30,7 @@ from gpulease.domain.placement import (
     shared_by_too_many,
 )
 from gpulease.domain.preemption import MakingWay, Wanted
-from gpulease.domain.queue import Group, Holding, Need, Order, Queue, Turn
+from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue, Turn
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
 from gpulease.domain.run_time import RunTimes
@@ -223,11 +223,10 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     """Decide which jobs start where, within the free memory and the order of the queue."""
     planning = _PlanningPass(snapshot, score)
     planning.keep_promises(snapshot.promised)
-    planning.start_the_oldest()
+    planning.start_by_class()
     if planning.closed is None:
-        planning.start_what_fits(preemptible=False)
         planning.make_way()
-    planning.start_what_fits(preemptible=True)
+    planning.start_preemptible_jobs()
     grants = planning.grants
     return Plan(
         snapshot,
@@ -331,15 +330,35 @@ class _PlanningPass:
         longest = need.longest_s(self.history, self.policy) if begins else 0.0
         return {gpu: begin - longest for gpu, begin in begins.items()}
 
+    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Return the GPUs on which a job may start now as far as windows are concerned."""
+        latest = self._latest_starts(need)
+        if not latest:
+            return rooms
+        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+
     # The oldest jobs.
 
-    def start_the_oldest(self) -> None:
-        """Start the oldest jobs as far as they fit, and reserve GPUs for the first that does not.
+    def start_by_class(self) -> None:
+        """Start the jobs of each priority class, the highest first.
+
+        A job of a lower class never delays one of a higher class, whatever its age.
+        """
+        every = (group for groups in self.queue.groups.values() for group in groups.values())
+        for rank in sorted({group.need.rank for group in every if not group.need.preemptible}):
+            if self.reservation is None:
+                self._start_the_oldest(rank)
+            if self.closed is not None:
+                return
+            self._try_in_order(self._groups_that_fit((rank,)), self._start)
+
+    def _start_the_oldest(self, rank: int) -> None:
+        """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
 
         A job that the end of no job helps gets no reservation: it waits for something else.
         """
         tried: set[Claim] = set()
-        for job in self._oldest():
+        for job in self._oldest(rank):
             need = self.queue.need(job)
             passed = job.id in self.making_way.promised or job.claim in tried
             if passed or self.limits.exceeded_by(job) or self._start(job, need):
@@ -353,19 +372,19 @@ class _PlanningPass:
                     self.closed = job.id
                 return
 
-    def _oldest(self) -> Iterator[Job]:
-        """Return the jobs that may have a reservation, the first in line first."""
+    def _oldest(self, rank: int) -> Iterator[Job]:
+        """Return the jobs of a class that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
             jobs = self.queue.in_submission_order()
-            return (job for job in jobs if not job.queue.preemptible)
+            return (job for job in jobs if self.queue.need(job).rank == rank)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
         for turns in self.queue.turns.values():
             for turn in turns[: self.policy.aging_jobs]:
                 job = self.queue.jobs[JobId(turn[2])]
                 age = self.order.age_s(job)
-                if age >= enough and not job.queue.preemptible:
-                    oldest.append((self.queue.need(job).rank, -age, job.id, job))
+                if age >= enough and self.queue.need(job).rank == rank:
+                    oldest.append((-age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
     def _reserve(self, job: Job, need: Need) -> Reservation | None:
@@ -411,12 +430,9 @@ class _PlanningPass:
 
     # The others.
 
-    def start_what_fits(self, *, preemptible: bool) -> None:
-        """Start every job that fits and delays no reservation, by descending score.
-
-        Preemptible jobs start after all others, and delay no reservation in any case.
-        """
-        groups = self._groups_that_fit(preemptible=preemptible)
+    def start_preemptible_jobs(self) -> None:
+        """Start the preemptible jobs that fit; they delay no reservation in any case."""
+        groups = self._groups_that_fit(PREEMPTIBLE_RANKS)
         self._try_in_order(groups, self._start)
 
     def _try_in_order(
@@ -466,29 +482,24 @@ class _PlanningPass:
                 return group.need.rank, -score, job_id, index, group
         return None
 
-    def _groups_that_fit(self, *, preemptible: bool) -> Iterator[Group]:
-        """Return the groups with a claim that fits now, apart from the reservation."""
+    def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Group]:
+        """Return the groups of these ranks with a claim that fits now, reserved memory included."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
             if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
-                yield from (
-                    group for group in groups.values() if group.need.preemptible is preemptible
-                )
+                yield from (group for group in groups.values() if group.need.rank in ranks)
 
     def _start(self, job: Job, need: Need) -> bool:
         """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
         if self.limits.exceeded_by(job) is not None:
             return False
         utilization = need.utilization(self.history, self.policy)
-        latest = self._latest_starts(need)
         able = [
             room
-            for room in self.rooms
-            if fits(job.claim, room)
-            and room.shares(utilization, self.policy)
-            and self.now_s <= latest.get(room.uuid, math.inf)
+            for room in self._open_to(need, self.rooms)
+            if fits(job.claim, room) and room.shares(utilization, self.policy)
         ]
         held_back = self._is_held_back(need)
         if held_back:
@@ -549,7 +560,8 @@ class _PlanningPass:
             self.rooms = [room for room in every if room.uuid in gpus]
             if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
                 continue
-            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, self.rooms):
+            able = self._open_to(need, self.rooms)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
                 self._count(job, need)
         self.rooms = every
 
@@ -566,7 +578,7 @@ class _PlanningPass:
             return False
         if self.limits.exceeded_by(job) is not None:
             return False
-        wanted, able = self._wanted(need), self.rooms
+        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
         if self._is_held_back(need):
             able = self._beside(job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):

@@ -164,7 +164,7 @@ class MakingWay:
 
         self._going = those_with(Outcome.PREEMPTED)
         self._running = those_with(None)
-        self._no_way: set[Claim] = set()
+        self._no_way: set[tuple[Claim, frozenset[GpuUuid]]] = set()
 
     @property
     def is_possible(self) -> bool:
@@ -182,12 +182,13 @@ class MakingWay:
             rooms: all GPUs, as they are while no job has gone.
             able: those that the job may use.
         """
-        if wanted.claim in self._no_way:
+        tried = wanted.claim, frozenset(room.uuid for room in able)
+        if tried in self._no_way:
             return False
         later = without(able, self._going.values())
         way = who_makes_way(wanted, later, self._running.values())
         if way is None:
-            self._no_way.add(wanted.claim)
+            self._no_way.add(tried)
             return False
         for each in way:
             self._going[each.job] = self._running.pop(each.job)

@@ -20,6 +20,8 @@ from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import Keys, RunTimes, keys_of
 
 _RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+PREEMPTIBLE_RANKS = range(len(_RANKS), 2 * len(_RANKS))
+"""Preemptible jobs come after all others, in the order of their classes."""
 _AFTER_ALL = 1 << 62
 _NICE_HALVES = 10.0
 """The score halves with so many steps of nice."""
@@ -55,7 +57,7 @@ class Need:
 
     @property
     def preemptible(self) -> bool:
-        return self.rank >= len(_RANKS)
+        return self.rank in PREEMPTIBLE_RANKS
 
     def run_time(self, history: RunTimes, policy: QueuePolicy) -> float:
         """Return the predicted run time in seconds, never above the time limit."""

@@ -1,7 +1,7 @@
 """The machine as the wire object that users see: GPUs, the processes on them, enforcement."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease import __version__
@@ -14,6 +14,7 @@ from gpulease.errors import RecordUnwritable
 from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
+from gpulease.service.queue_state import FindWindows
 from gpulease.service.scheduler import Scheduler
 from gpulease.wire.views import (
     GpuEventView,
@@ -39,7 +40,7 @@ class MachineViews:
         scheduler: Scheduler,
         processes: ProcessFinder,
         sources: ViewSources,
-        windows: Callable[[datetime], Sequence[Occurrence]],
+        windows: FindWindows,
     ) -> None:
         self._scheduler = scheduler
         self._windows = windows
@@ -71,7 +72,7 @@ class MachineViews:
     def windows(self, now: datetime) -> list[WindowView]:
         """Return the windows; without them if the database cannot be read."""
         try:
-            found = self._windows(now)
+            found = self._windows(now, {job.owner for job in self.live()})
         except RecordUnwritable:
             return []
         plan = self._scheduler.plan
@@ -103,6 +104,7 @@ class MachineViews:
             cron=window.cron,
             created_by=window.created_by,
             created_at=instant(window.created_at) or "",
+            lifts_limits=window.lifts_limits,
             other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
         )
 

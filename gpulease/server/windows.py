@@ -79,6 +79,7 @@ def window_of(asked: ReserveRequest, gpus: Sequence[GpuReading], by: str, now: d
         groups=_known(asked.groups, "group", grp.getgrnam),
         created_by=by,
         created_at=now,
+        lifts_limits=asked.lifts_limits,
     )
 
 

@@ -5,22 +5,22 @@ of its memory. Used by the thread that writes to the database, and by no other.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.calendar import Occurrence
+from gpulease.domain.calendar import Occurrence, WindowId, users_without_limits
 from gpulease.domain.eligibility import blocks
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import Job, Outcome
+from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.plan import Snapshot, capacity, ledgers
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import PastJob, Policy, Store, Transaction
+from gpulease.service.ports import PastJob, Policy, Store
 
 REMEMBERED = timedelta(days=10)
 """Use decays with a half-life of a day: after ten, a thousandth is left."""
@@ -40,11 +40,11 @@ _TEACHES_NOTHING = frozenset(
 limit, or a cancel) the next run of the same command may well hold its memory for as long."""
 
 
-FindWindows = Callable[[Transaction, datetime], Sequence[Occurrence]]
-"""Returns the current or next time of each window."""
+FindWindows = Callable[[datetime, Collection[Owner]], Sequence[Occurrence]]
+"""Returns the current or next time of each window; the owners are those of the live jobs."""
 
 
-def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
+def no_windows(at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
     """Return none: no GPU is set apart."""
     return ()
 
@@ -52,10 +52,13 @@ def no_windows(tx: Transaction, at: datetime) -> Sequence[Occurrence]:
 class QueueState:
     """The index of live jobs, the history of ended ones, and the recent use by user."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, windows: FindWindows = no_windows) -> None:
         self.promised: Mapping[JobId, frozenset[GpuUuid]] = {}
         """The jobs that others make way for and their GPUs, as of the latest plan."""
         self._store = store
+        self._windows = windows
+        self.window_gpus: Mapping[WindowId, tuple[GpuUuid, ...]] = {}
+        """The GPUs that the latest plan chose for windows."""
         self._queue: Queue | None = None
         self._policy: QueuePolicy | None = None
         self._forget()
@@ -83,7 +86,11 @@ class QueueState:
         eligible = (job for job in jobs if job.id not in blocked)
         queue = self._indexed(eligible, capacity(gpus), policy.queue, at)
         owners = {job.owner.uid: job.owner for job in jobs}
-        limits = {uid: policy.limits(owner) for uid, owner in owners.items()}
+        windows = self._windows_of_pass(at, owners.values())
+        lifted = users_without_limits(windows, at)
+        limits = {
+            uid: policy.limits(owner) for uid, owner in owners.items() if owner.user not in lifted
+        }
         return replace(
             bare,
             queue=queue,
@@ -96,6 +103,13 @@ class QueueState:
             limits={uid: each for uid, each in limits.items() if each.restrict_starts},
             recent_use=self.recent_use,
             promised=self.promised,
+            windows=windows,
+        )
+
+    def _windows_of_pass(self, at: datetime, owners: Collection[Owner]) -> Sequence[Occurrence]:
+        return tuple(
+            replace(each, gpus_before=self.window_gpus.get(each.window.id, ()))
+            for each in self._windows(at, owners)
         )
 
     def predicted(self, job: JobId) -> timedelta | None:

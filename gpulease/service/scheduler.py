@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -44,7 +43,6 @@ def reconcile(
     policy: Policy,
     clock: Clock,
     closed: str | None = None,
-    windows: FindWindows = no_windows,
     *,
     fresh: bool = True,
     state: QueueState | None = None,
@@ -57,7 +55,6 @@ def reconcile(
         policy: the admin's settings.
         clock: the time.
         closed: why no GPU takes a lease now, or None; a pause of the queue is known here.
-        windows: finds the current or next time of each window.
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
@@ -69,8 +66,8 @@ def reconcile(
         live = {job.id: job for job in tx.live()}
         closed = closed or said(tx.pause())
         drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        taken = state.snapshot(tuple(live.values()), seen, policy, drained, at)
-        decided = plan(replace(taken, windows=windows(tx, at)))
+        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        state.window_gpus = decided.calendar.gpus
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
@@ -183,13 +180,12 @@ class Scheduler:
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
         self._obstacle = obstacle
-        self._windows = windows
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
         self._awake = asyncio.Event()
         self._changes = Changes()
-        self._state = QueueState(store)
+        self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
             store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
         )
@@ -227,7 +223,6 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 self._state,
-                self._current,
             )
         )
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
@@ -520,15 +515,7 @@ class Scheduler:
                 self.policy,
                 self._clock,
                 closed,
-                self._current,
                 fresh=fresh,
                 state=self._state,
             )
         )
-
-    def _current(self, tx: Transaction, at: datetime) -> Sequence[Occurrence]:
-        before = {} if self.plan is None else self.plan.calendar.gpus
-        return [
-            replace(each, gpus_before=before.get(each.window.id, ()))
-            for each in self._windows(tx, at)
-        ]

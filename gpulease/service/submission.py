@@ -25,7 +25,7 @@ from gpulease.service.ports import (
     Transaction,
     UserCount,
 )
-from gpulease.service.queue_state import FindWindows, QueueState, no_windows
+from gpulease.service.queue_state import QueueState
 from gpulease.service.user_limits import (
     refuse_over_limit,
     refuse_what_is_never_within,
@@ -97,7 +97,6 @@ def submit(
     policy: Policy,
     clock: Clock,
     state: QueueState | None = None,
-    windows: FindWindows = no_windows,
 ) -> Job:
     """Queue a job, and return it when it is on disk; for a known key, return the first job.
 
@@ -121,7 +120,7 @@ def submit(
             return before
         job = _queue(tx, submission, seen, policy, limits, clock.now(), state)
         if submission.wait_for == timedelta(0) and job.state is State.QUEUED:
-            _refuse_to_wait(job, tx, seen, policy, state, windows)
+            _refuse_to_wait(job, tx, seen, policy, state)
     return job
 
 
@@ -264,12 +263,10 @@ def _refuse_to_wait(
     seen: Observation,
     policy: Policy,
     state: QueueState,
-    windows: FindWindows,
 ) -> None:
     if (pause := tx.pause()) is not None:
         raise NoRoomNow(f"cannot lease {job.claim} now: {pause}", _WAIT)
-    taken = state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at)
-    decided = plan(replace(taken, windows=windows(tx, job.submitted_at)))
+    decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
     if any(granted == job.id for granted, _ in decided.grants):
         return
     if (block := decided.blocked.get(job.id)) is not None:

@@ -51,7 +51,7 @@ class Windows:
     def _reserve(self, window: Window, machine_gpus: int) -> Window:
         with self._store.write() as tx:
             at = self._clock.now()
-            others = remove_past(tx, at)
+            others = _remove_past(tx, at)
             spans = self._checked_spans(window, at)
             clash = find_clash(
                 window, spans, [(each, self._spans(each, at)) for each in others], machine_gpus
@@ -70,7 +70,7 @@ class Windows:
 
     def _cancel(self, name: str) -> Window:
         with self._store.write() as tx:
-            for window in remove_past(tx, self._clock.now()):
+            for window in _remove_past(tx, self._clock.now()):
                 if name in (window.name, str(window.id)):
                     tx.remove_window(window.id)
                     return window
@@ -78,21 +78,14 @@ class Windows:
             f"no window named {name[:80]!r}", "gpulease reserve --list shows all windows"
         )
 
-    def of_pass(self, tx: Transaction, at: datetime) -> tuple[Occurrence, ...]:
-        """Return the current or next time of each window for a pass; past windows are removed."""
-        windows = remove_past(tx, at)
-        return self.occurrences(windows, at, {job.owner for job in tx.live()} if windows else ())
-
-    def all_occurrences(self, at: datetime) -> tuple[Occurrence, ...]:
-        """Return the current or next time of each window, for display."""
-        windows = self._store.windows()
-        owners = {job.owner for job in self._store.live()} if windows else ()
-        return self.occurrences(windows, at, owners)
+    def current(self, at: datetime, owners: Iterable[Owner]) -> tuple[Occurrence, ...]:
+        """Return the current or next time of each window; `owners` are those of the live jobs."""
+        return self.occurrences(self._store.windows(), at, owners)
 
     def occurrences(
         self, windows: Iterable[Window], at: datetime, owners: Iterable[Owner] = ()
     ) -> tuple[Occurrence, ...]:
-        """Return the current or next time of each window; `owners` are those of the live jobs."""
+        """Return the current or next time of these windows, without those that have ended."""
         found = []
         for window in windows:
             span = self._current_span(window, at)
@@ -151,7 +144,7 @@ class Windows:
         )
 
 
-def remove_past(tx: Transaction, at: datetime) -> Sequence[Window]:
+def _remove_past(tx: Transaction, at: datetime) -> Sequence[Window]:
     """Remove the windows that have ended, and return the others."""
     windows = tx.windows()
     for window in windows:

@@ -331,3 +331,4 @@ class WindowRow(Row):
     groups: Mapped[str | None]
     created_by: Mapped[str]
     created_at: Mapped[datetime]
+    lifts_limits: Mapped[bool] = mapped_column(server_default=text("0"))

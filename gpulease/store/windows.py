@@ -33,6 +33,7 @@ def add(connection: Connection, window: Window) -> Window:
         "groups": ",".join(window.groups) or None,
         "created_by": window.created_by,
         "created_at": window.created_at,
+        "lifts_limits": window.lifts_limits,
     }
     number = connection.execute(insert(WindowRow).returning(WindowRow.id), values).scalar_one()
     return replace(window, id=WindowId(number))
@@ -56,6 +57,7 @@ def _window(row: WindowRow) -> Window:
         groups=tuple(_listed(row.groups)),
         created_by=row.created_by,
         created_at=row.created_at,
+        lifts_limits=row.lifts_limits,
     )
 
 

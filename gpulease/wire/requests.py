@@ -208,6 +208,8 @@ class ReserveRequest:
     users: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     name: str | None = None
+    lifts_limits: bool = False
+    """While it is on, limits do not keep jobs of its users waiting."""
 
 
 @dataclass(slots=True)

@@ -556,6 +556,8 @@ class WindowView:
     """When it recurs, as five fields of crontab(5); null for once."""
     created_by: str
     created_at: str
+    lifts_limits: bool
+    """While it is on, limits do not keep jobs of its users waiting."""
     other_jobs: list[int] = field(default_factory=list)
     """While it is on: jobs of other users that still run on its GPUs."""
 

@@ -64,5 +64,6 @@ def _windows() -> None:
         sa.Column("groups", sa.String()),
         sa.Column("created_by", sa.String(), nullable=False),
         sa.Column("created_at", sa.Integer(), nullable=False),
+        sa.Column("lifts_limits", sa.Boolean(), nullable=False, server_default=_NO),
         sqlite_autoincrement=True,
     )

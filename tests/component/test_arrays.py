@@ -16,11 +16,17 @@ from gpulease.domain.job import Exit, Job, Outcome, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
-from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
+from gpulease.domain.queue_options import (
+    Condition,
+    Dependency,
+    Indices,
+    QueueOptions,
+    WantedDependency,
+)
 from gpulease.errors import NoSuchJob, TooMany
-from gpulease.service.jobs import cancel
+from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
-from gpulease.service.ports import Event, Policy, Submission
+from gpulease.service.ports import Event, Policy, Submission, WorkerExited
 from gpulease.service.submission import submit
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -178,3 +184,26 @@ def test_ten_thousand_elements_are_added_and_ended_in_a_second_each(store: SqlSt
     assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
     assert added - begun < 2
     assert ended - added < 3
+
+
+def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: SqlStore) -> None:
+    """All other elements have ended, and so has the one that it continues."""
+    again = QueueOptions(requeue=True)
+    array = _submit(store, replace(_array(0, 3), queue=again))
+    _run(store, array.id)
+    element = store.job(JobId(array.id + 1))
+    assert element is not None
+    with store.write() as tx:
+        tx.save(grant(element, Placement(((GpuUuid("GPU-a"), G),)), NOON), EVENT)
+
+    note_exited(store, element.id, WorkerExited(Outcome.LOST, None, NOON, "it was lost"))
+
+    (new,) = store.live()
+    assert (new.label, new.usage.retry_of) == (f"{array.id}_3", element.id)
+    assert store.invocation(new.id).argv == ("true",)
+    with store.write() as tx:
+        assert tx.element(array.id, 3) == new
+        assert tx.failed_element(array.id) is None
+    _run(store, new.id)
+    with Session(store.engine) as session:
+        assert session.scalar(select(func.count()).select_from(InvocationRow)) == 0

@@ -294,7 +294,7 @@ def test_a_window_is_found_as_it_was_added_until_it_is_removed(store: SqlStore) 
     )
     full = replace(
         plain, name="nights", uuids=(GPU, GpuUuid("GPU-b")), cron="0 22 * * *",
-        users=("alice", "bob"), groups=("lab",),
+        users=("alice", "bob"), groups=("lab",), lifts_limits=True,
     )  # fmt: skip
     with store.write() as tx:
         added = [tx.add_window(plain), tx.add_window(full)]

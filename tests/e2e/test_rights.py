@@ -19,6 +19,7 @@ from gpulease.wire.requests import (
     HoldRequest,
     MoveRequest,
     NestedRequest,
+    ReserveRequest,
     SubmitRequest,
     UsageRequest,
     WaitRequest,
@@ -163,6 +164,7 @@ _BODIES: dict[type | None, dict[str, object]] = {
     SubmitRequest: {"argv": ["true"], "cwd": "/", "environment": {}},
     HoldRequest: {"environment": {}, "claim": {"memory": 1 << 30, "time_limit": 1}},
     NestedRequest: {"environment": {}},
+    ReserveRequest: {"lasts_for": 60, "name": "fans"},
     UsageRequest: {"framework": "torch", "version": "2", "gpus": []},
 }
 
@@ -179,18 +181,27 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
         job = submit(daemon, owner, *command, held=waits)
         if len(command) > 1 and not waits:
             daemon.wait_until(job, "active")
+    if "{window}" in route.path:
+        call(daemon, "root", "POST", "/v1/windows", _BODIES[ReserveRequest])
     if in_body:
         body = {**(body or {}), "jobs": [job]}
-    target = "/v1" + route.path.format(job_id=job, gpu=1)
+    target = "/v1" + route.path.format(job_id=job, gpu=1, window="fans")
     status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
+    _undo(daemon, route)
+    return status
+
+
+def _undo(daemon: Daemon, route: Route) -> None:
+    """Take back what a route may have done to the machine."""
+    if "/windows" in route.path:
+        call(daemon, "root", "POST", "/v1/windows/fans/cancel")
     if "{gpu}" in route.path:
         call(daemon, "root", "POST", "/v1/gpus/1/resume")
     if route.path == "/queue/pause":
         call(daemon, "root", "POST", "/v1/queue/unpause")
-    return status
 
 
 @needs_root

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from fakes import NOON, reading
 from goldens import mentions, sentence
-from gpulease.domain.calendar import Calendar, Occurrence, Stay, Window, WindowId, find_clash
+from gpulease.domain.calendar import (
+    Calendar,
+    Occurrence,
+    Stay,
+    Window,
+    WindowId,
+    find_clash,
+    users_without_limits,
+)
 from gpulease.domain.gpu import GpuMemory, GpuUuid, build_ledger
 
 HOUR = timedelta(hours=1)
@@ -137,6 +145,14 @@ def test_the_choice_does_not_change_where_jobs_start_only_as_the_calendar_permit
     stays += [stay(gpu, "bob", 9 * HOUR) for gpu in others]
     stays += [Stay(gpu, "bob", made.begins_at) for gpu in before]
     assert Calendar([made], gpus(4), stays).gpus[WindowId(1)] == before
+
+
+def test_limits_are_lifted_for_the_users_of_a_window_while_it_is_on() -> None:
+    free = occurrence(window(lifts_limits=True), "alice")
+    both = [free, occurrence(window(2, begins_at=NOON), "bob")]
+    assert users_without_limits(both, NOON) == frozenset()
+    assert users_without_limits(both, free.begins_at) == {"alice"}
+    assert users_without_limits(both, free.ends_at) == frozenset()
 
 
 def nightly(cron: str, at: datetime) -> datetime:

@@ -14,7 +14,7 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli import doctor, history, render, report, show, status, tables
+from gpulease.cli import doctor, history, render, report, reserve, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
@@ -34,6 +34,8 @@ from gpulease.wire.views import (
     SharesView,
     ShareView,
     UseView,
+    WindowList,
+    WindowView,
 )
 
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))
@@ -157,6 +159,25 @@ def used() -> ReportView:
     )
 
 
+def windows() -> WindowList:
+    exam = WindowView(
+        id=1, name="exam", users=["alice"], groups=[], gpus=2, on=[views.FIRST, views.SECOND],
+        labels=["0", "1"], named=False, is_on=True, begins_at="2026-03-02T13:00:00Z",
+        ends_at="2026-03-03T05:00:00Z", lasts_for=57600.0, cron=None, created_by="root",
+        created_at="2026-03-01T09:00:00Z", lifts_limits=False, other_jobs=[12],
+    )  # fmt: skip
+    nights = replace(
+        exam, id=2, name="nights", users=["alice", "bob"], groups=["lab"], gpus=1, named=True,
+        on=[views.FIRST], labels=["0"], is_on=False, begins_at="2026-03-03T21:00:00Z",
+        ends_at="2026-03-04T07:00:00Z", cron="0 22 * * tue-fri", lifts_limits=True, other_jobs=[],
+    )  # fmt: skip
+    fans = replace(
+        exam, id=3, name="fans", users=[], gpus=2, on=[], labels=[], is_on=False,
+        begins_at="2026-04-02T21:00:00Z", ends_at="2026-04-02T23:00:00Z", other_jobs=[],
+    )  # fmt: skip
+    return WindowList([exam, nights, fans])
+
+
 def pages(width: int | None) -> dict[str, Page]:
     busy = views.busy_status()
     two = [
@@ -212,6 +233,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
         "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),
+        "status-windows": status.page(views.status(windows=windows().windows), NOW, width),
+        "reserve": reserve.page(windows(), NOW),
+        "reserve-empty": reserve.page(WindowList([]), NOW),
         "report": report.page(used()),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),

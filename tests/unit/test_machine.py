@@ -1,6 +1,7 @@
 """Whatever happens in whatever order: no byte is promised twice, exactly the holders have a GPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from hypothesis import settings
@@ -9,13 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fakes import ALICE, BOB, FakeClock, FakeFinder, FakeGpus, G, MemoryStore, hold_order, order
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Exit, Outcome
+from gpulease.domain.job import QUEUED_AGAIN, Exit, Outcome
 from gpulease.domain.lease import State
+from gpulease.domain.queue_options import Priority, QueueOptions
 from gpulease.errors import BadValue, CannotLease, GpuleaseError, NoRoomNow, WrongState
 from gpulease.service import jobs, submission
 from gpulease.service.jobs import extend
 from gpulease.service.observation import observe
 from gpulease.service.ports import MainExited, Policy, Store, WorkerExited, WorkerStarted
+from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import reconcile
 
 SIZES = {"GPU-a": 8 * G, "GPU-b": 8 * G, "GPU-c": 4 * G}
@@ -35,6 +38,7 @@ class Machine(RuleBasedStateMachine):
         self.gpus = FakeGpus(dict(SIZES))
         self.finder = FakeFinder()
         self.clock = FakeClock()
+        self.state = QueueState(self.store)
         self.ended: dict[JobId, object] = {}
 
     def seen(self):  # type: ignore[no-untyped-def]
@@ -51,8 +55,14 @@ class Machine(RuleBasedStateMachine):
         patient=st.booleans(),
         owner=st.sampled_from([ALICE, BOB]),
         hours=st.none() | st.integers(1, 5),
+        options=st.builds(
+            QueueOptions,
+            priority=st.sampled_from(Priority),
+            requeue=st.booleans(),
+            preemptible=st.booleans(),
+        ),
     )
-    def submit(self, memory, gpus, exclusive, patient, owner, hours) -> None:  # type: ignore[no-untyped-def]
+    def submit(self, memory, gpus, exclusive, patient, owner, hours, options) -> None:  # type: ignore[no-untyped-def]
         wanted = order(
             memory,
             gpus=gpus,
@@ -61,6 +71,7 @@ class Machine(RuleBasedStateMachine):
             wait_for=None if patient else timedelta(0),
             time_limit=hours and timedelta(hours=hours),
         )
+        wanted = replace(wanted, queue=options)
         before = self.store.live()
         try:
             job = submission.submit(self.store, wanted, self.seen(), POLICY, self.clock)
@@ -107,7 +118,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reconcile(self) -> None:
-        decided = reconcile(self.store, self.seen(), POLICY, self.clock)
+        decided = reconcile(self.store, self.seen(), POLICY, self.clock, state=self.state)
+        for victim, winner in decided.preempts:
+            making_way, first = self.store.job(victim), self.store.job(winner)
+            assert making_way is not None
+            assert first is not None
+            assert making_way.queue.preemptible
+            assert not first.queue.preemptible
+            jobs.revoke(self.store, victim, Outcome.PREEMPTED, "it made way", self.clock)
         for ledger in decided.gpus:
             if any(ledger.uuid in dict(placed.allocations) for _, placed in decided.grants):
                 assert ledger.allocatable is not None
@@ -133,14 +151,31 @@ class Machine(RuleBasedStateMachine):
             held = self.gpus.processes.setdefault(lease.gpu, {})
             held[job.id] = lease.memory * sixteenths // 16  # type: ignore[union-attr]
 
-    @rule(pick=st.integers(0, 99), code=st.integers(0, 255))
-    def worker_exits(self, pick: int, code: int) -> None:
+    @rule(pick=st.integers(0, 99))
+    def somebody_requeues(self, pick: int) -> None:
+        job = self.some_job(pick, *State)
+        if job is not None:
+            try:
+                jobs.requeue(self.store, job, "alice", self.clock)
+            except WrongState:
+                return
+            assert job in [each.id for each in self.store.live()], "its memory is not free yet"
+
+    @rule(
+        pick=st.integers(0, 99),
+        code=st.integers(0, 255),
+        outcome=st.sampled_from([Outcome.EXITED, Outcome.LOST, *QUEUED_AGAIN]),
+        by_shutdown=st.booleans(),
+    )
+    def worker_exits(self, pick: int, code: int, outcome: Outcome, by_shutdown: bool) -> None:
         job = self.some_job(pick, State.GRANTED, State.ACTIVE, State.RELEASING)
         if job is None:
             return
         for held in self.gpus.processes.values():
             held.pop(job, None)
-        news = WorkerExited(Outcome.EXITED, Exit(code), self.clock.now())
+        exit_ = None if outcome is Outcome.LOST else Exit(code)
+        at = self.clock.now()
+        news = WorkerExited(outcome, exit_, at, "why", by_shutdown)
         ended = jobs.note_exited(self.store, job, news)
         assert ended.state is State.ENDED
         self.ended[job] = ended
@@ -202,6 +237,17 @@ class Machine(RuleBasedStateMachine):
             assert bool(held) == job.holds_memory, job
             if held:
                 assert len({lease.gpu for lease in held}) == job.claim.gpus
+
+    @invariant()
+    def what_is_queued_again_is_queued_once(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        known = self.store.jobs(None, None, 10_000)
+        continue_ = [job.usage.retry_of for job in known if job.usage.retry_of is not None]
+        assert len(continue_) == len(set(continue_))
+        by_outcome = {job.id for job in known if job.state is State.ENDED}
+        by_outcome &= {job.id for job in known if job.outcome in QUEUED_AGAIN}
+        assert by_outcome <= set(continue_)
 
     @invariant()
     def nobody_shares_a_gpu_with_one_who_is_alone(self) -> None:
