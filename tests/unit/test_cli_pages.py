@@ -32,6 +32,7 @@ from gpulease.wire.views import (
     PauseView,
     PoolView,
     PredictionsView,
+    QueueView,
     ReportView,
     SharesView,
     ShareView,
@@ -173,6 +174,19 @@ def out_of_memory() -> JobView:
     )
 
 
+def requeued() -> JobView:
+    return replace(
+        views.over(17, 143, outcome="preempted"),
+        reason="it made way for job 19; requeued as job 20",
+        retry_of=12,
+        retried_as=20,
+        queue=QueueView(
+            "low", 5, False, None, [], True, True,
+            array=None, array_index=None, array_most=None, requeued=1,
+        ),
+    )  # fmt: skip
+
+
 def used() -> ReportView:
     hour = 3600.0
     return ReportView(
@@ -261,6 +275,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
+        "show-preempted": show.page(requeued(), NOW),
         "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),
         "status-windows": status.page(views.status(windows=windows().windows), NOW, width),
         "reserve": reserve.page(windows(), NOW),
