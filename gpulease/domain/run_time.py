@@ -15,7 +15,7 @@ from gpulease.domain.lease import Claim
 
 Keys = tuple[str, ...]
 """The names of the series of a job, the most specific first."""
-_ALL = ""
+ALL_JOBS = ""
 """The series of all jobs."""
 
 _CLASSES = tuple(timedelta(hours=hours) for hours in (1, 4, 24, 7 * 24))
@@ -54,7 +54,7 @@ def keys_of(user: str, claim: Claim, share: float, fingerprint: CommandFingerpri
         f"{user}/{limit}/{claim.gpus}",
         f"{user}/{limit}",
         f"/{limit}",
-        _ALL,
+        ALL_JOBS,
     )
 
 
@@ -85,7 +85,7 @@ class RunTimes:
                 new = _Series(deque(maxlen=self._samples), deque(maxlen=self._samples))
                 series = self._series[key] = new
             series.seconds.append(seconds)
-            if len(series.seconds) >= _ENOUGH or key == _ALL:
+            if len(series.seconds) >= _ENOUGH or key == ALL_JOBS:
                 self._seconds[key] = sum(series.seconds) / len(series.seconds)
             if utilization is not None:
                 series.utilizations.append(utilization)

@@ -103,7 +103,8 @@ class JobHandlers:
                 and (array is None or is_element(job, array, index))
             ]
 
-        await slot_of_request(request).for_expensive()
+        if index is None:
+            await slot_of_request(request).for_expensive()
         content = await context.listings.jobs(
             find, lambda job: context.rights.owns(caller, job), context.redacted_for(caller)
         )

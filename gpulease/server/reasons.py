@@ -118,7 +118,14 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     if reserved:
         return f"waits its turn behind {_one_of(reserved)}"
     # None just after submission: the next pass is moments away, and most jobs never wait.
-    return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles) or None
+    labels_by_why: dict[str, list[str]] = {}
+    for each in obstacles:
+        labels_by_why.setdefault(each.why, []).append(each.label)
+    return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in labels_by_why.items()) or None
+
+
+def _gpus(labels: Sequence[str]) -> str:
+    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
 
 
 def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:

@@ -30,6 +30,7 @@ from gpulease.wire.views import (
     PastJobView,
     PauseView,
     PoolView,
+    QueueView,
     ReportView,
     SharesView,
     ShareView,
@@ -148,6 +149,19 @@ def out_of_memory() -> JobView:
     )
 
 
+def requeued() -> JobView:
+    return replace(
+        views.over(17, 143, outcome="preempted"),
+        reason="it made way for job 19; requeued as job 20",
+        retry_of=12,
+        retried_as=20,
+        queue=QueueView(
+            "low", 5, False, None, [], True, True,
+            array=None, array_index=None, array_most=None, requeued=1,
+        ),
+    )  # fmt: skip
+
+
 def used() -> ReportView:
     hour = 3600.0
     return ReportView(
@@ -232,6 +246,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
         "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
         "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
+        "show-preempted": show.page(requeued(), NOW),
         "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),
         "status-windows": status.page(views.status(windows=windows().windows), NOW, width),
         "reserve": reserve.page(windows(), NOW),
