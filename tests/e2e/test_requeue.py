@@ -19,10 +19,10 @@ BIG = ("--mem", "7G", "--gpus", "2")
 """A claim that fits once on the daemon of these tests."""
 
 
-def saves(ledger: Path, gate: Path) -> tuple[str, ...]:
+def saves(ledger: Path, gate: Path, within_s: float = 0) -> tuple[str, ...]:
     """Return a command that notes its start, and on SIGTERM what it saves."""
     script = (
-        f"trap 'echo saved >>{ledger}; exit 0' TERM; echo start >>{ledger}; "
+        f"trap 'sleep {within_s}; echo saved >>{ledger}; exit 0' TERM; echo start >>{ledger}; "
         f"while ! test -e {gate}; do sleep 0.05; done; echo done >>{ledger}"
     )
     return "sh", "-c", script
@@ -143,15 +143,13 @@ def test_a_job_that_made_way_while_no_daemon_ran_is_queued_again_once(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     ledger, gate = tmp_path / "ledger", tmp_path / "gate"
-    spare = daemon.submit(*BIG, "--preemptible", "--", *saves(ledger, gate))
+    spare = daemon.submit(*BIG, "--preemptible", "--", *saves(ledger, gate, 1))
     is_up(ledger)
     winner = daemon.submit(*BIG, "--", "sh", "-c", f"echo winner >>{ledger}")
-    daemon.wait_until(spare, "releasing", "ended")
-    daemon.kill()
     record = daemon.state / f"jobs/{spare}/record"
-    with_shim = '"event": "stopping"' in record.read_text()
-    if with_shim:
-        wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
+    wait_for("its shim stops it", lambda: '"stopping"' in record.read_text())
+    daemon.kill()
+    wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
     gate.touch()
 
     for _ in range(2):

@@ -19,7 +19,7 @@ from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, starte
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import NO_OPTIONS, Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
-from gpulease.domain.run_time import RunTimes
+from gpulease.domain.run_time import ALL_JOBS, RunTimes
 
 HOUR = timedelta(hours=1)
 GIB_STEP = G // 4
@@ -93,7 +93,7 @@ def test_a_gpu_with_busy_jobs_is_an_obstacle_though_memory_is_free() -> None:
 def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
     history = RunTimes()
     for _ in range(2):
-        history.record((None,), 2 * 3600)
+        history.record((ALL_JOBS,), 2 * 3600)
     decided = world([running(1, 8 * G)], [job(2, 8 * G), job(3, 8 * G)], gpus(), history=history)
     starts = Explanations(decided).starts
     assert {number: start.at for number, start in starts.items()} == {
