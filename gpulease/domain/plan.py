@@ -4,16 +4,16 @@
 `fair_share` what decides their order, `backfill` the reservation, `rooms` the choice of GPUs.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
 from gpulease.domain.calendar import Calendar, Occurrence, Stay
+from gpulease.domain.candidates import Candidates
 from gpulease.domain.eligibility import Block, blocks, next_begin
 from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
@@ -30,7 +30,7 @@ from gpulease.domain.placement import (
     shared_by_too_many,
 )
 from gpulease.domain.preemption import MakingWay, Wanted
-from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue, Turn
+from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
 from gpulease.domain.run_time import RunTimes
@@ -282,7 +282,9 @@ class _PlanningPass:
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
-        self.calendar = Calendar(snapshot.windows, gpus, self._stays())
+        # A plan of the future, for expected starts, knows windows that have ended by then.
+        ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
+        self.calendar = Calendar(ahead, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None
@@ -350,7 +352,7 @@ class _PlanningPass:
                 self._start_the_oldest(rank)
             if self.closed is not None:
                 return
-            self._try_in_order(self._groups_that_fit((rank,)), self._start)
+            self._start_what_fits((rank,))
 
     def _start_the_oldest(self, rank: int) -> None:
         """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
@@ -375,7 +377,7 @@ class _PlanningPass:
     def _oldest(self, rank: int) -> Iterator[Job]:
         """Return the jobs of a class that may have a reservation, the first in line first."""
         if self.policy.name is not PolicyName.FAIR:
-            jobs = self.queue.in_submission_order()
+            jobs = self.order.in_order()
             return (job for job in jobs if self.queue.need(job).rank == rank)
         oldest = []
         enough = self.policy.soft_reservation_after.total_seconds()
@@ -430,71 +432,70 @@ class _PlanningPass:
 
     # The others.
 
+    def _start_what_fits(self, ranks: Collection[int]) -> None:
+        """Start every job of these ranks that fits and delays no reservation, by score."""
+        candidates = self._candidates(self._groups_that_fit(ranks))
+        for each in candidates:
+            if self.limits.exceeded_by(each.job) is not None:
+                candidates.refused(each, partial(_has_user, each.need.user))
+            elif self._start(each.job, each.need):
+                candidates.started(each)
+            else:
+                candidates.refused(each, self._is_worse_than(each.need))
+
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
-        groups = self._groups_that_fit(PREEMPTIBLE_RANKS)
-        self._try_in_order(groups, self._start)
+        self._start_what_fits(PREEMPTIBLE_RANKS)
 
-    def _try_in_order(
-        self,
-        groups: Iterable[Group],
-        attempt: Callable[[Job, Need], bool],
-        goes_on: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Call `attempt` for the jobs of each group by descending score, until one fails."""
-        heap = [entry for group in groups if (entry := self._entry(group, 0))]
-        heapq.heapify(heap)
-        while heap and goes_on():
-            rank, score, _, position, group = heapq.heappop(heap)
-            fresh = self._entry(group, position)
-            if fresh is None:
-                continue
-            if fresh[:2] > (rank, score) and heap and fresh[:3] > heap[0][:3]:
-                # A start has raised the share of its user meanwhile.
-                heapq.heappush(heap, fresh)
-                continue
-            job = self.queue.jobs[fresh[2]]
-            if attempt(job, group.need):
-                following = self._entry(group, fresh[3] + 1)
-                if following is not None:
-                    heapq.heappush(heap, following)
+    def _candidates(self, groups: Iterable[Iterable[Group]]) -> Candidates:
+        promised = self.making_way.promised
+        placed = {*self.grants, *promised} if promised else self.grants
+        return Candidates(groups, self.queue.jobs, self.order, placed)
 
     def in_order(self, reservation: Reservation | None) -> list[Job]:
         """Return the waiting jobs in the order in which they are tried; start none."""
         first = None if reservation is None else self.queue.jobs[reservation.job]
         found = [] if first is None else [first]
-
-        def note(job: Job, _need: Need) -> bool:
-            if job is not first:
-                found.append(job)
-            return True
-
-        every = (group for groups in self.queue.groups.values() for group in groups.values())
-        self._try_in_order(every, note)
+        candidates = self._candidates(groups.values() for groups in self.queue.groups.values())
+        for each in candidates:
+            if each.job is not first:
+                found.append(each.job)
+            candidates.started(each)
         return found
 
-    def _entry(self, group: Group, position: int) -> tuple[int, float, JobId, int, Group] | None:
-        """Return the next job of a group for the heap; None if there is none."""
-        for index in range(position, len(group.turns)):
-            job_id = JobId(group.turns[index][2])
-            if job_id not in self.grants and job_id not in self.making_way.promised:
-                score = self.order.score(group.need, self.queue.jobs[job_id])
-                return group.need.rank, -score, job_id, index, group
-        return None
-
-    def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Group]:
-        """Return the groups of these ranks with a claim that fits now, reserved memory included."""
+    def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
+        """Return the groups of each claim that fits now, reserved memory included."""
         most = max((room.free for room in self.rooms), default=0)
         for claim, groups in self.queue.groups.items():
             if isinstance(claim.memory, int) and claim.memory > most:
                 continue
-            if choose(claim, [room for room in self.rooms if fits(claim, room)], best_fit):
-                yield from (group for group in groups.values() if group.need.rank in ranks)
+            if self._has_room(claim):
+                yield [group for group in groups.values() if group.need.rank in ranks]
+
+    def _has_room(self, claim: Claim) -> bool:
+        """Tell whether the memory of a claim is free."""
+        able = [room for room in self.rooms if fits(claim, room)]
+        return choose(claim, able, best_fit) is not None
+
+    def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
+        """Return a test for needs with the same claim that have to be refused as well.
+
+        They are for at least as long and for at least as much of the time of a GPU. A window may
+        stand against one user and not against another.
+        """
+        if not self._has_room(refused.claim):
+            return lambda _: True
+        run_time = refused.run_time(self.history, self.policy)
+        utilization = refused.utilization(self.history, self.policy)
+        user = refused.user if self._latest_starts(refused) else None
+        return lambda need: (
+            (user is None or need.user == user)
+            and need.run_time(self.history, self.policy) >= run_time
+            and need.utilization(self.history, self.policy) >= utilization
+        )
 
     def _start(self, job: Job, need: Need) -> bool:
-        """Grant `job` its claim if it fits, is within its user's limits, and delays nobody."""
-        if self.limits.exceeded_by(job) is not None:
-            return False
+        """Grant `job` its claim if it fits and delays nobody."""
         utilization = need.utilization(self.history, self.policy)
         able = [
             room
@@ -568,9 +569,15 @@ class _PlanningPass:
     def make_way(self) -> None:
         """Have preemptible jobs make way for those that do not fit, by descending score."""
         if self.making_way.is_possible:
-            every = (group for groups in self.queue.groups.values() for group in groups.values())
-            others = (group for group in every if not group.need.preemptible)
-            self._try_in_order(others, self._make_way_for, lambda: self.making_way.is_possible)
+            candidates = self._candidates(
+                [group for group in groups.values() if not group.need.preemptible]
+                for groups in self.queue.groups.values()
+            )
+            for each in candidates:
+                if not self.making_way.is_possible:
+                    return
+                if self._make_way_for(each.job, each.need):
+                    candidates.started(each)
 
     def _make_way_for(self, job: Job, need: Need) -> bool:
         """Have the jobs make way without which a job fits; return whether it has room then."""
@@ -612,21 +619,13 @@ class _PlanningPass:
 
     def newly_aging(self) -> tuple[JobId, ...]:
         """Return the jobs that are among the first of their user since the grants."""
-        return tuple(
-            job.id
-            for turns in self.queue.turns.values()
-            for job in self._first(turns)
-            if job.queue.aging_since_at is None and self.limits.exceeded_by(job) is None
-        )
+        new = (job for job in self._first() if job.queue.aging_since_at is None)
+        return tuple(job.id for job in new if self.limits.exceeded_by(job) is None)
 
     def stops_aging(self) -> tuple[JobId, ...]:
         """Return the jobs that gained age, and are blocked or over a limit now."""
-        over = [
-            job.id
-            for turns in self.queue.turns.values()
-            for job in self._first(turns)
-            if job.queue.aging_since_at is not None and self.limits.exceeded_by(job) is not None
-        ]
+        aging = [job for job in self._first() if job.queue.aging_since_at is not None]
+        over = [job.id for job in aging if self.limits.exceeded_by(job) is not None]
         if self.blocked:
             over += (
                 job.id
@@ -635,9 +634,18 @@ class _PlanningPass:
             )
         return tuple(over)
 
-    def _first(self, turns: Sequence[Turn]) -> Iterator[Job]:
-        left = (self.queue.jobs[JobId(turn[2])] for turn in turns if turn[2] not in self.grants)
-        return islice(left, self.policy.aging_jobs)
+    def _first(self) -> list[Job]:
+        """Return the first jobs of each user that still wait."""
+        jobs, grants, most = self.queue.jobs, self.grants, self.policy.aging_jobs
+        first = []
+        for turns in self.queue.turns.values():
+            left = turns if not grants else (turn for turn in turns if turn[2] not in grants)
+            first += [jobs[JobId(turn[2])] for turn in islice(left, most)]
+        return first
+
+
+def _has_user(user: str, need: Need) -> bool:
+    return need.user == user
 
 
 def kind_of(job: Job) -> Hashable:

@@ -15,6 +15,7 @@ from gpulease.domain.fair_share import Shares, decayed
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.moves import Moves
 from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import Keys, RunTimes, keys_of
@@ -33,7 +34,7 @@ Turn = tuple[int, int, int]
 def turn_of(job: Job) -> Turn:
     """Return the place of a job among the jobs of its owner; preemptible jobs come last."""
     before = job.queue.moved_before
-    if before is None or job.queue.moved_by_admin:
+    if before is None:
         return job.id + _AFTER_ALL * job.queue.preemptible, 1, job.id
     return before, 0, job.id
 
@@ -155,7 +156,7 @@ class Queue:
     def _queue(self, job: Job) -> None:
         need = self._needs[job.id] = self.need_of(job)
         groups = self.groups.setdefault(job.claim, {})
-        key = (need.user, need.rank, need.nice, need.keys[0])
+        key = _group_key(need, job)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(need)
@@ -183,7 +184,7 @@ class Queue:
         _discard(self.turns[need.user], turn)
         if not self.turns[need.user]:
             del self.turns[need.user]
-        self._leave_group(job.claim, (need.user, need.rank, need.nice, need.keys[0]), turn)
+        self._leave_group(job.claim, _group_key(need, job), turn)
 
     def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:
         groups = self.groups[claim]
@@ -196,11 +197,6 @@ class Queue:
     def need(self, job: Job) -> Need:
         """Return what decides how a waiting job of this index is planned."""
         return self._needs[job.id]
-
-    def in_submission_order(self) -> list[Job]:
-        """Return the waiting jobs as they were submitted, in the order of their classes."""
-        jobs = [self.jobs[job_id] for job_id in self.order]
-        return sorted(jobs, key=lambda job: self._needs[job.id].rank)
 
     def need_of(self, job: Job) -> Need:
         """Return what decides how `job` is planned."""
@@ -220,6 +216,12 @@ class Queue:
     def share(self, claim: Claim) -> float:
         """Return the part of a GPU's memory that a claim takes, above 0."""
         return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
+
+
+def _group_key(need: Need, job: Job) -> Hashable:
+    """Return what the jobs of a group have in common; a job that was moved is alone."""
+    moved = None if job.queue.moved_before is None else job.id
+    return need.user, need.rank, need.nice, need.keys[0], moved
 
 
 _T = TypeVar("_T", JobId, Turn)
@@ -243,14 +245,28 @@ class Order:
         use: Mapping[str, float],
     ) -> None:
         """Take the decayed use of each user by jobs that have ended."""
+        self._queue = queue
         self._now_s = now_s
         self._policy = policy
         self._history = history
+        self._is_fair = policy.name is PolicyName.FAIR
+        self._default_s = policy.default_run_time.total_seconds()
+        self._least_s = policy.shortest_run_time.total_seconds()
         self._offset_s = policy.age_offset.total_seconds()
         self._horizon_s = policy.use_half_life.total_seconds()
         self.used: dict[str, float] = {}
         """The decayed use of each user until now, in GPU-seconds."""
         self.shares = self._shares_of(queue, use)
+        self._moves = (
+            Moves(
+                queue.moved.values(),
+                queue.jobs,
+                lambda job: self._own_merit(queue.need(job), job),
+                self.factor,
+            )
+            if queue.moved
+            else None
+        )
 
     def _shares_of(self, queue: Queue, past: Mapping[str, float]) -> Shares:
         use = dict(past)
@@ -268,15 +284,41 @@ class Order:
         """Count a job that starts now against the share of its user."""
         self.shares.add(need.user, need.weight * self._horizon_s)
 
+    def in_order(self) -> list[Job]:
+        """Return all waiting jobs in the order in which they are tried."""
+        queue = self._queue
+        jobs = [queue.jobs[job_id] for job_id in queue.order]
+        if self._is_fair or queue.moved:
+            jobs.sort(key=lambda job: -self.score(queue.need(job), job))
+        return sorted(jobs, key=lambda job: queue.need(job).rank)
+
     def age_s(self, job: Job) -> float:
         """Return the age of a waiting job; 0 until it is among the first of its user."""
         since = job.queue.aging_since_at
         return 0.0 if since is None else max(0.0, self._now_s - since.timestamp())
 
+    def factor(self, user: str) -> float:
+        """Return what the scores of a user's jobs are divided by; a start raises it."""
+        return self.shares.factor(user) if self._is_fair else 1.0
+
     def score(self, need: Need, job: Job) -> float:
         """Return the score of a waiting job; the highest goes first."""
-        if self._policy.name is not PolicyName.FAIR:
+        return self.merit(need, job) / self.factor(need.user)
+
+    def merit(self, need: Need, job: Job) -> float:
+        """Return the score of a waiting job apart from the share of its user."""
+        return self._own_merit(need, job) if self._moves is None else self._moves.merit(job)
+
+    def _own_merit(self, need: Need, job: Job) -> float:
+        if not self._is_fair:
             return -float(job.id)
-        cost = need.run_time(self._history, self._policy) * need.weight
-        aged = self.age_s(job) + self._offset_s
-        return aged * need.patience / (cost * self.shares.factor(need.user))
+        run_time = self._history.seconds(need.keys)
+        if run_time is None:
+            run_time = self._default_s
+        run_time = max(run_time, self._least_s)
+        if need.limit_s is not None and run_time > need.limit_s:
+            run_time = need.limit_s
+        aged = self._offset_s
+        if job.queue.aging_since_at is not None:
+            aged += self.age_s(job)
+        return aged * need.patience / (run_time * need.weight)

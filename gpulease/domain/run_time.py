@@ -7,15 +7,16 @@ only where nothing is known about the user.
 
 import math
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from gpulease.domain.job import CommandFingerprint
 from gpulease.domain.lease import Claim
 
-Keys = tuple[Hashable, ...]
-"""The series of a job, the most specific first."""
+Keys = tuple[str, ...]
+"""The names of the series of a job, the most specific first."""
+ALL_JOBS = ""
+"""The series of all jobs."""
 
 _CLASSES = tuple(timedelta(hours=hours) for hours in (1, 4, 24, 7 * 24))
 _QUARTERS = 4
@@ -46,13 +47,14 @@ def keys_of(user: str, claim: Claim, share: float, fingerprint: CommandFingerpri
     limit = limit_class(claim.time_limit)
     quarters = math.ceil(share * _QUARTERS)
     commands = () if fingerprint is None else (fingerprint.exact_key, fingerprint.similar_key)
+    # Names of users contain no slash.
     return (
-        *((user, "command", key) for key in commands),
-        (user, claim.gpus, quarters, limit),
-        (user, claim.gpus, limit),
-        (user, limit),
-        limit,
-        None,
+        *(f"{user}/command {key}" for key in commands),
+        f"{user}/{limit}/{claim.gpus}/{quarters}",
+        f"{user}/{limit}/{claim.gpus}",
+        f"{user}/{limit}",
+        f"/{limit}",
+        ALL_JOBS,
     )
 
 
@@ -67,10 +69,10 @@ class RunTimes:
 
     def __init__(self, samples: int = 10) -> None:
         self._samples = samples
-        self._series: dict[Hashable, _Series] = {}
-        self._seconds: dict[Hashable, float] = {}
+        self._series: dict[str, _Series] = {}
+        self._seconds: dict[str, float] = {}
         """The mean run time of each series with enough runs."""
-        self._utilization: dict[Hashable, float] = {}
+        self._utilization: dict[str, float] = {}
         self.version = 0
         """Changes whenever a prediction may."""
 
@@ -83,7 +85,7 @@ class RunTimes:
                 new = _Series(deque(maxlen=self._samples), deque(maxlen=self._samples))
                 series = self._series[key] = new
             series.seconds.append(seconds)
-            if len(series.seconds) >= _ENOUGH or key is None:
+            if len(series.seconds) >= _ENOUGH or key == ALL_JOBS:
                 self._seconds[key] = sum(series.seconds) / len(series.seconds)
             if utilization is not None:
                 series.utilizations.append(utilization)
