@@ -86,6 +86,8 @@ def submissions() -> Iterator[str]:
         client = daemon.client()
         for _ in range(8):
             client.submit(order("sleep", "3600", memory=80 * G))
+        while any(job.state != "active" for job in client.status().jobs):
+            time.sleep(0.02)
         wanted = order("true")
         first = sorted(seconds(lambda: client.submit(wanted)) for _ in range(50))[25]
         with ThreadPoolExecutor(4) as pool:

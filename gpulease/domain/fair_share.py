@@ -39,7 +39,8 @@ class PastUse:
         if self._base_s is None:
             return {}
         factor = 2.0 ** ((self._base_s - at_s) / self._half_life_s)
-        return {user: value * factor for user, value in self._values.items()}
+        # A copy: a forecast reads in another thread.
+        return {user: value * factor for user, value in list(self._values.items())}
 
 
 class Shares:

@@ -102,37 +102,42 @@ class RecentUse:
         self._by_hour: dict[int, float] = {}
 
     def add(self, begin: datetime, end: datetime, memory: int) -> None:
-        """Add a lease of so many bytes."""
+        """Add a lease of so many bytes; what is over a week older than its end is forgotten."""
         since, until = begin.timestamp(), end.timestamp()
-        since = max(since, until - WEEK.total_seconds() - _HOUR_S)
+        oldest = int(until // _HOUR_S) - _WEEK_HOURS
+        since = max(since, oldest * _HOUR_S)
         while since < until:
             hour = int(since // _HOUR_S)
             upto = min(until, (hour + 1) * _HOUR_S)
             more = memory / GIB * (upto - since) / _HOUR_S
             self._by_hour[hour] = self._by_hour.get(hour, 0.0) + more
             since = upto
+        for old in [hour for hour in self._by_hour if hour < oldest]:
+            del self._by_hour[old]
 
     def in_week_before(self, at: datetime) -> float:
-        """Return the use in the 7 days before `at`, and forget what is older."""
-        passed = self._passed(at)
-        return sum(self._by_hour.values()) - passed
+        """Return the use in the 7 days before `at`."""
+        return sum(use for _, use in self._within(at))
 
-    def _passed(self, at: datetime) -> float:
-        """Return the part of the oldest hour that is over a week old, and forget older hours."""
-        first, part = divmod(at.timestamp() / _HOUR_S - _WEEK_HOURS, 1)
-        for old in [hour for hour in self._by_hour if hour < first]:
-            del self._by_hour[old]
-        return part * self._by_hour.get(int(first), 0.0)
+    def _within(self, at: datetime) -> list[tuple[int, float]]:
+        """Return the use in the 7 days before `at` by hour, the oldest first."""
+        first, passed = divmod(at.timestamp() / _HOUR_S - _WEEK_HOURS, 1)
+        # A copy: a forecast reads in another thread.
+        hours = sorted(self._by_hour.items())
+        return [
+            (hour, use * (1 - passed) if hour == first else use)
+            for hour, use in hours
+            if hour >= first
+        ]
 
     def expires_at(self, excess: float, at: datetime) -> datetime | None:
         """Return when `excess` of the use before `at` is over a week old; None: never."""
-        excess += self._passed(at)
-        for hour in sorted(self._by_hour):
-            gone = self._by_hour[hour]
-            if gone > excess:
-                instant = datetime.fromtimestamp((hour + excess / gone) * _HOUR_S, UTC) + WEEK
-                return max(at, instant)
-            excess -= gone
+        for hour, use in self._within(at):
+            if use > excess:
+                begin = max(hour, at.timestamp() / _HOUR_S - _WEEK_HOURS)
+                gone = begin + excess / use * (hour + 1 - begin)
+                return datetime.fromtimestamp(gone * _HOUR_S, UTC) + WEEK
+            excess -= use
         return None
 
 

@@ -282,7 +282,9 @@ class _PlanningPass:
         ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
         self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
         self._count_settling_jobs()
-        self.calendar = Calendar(snapshot.windows, gpus, self._stays())
+        # A plan of the future, for expected starts, knows windows that have ended by then.
+        ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
+        self.calendar = Calendar(ahead, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
         self.closed: JobId | None = None

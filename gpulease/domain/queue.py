@@ -5,9 +5,8 @@ only the first job of a group: if that does not fit, no other does. The index is
 from pass to pass, so a pass over ten thousand waiting jobs takes milliseconds.
 """
 
-import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -16,6 +15,7 @@ from gpulease.domain.fair_share import Shares, decayed
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.moves import Moves
 from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import Keys, RunTimes, keys_of
@@ -156,7 +156,7 @@ class Queue:
     def _queue(self, job: Job) -> None:
         need = self._needs[job.id] = self.need_of(job)
         groups = self.groups.setdefault(job.claim, {})
-        key = (need.user, need.rank, need.nice, need.keys[0])
+        key = _group_key(need, job)
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(need)
@@ -184,7 +184,7 @@ class Queue:
         _discard(self.turns[need.user], turn)
         if not self.turns[need.user]:
             del self.turns[need.user]
-        self._leave_group(job.claim, (need.user, need.rank, need.nice, need.keys[0]), turn)
+        self._leave_group(job.claim, _group_key(need, job), turn)
 
     def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:
         groups = self.groups[claim]
@@ -216,6 +216,12 @@ class Queue:
     def share(self, claim: Claim) -> float:
         """Return the part of a GPU's memory that a claim takes, above 0."""
         return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
+
+
+def _group_key(need: Need, job: Job) -> Hashable:
+    """Return what the jobs of a group have in common; a job that was moved is alone."""
+    moved = None if job.queue.moved_before is None else job.id
+    return need.user, need.rank, need.nice, need.keys[0], moved
 
 
 _T = TypeVar("_T", JobId, Turn)
@@ -251,6 +257,16 @@ class Order:
         self.used: dict[str, float] = {}
         """The decayed use of each user until now, in GPU-seconds."""
         self.shares = self._shares_of(queue, use)
+        self._moves = (
+            Moves(
+                queue.moved.values(),
+                queue.jobs,
+                lambda job: self._own_merit(queue.need(job), job),
+                self.factor,
+            )
+            if queue.moved
+            else None
+        )
 
     def _shares_of(self, queue: Queue, past: Mapping[str, float]) -> Shares:
         use = dict(past)
@@ -291,8 +307,7 @@ class Order:
 
     def merit(self, need: Need, job: Job) -> float:
         """Return the score of a waiting job apart from the share of its user."""
-        own = self._own_merit(need, job)
-        return self._moved(need, job, own) if self._queue.moved else own
+        return self._own_merit(need, job) if self._moves is None else self._moves.merit(job)
 
     def _own_merit(self, need: Need, job: Job) -> float:
         if not self._is_fair:
@@ -307,30 +322,3 @@ class Order:
         if job.queue.aging_since_at is not None:
             aged += self.age_s(job)
         return aged * need.patience / (run_time * need.weight)
-
-    def _moved(self, need: Need, job: Job, merit: float) -> float:
-        """Return the merit after moves.
-
-        A user who moves a job lets others sink behind it, so that no other user waits longer. An
-        admin lets the job rise.
-        """
-        before = self._queue.jobs.get(job.queue.moved_before or JobId(0))
-        if job.queue.moved_by_admin and before is not None:
-            other = self._queue.need(before)
-            equal = self._own_merit(other, before) * self.factor(need.user)
-            return max(merit, math.nextafter(equal / self.factor(other.user), math.inf))
-        for first in self._precede(need, job):
-            behind = math.nextafter(self._own_merit(self._queue.need(first), first), -math.inf)
-            merit = min(merit, behind)
-        return merit
-
-    def _precede(self, need: Need, job: Job) -> Iterator[Job]:
-        """Return the jobs that their owner moved before this one."""
-        for mover in self._queue.moved.values():
-            options = mover.queue
-            if options.moved_by_admin or mover is job or mover.owner.user != need.user:
-                continue
-            if options.moved_before == job.id or (
-                options.moved_before == 0 and job.queue.moved_before != 0
-            ):
-                yield mover

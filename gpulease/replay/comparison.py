@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from signal import SIG_DFL, SIGINT, signal
 
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.replay.engine import Contention, replay
@@ -62,8 +63,10 @@ def compare(
     predicts = [True, *(False for _ in all_settings[1:])]
     if len(jobs) <= _FEW_JOBS:
         return list(map(one, all_settings, predicts))
-    workers = min(len(all_settings), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    workers = min(len(all_settings), len(os.sched_getaffinity(0)))
+    # At Ctrl-C, which the processes get too, they end without a traceback.
+    quiet = partial(signal, SIGINT, SIG_DFL)
+    with ProcessPoolExecutor(workers, get_context("spawn"), quiet) as pool:
         return list(pool.map(one, all_settings, predicts))
 
 

@@ -70,6 +70,8 @@ class WaitExplanation:
     why: str | None
     refusals: list[RefusalView]
     waits_for: list[int]
+    behind: int | None
+    """The job with the reservation that keeps GPUs from it."""
 
 
 class WaitReasonCache:
@@ -94,10 +96,12 @@ class WaitReasonCache:
 
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     """Return a reason as numbers and sentences, on a machine with so many GPUs."""
+    reserved = (each for each in _obstacles(waiting) if each.kind is ObstacleKind.RESERVED)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
         list(waiting.refusal.waits_for),
+        next((job for each in reserved for job in each.waits_for), None),
     )
 
 
@@ -118,7 +122,14 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     if reserved:
         return f"waits its turn behind {_one_of(reserved)}"
     # None just after submission: the next pass is moments away, and most jobs never wait.
-    return "; ".join(f"GPU {each.label}: {each.why}" for each in obstacles) or None
+    labels_by_why: dict[str, list[str]] = {}
+    for each in obstacles:
+        labels_by_why.setdefault(each.why, []).append(each.label)
+    return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in labels_by_why.items()) or None
+
+
+def _gpus(labels: Sequence[str]) -> str:
+    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
 
 
 def _obstacles(waiting: WaitReason) -> Sequence[Obstacle]:

@@ -18,7 +18,7 @@ from gpulease.service.health import named
 from gpulease.wire.requests import LONGEST_NAME, ReserveRequest
 from gpulease.wire.views import WindowList
 
-_SHORTEST = timedelta(minutes=1)
+_SHORTEST_S = 60.0
 _MOST_NAMES = 100
 
 
@@ -64,16 +64,13 @@ def window_of(asked: ReserveRequest, gpus: Sequence[GpuReading], by: str, now: d
         NoSuchGpu: no GPU has one of the names, or several have.
     """
     count, uuids = _gpus_of(asked, gpus)
-    lasts_for = timedelta(seconds=min(max(asked.lasts_for, 0.0), LONGEST_TIME.total_seconds()))
-    if lasts_for < _SHORTEST:
-        raise BadValue("cannot reserve GPUs for less than a minute", "write --for as 12h or 30m")
     return Window(
         id=WindowId(0),
         name="" if asked.name is None else _name_of(asked.name),
         gpus=count,
         uuids=uuids,
-        begins_at=now if asked.begins_at is None else _instant_of(asked.begins_at),
-        lasts_for=lasts_for,
+        begins_at=now if asked.begins_at is None else _instant_of(asked.begins_at, now),
+        lasts_for=_span_of(asked.lasts_for),
         cron=asked.cron,
         users=_known(asked.users, "user", pwd.getpwnam),
         groups=_known(asked.groups, "group", grp.getgrnam),
@@ -109,14 +106,26 @@ def _name_of(name: str) -> str:
     return name
 
 
-def _instant_of(text: str) -> datetime:
+def _instant_of(text: str, now: datetime) -> datetime:
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
+        found = datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
+        found = None
+    if found is None or abs(found - now) > LONGEST_TIME:
         raise BadValue(
-            f"cannot reserve GPUs from {text[:40]!r}: it is not an instant",
+            f"cannot reserve GPUs from {text[:40]!r}: it is not an instant of the next ten years",
             "write it as 2026-12-04T18:00:00Z",
-        ) from None
+        )
+    return found
+
+
+def _span_of(seconds: float) -> timedelta:
+    if not _SHORTEST_S <= seconds <= LONGEST_TIME.total_seconds():
+        raise BadValue(
+            "cannot reserve GPUs: a window lasts for at least a minute, and at most ten years",
+            "write --for as 12h or 30m",
+        )
+    return timedelta(seconds=seconds)
 
 
 def _known(names: Sequence[str], what: str, find: Callable[[str], object]) -> tuple[str, ...]:

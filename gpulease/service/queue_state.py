@@ -1,7 +1,8 @@
 """What a planning pass knows besides the GPUs: the indexed queue, and what ended jobs have taught.
 
 It is kept in memory: read from the database at the first pass, then told of each job that lets go
-of its memory. Used by the thread that writes to the database, and by no other.
+of its memory. Used by the thread that writes to the database, and by no other. Forecasts
+read the history in threads of their own.
 """
 
 from collections import deque

@@ -27,6 +27,7 @@ from gpulease.errors import NoSuchJob, TooMany
 from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, Submission, WorkerExited
+from gpulease.service.requeue import requeued
 from gpulease.service.submission import submit
 from gpulease.store.retention import Retention
 from gpulease.store.store import SqlStore
@@ -207,3 +208,32 @@ def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: S
     _run(store, new.id)
     with Session(store.engine) as session:
         assert session.scalar(select(func.count()).select_from(InvocationRow)) == 0
+
+
+def test_an_element_that_is_queued_again_keeps_its_array_index_and_invocation(
+    store: SqlStore,
+) -> None:
+    array = _submit(store, _array(3, 4))
+    waiting = _submit(store, replace(order(), after=(WantedDependency(array.id, 4),)))
+    for job in (JobId(1), JobId(2)):
+        found = store.job(job)
+        assert found is not None
+        held = grant(found, Placement(((GpuUuid("GPU-a"), G),)), NOON)
+        with store.write() as tx:
+            tx.save(held, EVENT)
+        with store.write() as tx:
+            ended = worker_gone(held, Trigger.WORKER_EXITED, Outcome.LOST, None, None, NOON)
+            assert ended is not None
+            tx.save(requeued(tx, ended, "the machine failed"), EVENT)
+
+    again = [job for job in store.live() if job.queue.array is not None]
+    assert [job.label for job in again] == ["1_3", "1_4"]
+    assert [store.invocation(job.id) for job in again] == [order().invocation] * 2
+    assert _invocations(store) == 2
+    assert [job.id for job in store.elements(array.id, 4)] == [2, again[1].id]
+    found = store.job(waiting.id)
+    assert found is not None
+    assert found.queue.after == (Dependency(again[1].id),)
+    for job in again:
+        _run(store, job.id)
+    assert _invocations(store) == 1

@@ -4,8 +4,10 @@ import os
 import random
 import secrets
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ BIG = ("--mem", "7G", "--gpus", "2")
 """A claim that fits once on the daemon of these tests."""
 
 
-def saves(ledger: Path, gate: Path) -> tuple[str, ...]:
+def saves(ledger: Path, gate: Path, within_s: float = 0) -> tuple[str, ...]:
     """Return a command that notes its start, and on SIGTERM what it saves."""
     script = (
-        f"trap 'echo saved >>{ledger}; exit 0' TERM; echo start >>{ledger}; "
+        f"trap 'sleep {within_s}; echo saved >>{ledger}; exit 0' TERM; echo start >>{ledger}; "
         f"while ! test -e {gate}; do sleep 0.05; done; echo done >>{ledger}"
     )
     return "sh", "-c", script
@@ -132,6 +134,31 @@ def test_a_shim_notes_the_sigterm_of_a_shutdown_and_goes_on(daemon: Daemon, tmp_
     assert '"terminated": true' in (daemon.state / f"jobs/{job}/record").read_text()
 
 
+def test_a_job_that_a_shutdown_ended_is_queued_again_after_the_boot(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """The machine cannot reboot here, so the job starts before its last boot."""
+    ledger, gate = tmp_path / "ledger", tmp_path / "gate"
+    job = daemon.submit("--mem", "1G", "--requeue", "--", *saves(ledger, gate))
+    is_up(ledger)
+    pids = _shim_of(daemon, job), daemon.wait_until(job, "active")["pid"]
+    daemon.kill()
+    with closing(sqlite3.connect(daemon.state / "gpulease.db")) as database, database:
+        database.execute("UPDATE jobs SET started_at = 1")
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    gate.touch()
+    record = daemon.state / f"jobs/{job}/record"
+    wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
+
+    daemon.start()
+
+    jobs = chain(daemon, job)
+    assert [job["outcome"] for job in jobs] == ["exited", "exited"]
+    assert mentions(jobs[0]["reason"], "the machine was shut down; requeued as job 2")
+    assert words(ledger) == ["start", "saved", "start", "done"]
+
+
 def _shim_of(daemon: Daemon, job: int) -> int:
     record = (daemon.state / f"jobs/{job}/record").read_text()
     marker = '"shim_pid": '
@@ -143,15 +170,13 @@ def test_a_job_that_made_way_while_no_daemon_ran_is_queued_again_once(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     ledger, gate = tmp_path / "ledger", tmp_path / "gate"
-    spare = daemon.submit(*BIG, "--preemptible", "--", *saves(ledger, gate))
+    spare = daemon.submit(*BIG, "--preemptible", "--", *saves(ledger, gate, 1))
     is_up(ledger)
     winner = daemon.submit(*BIG, "--", "sh", "-c", f"echo winner >>{ledger}")
-    daemon.wait_until(spare, "releasing", "ended")
-    daemon.kill()
     record = daemon.state / f"jobs/{spare}/record"
-    with_shim = '"event": "stopping"' in record.read_text()
-    if with_shim:
-        wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
+    wait_for("its shim stops it", lambda: '"stopping"' in record.read_text())
+    daemon.kill()
+    wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
     gate.touch()
 
     for _ in range(2):

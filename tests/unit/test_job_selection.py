@@ -10,7 +10,7 @@ from gpulease.cli import job_selection
 from gpulease.cli.job_selection import Verb, select_jobs, selection
 from gpulease.client import Client
 from gpulease.errors import BadUsage, NoSuchJob
-from gpulease.wire.views import JobList, JobView
+from gpulease.wire.views import JobList, JobView, QueueView
 
 
 class Listing:
@@ -140,3 +140,62 @@ def test_the_hint_for_a_name_of_several_jobs_matches_that_name_only() -> None:
 def test_all_of_no_jobs_is_none_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert select(Listing(), "extend", every=True) == []
     assert "no jobs to extend" in capsys.readouterr().err
+
+
+class Arrays(Listing):
+    """A daemon with array 20, of which the first element has ended."""
+
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        return [
+            job
+            for job in self.of
+            if job.queue is not None
+            and job.queue.array == array
+            and index in (None, job.queue.array_index)
+            and (everything or job.state != "ended")
+        ]
+
+
+def _element(number: int, index: int, state: str = "queued") -> JobView:
+    queue = QueueView("normal", 0, False, None, [], False, False, 20, index, None, 0)
+    changed = {"user": "alice", "name": "sweep", "label": f"20_{index}", "queue": queue}
+    if state == "ended":
+        return views.over(number, 0, **changed)
+    return views.job(number, state=state, **changed)
+
+
+ARRAY = (
+    _element(20, 0, "ended"),
+    _element(21, 1),
+    _element(22, 2),
+    _element(23, 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "found"),
+    [
+        ("show", "20_2", [22]),
+        ("cancel", "20_0", [20]),
+        ("logs", "20_1", [23]),
+        ("extend", "20", [21, 22, 23]),
+        ("wait", "20", [20, 21, 22, 23]),
+        ("cancel", "20", [20]),
+        ("show", "20", [20]),
+        ("extend", "99", [99]),
+        ("cancel", "last", [21, 22, 23]),
+        ("show", "last", [23]),
+        ("keep", "sweep", [21, 22, 23]),
+    ],
+)
+def test_an_element_is_found_by_its_index_and_an_array_is_all_its_elements(
+    verb: Verb, word: str, found: list[int]
+) -> None:
+    assert select(Arrays(*ARRAY), verb, word) == found
+
+
+def test_an_index_that_an_array_does_not_have_is_refused() -> None:
+    with pytest.raises(NoSuchJob):
+        select(Arrays(*ARRAY), "cancel", "20_7")

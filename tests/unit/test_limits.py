@@ -265,6 +265,7 @@ def test_the_use_of_a_week_is_the_sum_of_what_lies_in_it(
     until = use.expires_at(total / 2, at)
     if until is not None and total > 0:
         assert use.in_week_before(until) == pytest.approx(total / 2, abs=1e-3)
+    assert use.in_week_before(at) == total, "a forecast changes nothing"
 
 
 def test_a_check_without_limits_looks_at_no_job() -> None:

@@ -62,6 +62,10 @@ def test_while_a_window_is_on_only_jobs_of_its_users_start_on_its_gpus() -> None
     assert obstacle.waits_for == ()
 
 
+def test_a_window_that_has_ended_is_of_no_effect() -> None:
+    assert starts(decide([job(1)], window(-HOUR, 0))) == {1: ["GPU-0"]}
+
+
 def test_a_job_with_a_time_limit_starts_only_if_it_ends_before_a_window() -> None:
     jobs = [job(1, limit=2 * HOUR), job(2, limit=2 * HOUR + timedelta(seconds=1))]
     assert starts(decide(jobs, window(2 * HOUR, 0))) == {1: ["GPU-0"]}
@@ -144,7 +148,7 @@ def test_no_job_starts_where_it_would_run_into_a_window_of_others(
         started = jobs[number - 1]
         until = NOON + (started.claim.time_limit or 8 * HOUR)
         for each in set_apart:
-            chosen = decided.calendar.gpus[each.window.id]
+            chosen = decided.calendar.gpus.get(each.window.id, ())
             if started.owner is BOB and any(uuid in chosen for uuid, _ in placement.allocations):
                 assert until <= each.begins_at
     for waiting in decided.waiting.values():

@@ -1,0 +1,151 @@
+"""--begin and --after as they are typed, and elements of arrays that share a row."""
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon_stand_in import views
+from gpulease.cli import queue_options
+from gpulease.cli.array_page import page
+from gpulease.cli.format import alike, id_of, ids_of, ranges
+from gpulease.cli.queue_options import begin_instant, dependencies
+from gpulease.cli.tables import draw
+from gpulease.client import Client
+from gpulease.errors import BadValue, NoSuchJob
+from gpulease.wire.views import JobList, JobView, QueueView
+
+
+@pytest.fixture
+def berlin() -> Iterator[datetime]:
+    """Yield noon in a time zone with daylight saving time."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "Europe/Berlin"
+    time.tzset()
+    yield datetime(2026, 7, 1, 10, 0, tzinfo=UTC).astimezone()
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("typed", "instant"),
+    [
+        ("22:00", "2026-07-01T20:00:00+00:00"),
+        ("9:30", "2026-07-02T07:30:00+00:00"),
+        ("12:00", "2026-07-02T10:00:00+00:00"),
+        ("22:00:30", "2026-07-01T20:00:30+00:00"),
+        ("+2h", "2026-07-01T12:00:00+00:00"),
+        ("+1d12h", "2026-07-02T22:00:00+00:00"),
+        ("2027-01-31T08:00", "2027-01-31T07:00:00+00:00"),
+        ("2027-01-31T08:00Z", "2027-01-31T08:00:00+00:00"),
+        ("2027-01-31", "2027-01-30T23:00:00+00:00"),
+    ],
+)
+def test_a_begin_time_is_the_next_time_of_day_a_span_or_an_instant(
+    berlin: datetime, typed: str, instant: str
+) -> None:
+    assert begin_instant(typed, berlin) == instant
+
+
+@pytest.mark.parametrize("typed", ["", "tonight", "25:00", "+", "+x", "-2h", "22", "9999-99-99"])
+def test_what_is_no_time_is_refused(berlin: datetime, typed: str) -> None:
+    with pytest.raises(BadValue):
+        begin_instant(typed, berlin)
+
+
+def _element(number: int, index: int, **fields: object) -> JobView:
+    job = views.job(number, user="alice", name="sweep")
+    job.label = f"17_{index}"
+    job.queue = QueueView(
+        "normal", 0, False, None, [], False, False, 17, index, None, 0
+    )  # fmt: skip
+    for name, value in fields.items():
+        setattr(job, name, value)
+    return job
+
+
+class _Listing:
+    def __init__(self, *jobs: JobView) -> None:
+        self.of = list(jobs)
+        self.asked = 0
+
+    def jobs(self, **_: object) -> JobList:
+        self.asked += 1
+        return JobList(self.of)
+
+
+def _after(listing: _Listing, *texts: str) -> list[str]:
+    return dependencies(cast("Client", listing), texts)
+
+
+@pytest.fixture(autouse=True)
+def alice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_options, "own_name", lambda: "alice")
+
+
+def test_numbers_and_elements_need_no_listing_and_ok_is_the_default() -> None:
+    listing = _Listing()
+    assert _after(listing, "17,18:any", "19_3:fail") == ["17:ok", "18:any", "19_3:fail"]
+    assert listing.asked == 0
+
+
+def test_a_name_is_the_newest_job_and_that_of_an_array_the_whole_array() -> None:
+    listing = _Listing(views.job(4, name="a:b"), views.job(9, name="a:b"), _element(18, 1))
+    assert _after(listing, "a:b", "last:any", "sweep:fail") == ["9:ok", "17:any", "17:fail"]
+    with pytest.raises(NoSuchJob):
+        _after(listing, "other")
+    with pytest.raises(BadValue):
+        _after(listing, "17,")
+
+
+def test_elements_share_a_row_while_they_wait_for_the_same_reason() -> None:
+    jobs = [
+        _element(17, 0, state="active", started_at="2026-07-01T10:00:00Z"),
+        *(_element(17 + n, n, reason="no room") for n in (1, 2, 3, 7)),
+        _element(30, 8, reason="held"),
+        views.job(40, label="40", reason="no room"),
+    ]
+    assert [ids_of(group) for group in alike(jobs)] == ["17_0", "17_[1-3,7]", "17_8", "40"]
+
+
+def test_a_job_of_an_older_daemon_has_its_number() -> None:
+    assert id_of(views.job(5, label="", queue=None)) == "5"
+
+
+@given(st.sets(st.integers(0, 12)))
+def test_ranges_name_every_number_once(numbers: set[int]) -> None:
+    said = ranges(sorted(numbers))
+    if "..." in said:
+        return
+    found = [
+        number
+        for part in said.split(",")
+        if part
+        for first, _, last in [part.partition("-")]
+        for number in range(int(first), int(last or first) + 1)
+    ]
+    assert found == sorted(numbers)
+
+
+def test_the_page_of_an_array_counts_states_and_only_the_last_try() -> None:
+    over = "2026-07-01T10:05:00Z"
+    jobs = [
+        _element(17, 0, state="ended", outcome="exited", exit_status=1, ended_at=over),
+        _element(18, 1, state="ended", outcome="exited", exit_status=3, ended_at=over),
+        _element(19, 2, state="active", started_at="2026-07-01T10:00:00Z"),
+        *(_element(18 + n, n, reason="no room") for n in (3, 4)),
+        _element(30, 0, state="ended", outcome="exited", exit_status=0, ended_at=over),
+    ]
+    said = draw(page(jobs, datetime(2026, 7, 1, 10, 6, tzinfo=UTC)), None)
+    assert "array 17  sweep" in said
+    assert "5: 0-4" in said
+    assert "2 queued, 1 running, 1 succeeded, 1 failed" in said
+    assert "17_[3-4]" in said
