@@ -357,13 +357,16 @@ class _PlanningPass:
     def _start_the_oldest(self, rank: int) -> None:
         """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
 
-        A job that the end of no job helps gets no reservation: it waits for something else.
+        A job that the end of no job helps gets no reservation: it waits for something else. A hard
+        reservation is for memory alone: how busy a GPU will be at that time cannot be promised.
         """
         tried: set[Claim] = set()
         for job in self._oldest(rank):
             need = self.queue.need(job)
             passed = job.id in self.making_way.promised or job.claim in tried
             if passed or self.limits.exceeded_by(job) or self._start(job, need):
+                continue
+            if self._is_hard(job) and self._start(job, need, on_busy=True):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at) or self._make_way_for(job, need):
@@ -494,13 +497,13 @@ class _PlanningPass:
             and need.utilization(self.history, self.policy) >= utilization
         )
 
-    def _start(self, job: Job, need: Need) -> bool:
-        """Grant `job` its claim if it fits and delays nobody."""
+    def _start(self, job: Job, need: Need, *, on_busy: bool = False) -> bool:
+        """Grant `job` its claim if it fits and delays nobody; `on_busy`: on busy GPUs, too."""
         utilization = need.utilization(self.history, self.policy)
         able = [
             room
             for room in self._open_to(need, self.rooms)
-            if fits(job.claim, room) and room.shares(utilization, self.policy)
+            if fits(job.claim, room) and (on_busy or room.shares(utilization, self.policy))
         ]
         held_back = self._is_held_back(need)
         if held_back:

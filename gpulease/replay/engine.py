@@ -189,8 +189,12 @@ class _Replay:
         self._pace(active.gpus, now_s)
 
     def _decide(self, now_s: float) -> None:
+        jobs = [active.job for active in self.active.values()]
+        if self.observe is not None:
+            # A plan needs only the index of those that wait; what explains it needs all.
+            jobs += self.queue.jobs.values()
         snapshot = Snapshot(
-            [active.job for active in self.active.values()],
+            jobs,
             (),
             _at(now_s),
             queue=self.queue,
