@@ -25,6 +25,7 @@ _LONGEST = 100
 """Characters of any value; Python refuses to convert numbers with thousands of digits."""
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
+_TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?", re.ASCII)
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _INSTANT_HINT = "write a point in time as 22:00, 'fri 18:00', '2026-12-04 18:00', +2h or now"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
@@ -138,7 +139,10 @@ def _read_instant(words: str, now: datetime) -> datetime:
     day, _, clock = words.rpartition(" ")
     if "-" in words:
         return datetime.fromisoformat(words.upper()).astimezone()
-    hour, minute = map(int, clock.split(":"))
+    found_time = _TIME_OF_DAY.fullmatch(clock)
+    if found_time is None:
+        raise ValueError("no time of day")
+    hour, minute, second = (int(part or 0) for part in found_time.groups())
     today = now.astimezone().date()
     if day in ("", "today"):
         days = (0,) if day else (0, 1)
@@ -149,7 +153,7 @@ def _read_instant(words: str, now: datetime) -> datetime:
         days = (ahead, ahead + 7)
     # A time without a zone is in the machine's, with its changes to and from summer time.
     found = [
-        datetime.combine(today + timedelta(days=each), time(hour, minute)).astimezone()
+        datetime.combine(today + timedelta(days=each), time(hour, minute, second)).astimezone()
         for each in days
     ]
     return next((each for each in found if each > now), found[-1])

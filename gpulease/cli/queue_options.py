@@ -2,51 +2,21 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime
 
 from gpulease.cli.job_selection import LAST, own_name
 from gpulease.client import Client
-from gpulease.errors import BadValue, GpuleaseError, NoSuchJob
-from gpulease.units import parse_span
+from gpulease.errors import BadValue, NoSuchJob
+from gpulease.units import parse_instant
 from gpulease.wire.views import JobView
 
 _CONDITION = re.compile(r"(?P<job>.+?)(?::(?P<condition>ok|fail|any))?", re.ASCII | re.DOTALL)
 _JOB = re.compile(r"\d+(?:_\d+)?", re.ASCII)
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?", re.ASCII)
 
 
 def begin_instant(text: str, now: datetime) -> str:
-    """Return the instant that --begin names, in ISO 8601: 22:00, +2h, or an instant.
-
-    A time of day is the next one in the caller's time zone.
-
-    Args:
-        text: what was typed.
-        now: the time, with the caller's time zone.
-
-    Raises:
-        BadValue: it is none of these.
-    """
-    try:
-        if text.startswith("+"):
-            at = now + parse_span(text[1:])
-        elif _CLOCK.fullmatch(text):
-            at = _next(time.fromisoformat(text.rjust(len(text) + (text[1] == ":"), "0")), now)
-        else:
-            at = datetime.fromisoformat(text)
-        return at.astimezone(UTC).isoformat()
-    except (ValueError, OverflowError, GpuleaseError):
-        raise BadValue(
-            f"cannot use --begin {text[:40]}: it is not a time",
-            "write 22:00, +2h, or an instant such as 2027-01-31T08:00",
-        ) from None
-
-
-def _next(wanted: time, now: datetime) -> datetime:
-    """Return the next time of day; without a zone, which means that of this machine."""
-    here = now.replace(tzinfo=None)
-    at = datetime.combine(here.date(), wanted)
-    return at if at > here else at + timedelta(days=1)
+    """Return the instant that --begin names, in ISO 8601. Raises what `parse_instant` raises."""
+    return parse_instant(text, now).astimezone(UTC).isoformat()
 
 
 def dependencies(client: Client, texts: Iterable[str]) -> list[str]:

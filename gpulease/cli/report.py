@@ -2,6 +2,7 @@
 
 import getpass
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode, indent
 from gpulease.errors import BadValue
 from gpulease.units import GIB, format_span, parse_span
-from gpulease.wire.views import ReportView, SharesView, ShareView, UseView
+from gpulease.wire.views import PredictionsView, ReportView, SharesView, ShareView, UseView
 
 _HOUR = 3600.0
 
@@ -43,7 +44,8 @@ def report(
     """Compare what ended jobs asked for with what they used.
 
     The sizes are means over the time for which memory was leased. Jobs with
-    unknown use do not count.
+    unknown use do not count. Below: how good the expected starts of waiting jobs
+    and the predicted run times were.
 
     --shares is about the queue: what each user has used lately and holds, the share that this
     makes, the jobs that wait, and TURN, the order in which the users' next jobs go. Waits are
@@ -146,7 +148,23 @@ def page(view: ReportView, within: str = "") -> Page:
         Column("GIB-HOURS USED", right=True, leaves=2, below="GiB-hours used: "),
         Column("OUT OF MEMORY", right=True, leaves=1, below="out of memory: "),
     )
-    return [Table(columns, tuple(_row(use) for use in view.users))]
+    table = Table(columns, tuple(_row(use) for use in view.users))
+    return [table, *(line(text, "dim") for text in _predictions(view.predictions))]
+
+
+def _predictions(errors: PredictionsView | None) -> Iterator[str]:
+    """Say how good predictions were, where there were any."""
+    if errors is None:
+        return
+    if errors.start_error is not None:
+        yield f"expected starts were off by {_median(errors.start_error, errors.starts)}"
+    if errors.run_error is not None:
+        yield f"predicted run times were off by {_median(errors.run_error, errors.runs)}"
+
+
+def _median(error: float, jobs: int) -> str:
+    count = "1 job" if jobs == 1 else f"{jobs} jobs"
+    return f"{format_span(timedelta(seconds=error))} (median of {count})"
 
 
 def _row(use: UseView) -> tuple[Line, ...]:

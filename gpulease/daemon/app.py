@@ -40,7 +40,6 @@ from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
-from gpulease.service.explaining import Explainer
 from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
@@ -332,14 +331,12 @@ def _request_context(
     windows = _windows(base)
     machine_views = MachineViews(scheduler, processes, sources, windows.current)
     # Listings are drawn in a thread, with job views of their own.
-    explainer = Explainer(lambda: scheduler.plan, base.clock)
-    listed_jobs = JobViews(scheduler, processes, sources, explainer)
+    listed_jobs = JobViews(scheduler, processes, sources, scheduler.explainer)
     return RequestContext(
         scheduler=scheduler,
-        job_views=JobViews(scheduler, processes, sources, explainer),
-        explainer=explainer,
+        job_views=JobViews(scheduler, processes, sources, scheduler.explainer),
         machine_views=machine_views,
-        listings=Listings(listed_jobs, machine_views, base.clock, explainer),
+        listings=Listings(listed_jobs, machine_views, base.clock, scheduler.explainer),
         clock=base.clock,
         defaults=request_defaults(settings),
         rights=rights(settings),
@@ -357,6 +354,7 @@ def _request_context(
         usage=records.usage,
         stored_pools=records.pools.of,
         usage_by_user=records.accounts.by_user,
+        prediction_errors=records.accounts.predictions,
         waits_by_user=records.accounts.waits,
     )
 

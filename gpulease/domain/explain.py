@@ -53,12 +53,6 @@ class Explanations:
         """Jobs with higher ids are unknown to the plan."""
 
 
-def behind(decided: Plan, job: JobId) -> JobId | None:
-    """Return the job with the reservation that restricts another waiting job."""
-    reservation = decided.reservation
-    return None if reservation is None or reservation.job == job else reservation.job
-
-
 def run_time_of(decided: Plan, job: Job) -> timedelta:
     """Return the predicted run time of a job, at most its time limit."""
     need = Queue(capacity(decided.gpus)).need_of(job)

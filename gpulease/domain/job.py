@@ -53,6 +53,18 @@ NO_USAGE = JobUsage()
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionErrors:
+    """How good the predictions for ended jobs were: medians of absolute errors, in seconds."""
+
+    starts: int
+    """The jobs that waited with a prediction of their start."""
+    start_error: float | None
+    runs: int
+    """The jobs with a predicted run time."""
+    run_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class UserUsage:
     """Memory that the ended jobs of a user leased and used, for jobs with known use."""
 

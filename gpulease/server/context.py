@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import Invocation, Job, Owner, UserUsage, UserWaits
+from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
@@ -21,7 +21,6 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
-from gpulease.service.explaining import Explainer
 from gpulease.service.health import Drains
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
@@ -44,7 +43,6 @@ class RequestContext:
 
     scheduler: Scheduler
     job_views: JobViews
-    explainer: Explainer
     machine_views: MachineViews
     listings: Listings
     clock: Clock
@@ -67,6 +65,8 @@ class RequestContext:
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
+    prediction_errors: Callable[[str | None, datetime | None], PredictionErrors]
+    """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
     """How long the jobs that got memory from some time on had waited."""
     watch_holder: Callable[[Job], None]

@@ -6,7 +6,7 @@ from datetime import timedelta
 from fastapi import Request
 from fastapi.responses import Response
 
-from gpulease.domain.explain import Explanations, behind, run_time_of, suggestions
+from gpulease.domain.explain import Explanations, run_time_of, suggestions
 from gpulease.domain.job import Job
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, why_waiting
@@ -56,7 +56,7 @@ def explain_view(plan: Plan, job: Job, smallest: int) -> ExplainView:
     view.expected_start_at = None if start is None else instant(whole_minute(start.at))
     view.refusals = waits.refusals
     view.waits_for = waits.waits_for
-    view.behind = behind(plan, job.id)
+    view.behind = waits.behind
     view.suggestions = [suggestion_view(each) for each in suggestions(plan, job, smallest)]
     return view
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from gpulease.domain.eligibility import Block
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
-from gpulease.domain.explain import Explanations, Suggestion, behind
+from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.idle import Release
-from gpulease.domain.job import Job, UserUsage
+from gpulease.domain.job import Job, PredictionErrors, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
@@ -35,6 +35,7 @@ from gpulease.wire.views import (
     LeaseView,
     OveruseView,
     PoolView,
+    PredictionsView,
     QueueView,
     ReportView,
     SuggestionView,
@@ -140,7 +141,7 @@ class JobViews:
             idle_ends_at=idle_ends_at,
             refusals=waits.refusals if waits else [],
             waits_for=waits.waits_for if waits else [],
-            behind=None if plan is None else behind(plan, job.id),
+            behind=waits.behind if waits else None,
             unheld=[
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
@@ -350,6 +351,9 @@ def overuse_view(policy: OverusePolicy) -> OveruseView:
     )
 
 
-def report_view(uses: Sequence[UserUsage], since: datetime | None) -> ReportView:
+def report_view(
+    uses: Sequence[UserUsage], since: datetime | None, errors: PredictionErrors
+) -> ReportView:
     """Return what users asked for and used as a wire object."""
-    return ReportView(instant(since), [UseView(*astuple(use)) for use in uses])
+    users = [UseView(*astuple(use)) for use in uses]
+    return ReportView(instant(since), users, PredictionsView(*astuple(errors)))

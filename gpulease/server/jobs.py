@@ -116,9 +116,9 @@ class JobHandlers:
         count = None
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(context.processes.count, job)
-        await context.explainer.refresh()
+        await context.scheduler.explainer.refresh()
         smallest = context.scheduler.policy.smallest_lease
-        suggested = await context.explainer.suggestions(job, smallest)
+        suggested = await context.scheduler.explainer.suggestions(job, smallest)
         caller = caller_of_request(request)
         view = context.view_for(caller, job, with_events=True)
         return json_response(
@@ -152,7 +152,7 @@ class JobHandlers:
             change = self._context.scheduler.next_change
             job = self._job(job_id)
             if job.state is State.QUEUED:
-                await self._context.explainer.refresh()
+                await self._context.scheduler.explainer.refresh()
             view = self._context.view_for(caller, job)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"

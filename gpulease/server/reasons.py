@@ -70,6 +70,8 @@ class WaitExplanation:
     why: str | None
     refusals: list[RefusalView]
     waits_for: list[int]
+    behind: int | None
+    """The job with the reservation that keeps GPUs from it."""
 
 
 class WaitReasonCache:
@@ -94,10 +96,12 @@ class WaitReasonCache:
 
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:
     """Return a reason as numbers and sentences, on a machine with so many GPUs."""
+    reserved = (each for each in _obstacles(waiting) if each.kind is ObstacleKind.RESERVED)
     return WaitExplanation(
         why_it_waits(claim, waiting, gpus),
         [RefusalView(each.gpu, each.index, each.why, each.label) for each in _obstacles(waiting)],
         list(waiting.refusal.waits_for),
+        next((job for each in reserved for job in each.waits_for), None),
     )
 
 

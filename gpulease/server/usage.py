@@ -66,7 +66,8 @@ class UsageHandlers:
         # A year of jobs takes a while to add up.
         await slot_of_request(request).for_expensive()
         used = await asyncio.to_thread(context.usage_by_user, user, begin)
-        return json_response(report_view(used, begin))
+        errors = await asyncio.to_thread(context.prediction_errors, user, begin)
+        return json_response(report_view(used, begin, errors))
 
     async def shares(self, request: Request, since: float = _WEEK_S) -> Response:
         """Show the users of the queue: use, share, turn, and waits in the last `since` seconds."""

@@ -6,10 +6,11 @@ plan.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from gpulease.domain.explain import Explanations, Suggestion, suggestions
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.plan import Plan
@@ -25,15 +26,22 @@ class Explainer:
     def __init__(self, plan: Callable[[], Plan | None], clock: Clock) -> None:
         """Take the function that returns the latest plan."""
         self.latest: Explanations | None = None
+        self.first_starts: Mapping[JobId, datetime] = {}
+        """The first predicted start of each waiting job."""
         self._plan = plan
         self._clock = clock
         self._rests_until = timedelta(0)
         self._computing = threading.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Explain the latest plan in a thread, if that is due."""
-        if self._due() is not None:
-            await asyncio.to_thread(self.refresh_here)
+        """Explain the latest plan in a thread, if that is due; all who wait share the result."""
+        if self._due() is None:
+            return
+        if self._refreshing is None or self._refreshing.done():
+            refreshing = asyncio.to_thread(self.refresh_here)
+            self._refreshing = asyncio.create_task(refreshing, name="explanations")
+        await asyncio.shield(self._refreshing)
 
     def refresh_here(self) -> None:
         """Explain the latest plan in this thread, if that is due."""
@@ -42,7 +50,14 @@ class Explainer:
             if plan is None:
                 return
             begun = self._clock.steady()
-            self.latest = Explanations(plan)
+            self.latest = latest = Explanations(plan)
+            starts = {job: start.at for job, start in latest.starts.items()}
+            # Replaced, not changed, for readers in other threads.
+            self.first_starts = starts | {
+                job.id: self.first_starts[job.id]
+                for job in latest.order
+                if job.id in self.first_starts
+            }
             ended = self._clock.steady()
             self._rests_until = ended + _RESTS * (ended - begun)
 

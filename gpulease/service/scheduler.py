@@ -7,9 +7,10 @@ One asyncio task runs the passes. Each job that holds memory has a task of its o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
@@ -21,6 +22,7 @@ from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
 from gpulease.service import editing, jobs, submission
+from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
     Changes,
@@ -46,6 +48,7 @@ def reconcile(
     *,
     fresh: bool = True,
     state: QueueState | None = None,
+    predicted: Mapping[JobId, datetime] = MappingProxyType({}),
 ) -> Plan:
     """Commit the grants that fit, and return the plan. Workers start after this returns.
 
@@ -58,27 +61,48 @@ def reconcile(
         fresh: whether `seen` was taken in this pass. If not, a plan with grants is returned without
             a commit: the memory may be in use by now, so the caller has to observe again.
         state: what earlier passes have learnt; None reads it from the database.
+        predicted: the first start that was predicted for each waiting job, as far as known.
     """
     state = state or QueueState(store)
     with store.write() as tx:
         at = clock.now()
         tx.add_gpus(seen.readings, at)
         live = {job.id: job for job in tx.live()}
-        closed = closed or said(tx.pause())
-        drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
-        decided = plan(state.snapshot(tuple(live.values()), seen, policy, drained, at))
+        decided = planned(tx, seen, policy, at, closed, state)
         state.window_gpus = decided.calendar.gpus
         state.promised = decided.promised
         if decided.grants and not fresh:
             return decided
         for job_id, placement in decided.grants:
-            job = replace(live[job_id], predicted_run_for=state.predicted(job_id))
+            job = replace(
+                live[job_id],
+                predicted_run_for=state.predicted(job_id),
+                predicted_start_at=predicted.get(job_id),
+            )
             _grant(tx, job, placement, Event(at, Trigger.GRANT, _gpus_of(placement)))
         tx.note_aging(decided.aging, at)
         tx.note_aging(decided.stops_aging, None)
         for job_id in decided.gives_up:
             _give_up(tx, live[job_id], _why_not_yet(decided, live[job_id]), at)
     return decided
+
+
+def planned(
+    tx: Transaction,
+    seen: Observation,
+    policy: Policy,
+    at: datetime,
+    closed: str | None,
+    state: QueueState,
+) -> Plan:
+    """Return the plan for the live jobs; the arguments are those of `reconcile`."""
+    closed = closed or said(tx.pause())
+    drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
+    return plan(state.snapshot(tx.live(), seen, policy, drained, at))
+
+
+class _RolledBack(Exception):
+    """Ends a transaction without a change."""
 
 
 def _why_not_yet(decided: Plan, job: Job) -> str:
@@ -176,6 +200,7 @@ class Scheduler:
         self.observer = observer
         self.plan: Plan | None = None
         """The latest."""
+        self.explainer = Explainer(lambda: self.plan, clock)
         self.closed: str | None = None
         """Why no job could start in the latest pass, or None: a pause, a shutdown, the machine."""
         self._policy = policy
@@ -238,11 +263,19 @@ class Scheduler:
         Raises what `submission.submit` raises.
         """
         seen = await self.observer.recent()
-        return await self._in_writer(
-            lambda: submission.rehearse(
-                self.store, new_job, seen, self.policy, self._clock, self._state
-            )
-        )
+        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
+        return await self._in_writer(lambda: self._rehearse(new_job, seen, closed))
+
+    def _rehearse(
+        self, new_job: Submission, seen: Observation, closed: str | None
+    ) -> tuple[Job, Plan]:
+        """Submit a job and plan, in a transaction that is rolled back."""
+        with contextlib.suppress(_RolledBack), self.store.write() as tx:
+            unnamed = replace(new_job, key=None)
+            job = submission.queue(tx, unnamed, seen, self.policy, self._clock.now(), self._state)
+            decided = planned(tx, seen, self.policy, job.submitted_at, closed, self._state)
+            raise _RolledBack
+        return job, decided
 
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
@@ -517,5 +550,6 @@ class Scheduler:
                 closed,
                 fresh=fresh,
                 state=self._state,
+                predicted=self.explainer.first_starts,
             )
         )

@@ -1,6 +1,5 @@
 """Submission of jobs: checks of claims and quotas, and the size of leases that name none."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -8,10 +7,9 @@ from datetime import datetime, timedelta
 from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State, Trigger
-from gpulease.domain.limits import UserLimits
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_be_combined, can_ever_hold
-from gpulease.domain.plan import Plan, ledgers, plan, why_waiting
+from gpulease.domain.plan import ledgers, plan, why_waiting
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service import dependencies
 from gpulease.service.observation import Observation, snapshot
@@ -107,8 +105,8 @@ def submit(
         TooMany: the user has reached a quota or a limit.
     """
     state = state or QueueState(store)
-    # Before the transaction: a directory server may be asked for the user's groups.
-    limits = policy.limits(submission.owner)
+    # Before the transaction: a directory server may be asked for the user's groups. It is cached.
+    policy.limits(submission.owner)
     with store.write() as tx:
         before = (
             tx.job_by_key(submission.owner.uid, submission.key)
@@ -118,22 +116,25 @@ def submit(
         if before is not None:
             _refuse_another_kind(submission, before)
             return before
-        job = _queue(tx, submission, seen, policy, limits, clock.now(), state)
+        job = queue(tx, submission, seen, policy, clock.now(), state)
         if submission.wait_for == timedelta(0) and job.state is State.QUEUED:
             _refuse_to_wait(job, tx, seen, policy, state)
     return job
 
 
-def _queue(
+def queue(
     tx: Transaction,
     submission: Submission,
     seen: Observation,
     policy: Policy,
-    limits: UserLimits,
     at: datetime,
     state: QueueState,
 ) -> Job:
-    """Check a submission and queue its job."""
+    """Check a submission, queue its job within a transaction, and return it.
+
+    Raises what `submit` raises, but not NoRoomNow.
+    """
+    limits = policy.limits(submission.owner)
     refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
     empty = ledgers(snapshot((), seen, policy, {}, at))
     submission = with_time_limit(sized(submission, tx, empty, policy), limits)
@@ -146,31 +147,6 @@ def _queue(
     refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
     refuse_over_limit(job, tx.live(), limits, state.recent_use, most, at)
     return job
-
-
-class _RolledBack(Exception):
-    """Ends a rehearsal."""
-
-
-def rehearse(
-    store: Store,
-    submission: Submission,
-    seen: Observation,
-    policy: Policy,
-    clock: Clock,
-    state: QueueState,
-) -> tuple[Job, Plan]:
-    """Return the job that a submission would queue, and the plan with it; store nothing.
-
-    It runs in a transaction that is rolled back, so it refuses what `submit` refuses, apart from
-    waiting itself.
-    """
-    limits, submission = policy.limits(submission.owner), replace(submission, key=None)
-    with contextlib.suppress(_RolledBack), store.write() as tx:
-        job = _queue(tx, submission, seen, policy, limits, clock.now(), state)
-        decided = plan(state.snapshot(tx.live(), seen, policy, tx.drained(), job.submitted_at))
-        raise _RolledBack
-    return job, decided
 
 
 def _add(tx: Transaction, submission: Submission, at: datetime, failure: str | None) -> Job:

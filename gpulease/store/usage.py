@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from statistics import median
 
 from sqlalchemy import Float, cast, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
-from gpulease.domain.job import UserUsage, UserWaits
+from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import LATEST, OverheadKey
 from gpulease.errors import RecordUnwritable
@@ -140,6 +141,46 @@ class UsageTotals:
             wanted = wanted.where(JobRow.ended_at >= since)
         with translate_errors(self._store.path), Session(self._store.engine) as session:
             return [UserUsage(*row) for row in session.execute(wanted)]
+
+    def predictions(self, user: str | None, since: datetime | None) -> PredictionErrors:
+        """Return how good predictions were, for the latest ended jobs of one user or all.
+
+        `since` is the earliest end; None for no bound.
+        """
+        wanted = (
+            select(
+                JobRow.granted_at,
+                JobRow.predicted_start_at,
+                JobRow.started_at,
+                JobRow.ended_at,
+                JobRow.predicted_run_us,
+            )
+            .where(JobRow.state == State.ENDED, JobRow.started_at.is_not(None))
+            .order_by(JobRow.id.desc())
+            .limit(_MOST_READ)
+        )
+        if user is not None:
+            wanted = wanted.where(JobRow.user == user)
+        if since is not None:
+            wanted = wanted.where(JobRow.ended_at >= since)
+        with translate_errors(self._store.path), Session(self._store.engine) as session:
+            rows = session.execute(wanted).all()
+        starts = [
+            abs((granted - predicted).total_seconds())
+            for granted, predicted, *_ in rows
+            if granted is not None and predicted is not None
+        ]
+        runs = [
+            abs((ended - started).total_seconds() - predicted / _MICROSECONDS)
+            for _, _, started, ended, predicted in rows
+            if started is not None and ended is not None and predicted is not None
+        ]
+        return PredictionErrors(
+            len(starts),
+            median(starts) if starts else None,
+            len(runs),
+            median(runs) if runs else None,
+        )
 
     def waits(self, since: datetime) -> Mapping[str, UserWaits]:
         """Return how long the jobs that got memory from `since` on had waited for it, by user."""

@@ -365,6 +365,18 @@ class UseView:
 
 
 @dataclass(slots=True)
+class PredictionsView:
+    """How good predictions were: the medians of their absolute errors, in seconds."""
+
+    starts: int
+    """The jobs that waited with an expected start; the first one counts."""
+    start_error: float | None
+    runs: int
+    """The jobs with a predicted run time."""
+    run_error: float | None
+
+
+@dataclass(slots=True)
 class ShareView:
     """What one user has used, holds and waits for, and whose turn that makes it."""
 
@@ -408,6 +420,8 @@ class ReportView:
 
     since: str | None
     users: list[UseView]
+    predictions: PredictionsView | None = None
+    """Null from an older daemon."""
 
 
 GpuState = Literal["available", "drained", "divided", "prohibited", "unreadable", "lost"]

@@ -103,6 +103,11 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     assert shown["id"] == second + 1
     assert shown["suggestions"] == said["suggestions"]
     wait_for("it is planned", lambda: daemon.job(waiting)["expected_start_at"])
+    daemon.cancel(first)
+    daemon.wait_until(waiting, "ended")
+    report = json.loads(daemon.run("report", "--json").stdout)
+    assert report["predictions"]["starts"] > 0
+    assert report["predictions"]["start_error"] > 0
 
 
 def test_alone_on_a_gpu_means_alone(daemon: Daemon) -> None:

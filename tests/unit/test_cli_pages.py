@@ -14,7 +14,7 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli import doctor, history, render, report, reserve, show, status, tables
+from gpulease.cli import doctor, dry_run, history, render, report, reserve, show, status, tables
 from gpulease.cli import list as listing
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
@@ -24,16 +24,19 @@ from gpulease.wire.views import (
     CheckView,
     DoctorView,
     EventView,
+    ExplainView,
     JobList,
     JobView,
     LeaseView,
     PastJobView,
     PauseView,
     PoolView,
+    PredictionsView,
     QueueView,
     ReportView,
     SharesView,
     ShareView,
+    SuggestionView,
     UseView,
     WindowList,
     WindowView,
@@ -46,6 +49,28 @@ def jobs() -> JobList:
     ended = views.over(9, exit_status=1, name="eval", command="python3 eval.py --data /mnt/images")
     late = views.over(10, 124, outcome="time_limit", user="bob")
     return JobList([ended, late, views.running(12), views.waiting(), views.second_waiting()])
+
+
+def suggested() -> list[SuggestionView]:
+    return [SuggestionView("--mem 15G"), SuggestionView("--time 2h", before=12)]
+
+
+def dry() -> ExplainView:
+    waiting = views.waiting()
+    return ExplainView(
+        starts_now=False,
+        gpus=[],
+        claim=waiting.claim,
+        sized=None,
+        runs_for=7200,
+        reason=waiting.reason,
+        position=2,
+        expected_start_at=waiting.expected_start_at,
+        refusals=waiting.refusals,
+        waits_for=waiting.waits_for,
+        behind=12,
+        suggestions=suggested(),
+    )
 
 
 def past_jobs() -> list[PastJobView]:
@@ -170,6 +195,7 @@ def used() -> ReportView:
             UseView("alice", 12, 1, 30 * hour, 30 * hour * 8 * GIB, 30 * hour * 3 * GIB),
             UseView("bob", 1, 0, 0.0, 0.0, 0.0),
         ],
+        PredictionsView(9, 780.0, 13, 1260.0),
     )
 
 
@@ -232,6 +258,9 @@ def pages(width: int | None) -> dict[str, Page]:
         "show-hold": show.page(hold(), NOW, {views.FIRST: 0}),
         "show-lingering": show.page(lingering(), NOW, {views.FIRST: 0}),
         "show-waiting": show.page(patient, NOW),
+        "show-behind": show.page(
+            replace(patient, behind=12, suggestions=suggested(), refusals=[]), NOW
+        ),
         "show-active": show.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
@@ -252,6 +281,22 @@ def pages(width: int | None) -> dict[str, Page]:
         "reserve": reserve.page(windows(), NOW),
         "reserve-empty": reserve.page(WindowList([]), NOW),
         "report": report.page(used()),
+        "dry-run-waits": dry_run.page(dry(), NOW),
+        "dry-run-starts": dry_run.page(
+            replace(
+                dry(),
+                starts_now=True,
+                gpus=["0", "1"],
+                position=None,
+                expected_start_at=None,
+                reason=None,
+                waits_for=[],
+                behind=None,
+                refusals=[],
+                suggestions=[],
+            ),
+            NOW,
+        ),
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
         "history": history.page(past_jobs(), NOW),

@@ -145,6 +145,7 @@ FRIDAY_NOON = datetime(2026, 3, 27, 11, tzinfo=UTC)
         ("18:00", "27 18:00 +0100"),
         ("today 18:00", "27 18:00 +0100"),
         ("9:30", "28 09:30 +0100"),
+        ("9:30:00", "28 09:30 +0100"),
         ("tomorrow 18:00", "28 18:00 +0100"),
         ("fri 18:00", "27 18:00 +0100"),
         ("Friday 11:00", "03 11:00 +0200"),
@@ -163,7 +164,19 @@ def test_a_point_in_time_is_the_next_one_in_the_time_zone_of_the_machine(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "25:00", "18", "noon 18:00", "2026-13-01", "+", "+2x", "18:00 fri", "9" * 99],
+    [
+        "",
+        "soon",
+        "25:00",
+        "18",
+        "noon 18:00",
+        "2026-13-01",
+        "+",
+        "+2x",
+        "18:00 fri",
+        "1:2:3:4",
+        "9" * 99,
+    ],
 )
 def test_what_is_no_point_in_time_is_refused(text: str) -> None:
     with pytest.raises(BadValue) as refused:

@@ -1,0 +1,62 @@
+"""What is kept of the explanations of a plan."""
+
+import asyncio
+from datetime import timedelta
+
+from fakes import ALICE, NOON, FakeClock, G, reading
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim
+from gpulease.domain.plan import Plan, Snapshot, plan, started
+from gpulease.service.explaining import Explainer
+
+HOUR = timedelta(hours=1)
+
+
+def job(number: int) -> Job:
+    return Job(JobId(number), ALICE, "job", "true", Claim(8 * G, time_limit=HOUR), NOON)
+
+
+def decided(*waiting: int, at_hour: int = 0) -> Plan:
+    """Return the plan of a GPU on which job 1 has just started, for an hour."""
+    at = NOON + at_hour * HOUR
+    snapshot = Snapshot([job(1)], [reading()], at)
+    running = started(job(1), dict(plan(snapshot).grants)[JobId(1)], at)
+    return plan(Snapshot([running, *map(job, waiting)], [reading()], at))
+
+
+def test_a_plan_is_explained_once() -> None:
+    plans = [decided(2)]
+    explainer = Explainer(lambda: plans[-1], FakeClock())
+    explainer.refresh_here()
+    first = explainer.latest
+    explainer.refresh_here()
+    assert explainer.latest is first
+
+    plans.append(decided(2, 3))
+    explainer.refresh_here()
+    assert explainer.latest is not None
+    assert explainer.latest.positions == {2: 1, 3: 2}
+
+
+def test_the_first_expected_start_is_kept_while_the_job_waits() -> None:
+    plans = [decided(2)]
+    explainer = Explainer(lambda: plans[-1], FakeClock())
+    explainer.refresh_here()
+    plans.append(decided(2, 3, at_hour=1))
+    explainer.refresh_here()
+    assert explainer.first_starts == {2: NOON + HOUR, 3: NOON + 3 * HOUR}
+    plans.append(decided(at_hour=1))
+    explainer.refresh_here()
+    assert explainer.first_starts == {}
+
+
+def test_many_that_ask_at_once_share_one_answer() -> None:
+    async def scenario() -> None:
+        explainer = Explainer(lambda: now, FakeClock())
+        await asyncio.gather(*(explainer.refresh() for _ in range(20)))
+        assert explainer.latest is not None
+        assert explainer.latest.plan is now
+
+    now = decided(2)
+    asyncio.run(scenario())
