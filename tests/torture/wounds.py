@@ -124,7 +124,7 @@ def _wound_grants() -> None:
             decided = whole(*arguments, **named)
         finally:
             _writing.verb = None
-        if decided.grants and fresh:
+        if decided.grants and named.get("fresh", True):
             cross("grant: after its commit")
         return decided
 
