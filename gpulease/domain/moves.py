@@ -12,6 +12,7 @@ from gpulease.domain.job import Job
 
 FIRST = JobId(0)
 """Stands for all other jobs: of its owner, or of everyone if an admin moved it."""
+_ABOVE_ALL = 1e300
 _STEP = 1e-9
 """Relative difference of the merits of jobs that follow each other by a move."""
 
@@ -52,7 +53,7 @@ class Moves:
     def _place_of(self, target: JobId | None, user: str) -> float:
         """Return the merit with which a job of `user` is just before another one."""
         if target == FIRST:
-            return math.inf
+            return _ABOVE_ALL
         other = None if target is None else self._jobs.get(target)
         if other is None:
             return -math.inf  # it does not wait any more

@@ -242,7 +242,7 @@ def move(store: Store, numbers: Collection[JobId], wanted: Move, clock: Clock) -
             _refuse_place(job, target, wanted)
         at = clock.now()
         queued = {job.id: job for job in tx.live() if job.state is State.QUEUED}
-        for job in _after_themselves(moved, target, queued):
+        for job in _contrary(moved, target, wanted, queued):
             tx.save(_with_place(job, None), Event(at, "move", "undone by a later move"))
         return [_moved(tx, job, target, wanted, at) for job in moved]
 
@@ -295,16 +295,21 @@ def _with_place(job: Job, before: JobId | None, *, by_admin: bool = False) -> Jo
     return replace(job, queue=options)
 
 
-def _after_themselves(
-    moved: Sequence[Job], target: Job | None, queued: Mapping[JobId, Job]
+def _contrary(
+    moved: Sequence[Job], target: Job | None, wanted: Move, queued: Mapping[JobId, Job]
 ) -> Sequence[Job]:
     """Return the jobs with earlier moves that this one contradicts: they would form a circle."""
     numbers = {job.id for job in moved}
     if target is None:
         uids = {job.owner.uid for job in moved}
         contrary = numbers | {_FIRST}
-        others = (job for job in queued.values() if job.owner.uid in uids and job.id not in numbers)
-        return [job for job in others if job.queue.moved_before in contrary]
+        return [
+            job
+            for job in queued.values()
+            if job.queue.moved_before in contrary
+            and job.id not in numbers
+            and (job.owner.uid in uids or (wanted.is_admin and job.queue.moved_by_admin))
+        ]
     seen, after = set[JobId](), target
     while (before := after.queue.moved_before) is not None and after.id not in seen:
         if before in numbers or before == _FIRST:

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
+from gpulease.domain.lease import State
 from gpulease.store.engine import WRITES, open_engine, startup_error
 from gpulease.store.rows import job_of, unpack
 from gpulease.store.schema import bring_up_to_date, known_revisions, migrate
@@ -332,10 +333,6 @@ def _repair_references(connection: sqlite3.Connection, counts: SalvageCounts) ->
             _count(counts.dropped, name, gone.rowcount)
     gone = connection.execute("DELETE FROM gpu_memory WHERE uuid NOT IN (SELECT uuid FROM gpus)")
     _count(counts.dropped, _HISTORY, gone.rowcount)
-    connection.execute(
-        "DELETE FROM invocations WHERE job IN (SELECT id FROM jobs WHERE state = 'ended') "
-        "AND job NOT IN (SELECT array FROM jobs WHERE state <> 'ended' AND array IS NOT NULL)"
-    )
 
 
 def _skip_ids(
@@ -361,9 +358,13 @@ def _sequence(source: Salvage) -> int | None:
 
 
 def _drop_unreadable(engine: Engine, counts: SalvageCounts) -> None:
-    """Remove rows that meet the constraints but cannot be read as jobs."""
+    """Remove rows that meet the constraints but cannot be read as jobs, and unused invocations."""
     writing = engine.connect().execution_options(**WRITES)
     with writing as connection, connection.begin(), Session(connection) as session:
+        ended = select(JobRow.id).where(JobRow.state == State.ENDED)
+        arrays = select(JobRow.array).where(JobRow.state != State.ENDED, JobRow.array.is_not(None))
+        unused = InvocationRow.job.in_(ended) & InvocationRow.job.not_in(arrays)
+        session.execute(delete(InvocationRow).where(unused))
         for job in session.scalars(select(JobRow.id)).all():
             if not _is_readable(session, job):
                 for of_job in (EventRow, InvocationRow, HolderRow, LeaseRow):

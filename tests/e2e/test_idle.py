@@ -106,7 +106,10 @@ def test_beside_a_job_that_computes_one_that_does_not_is_idle(
 ) -> None:
     stand_in = StandIn(tmp_path, gpus=[Card(total=8 * G, utilization=90)])
     daemon = make_daemon(
-        simulate=None, environment=stand_in.environment(), settings=IDLE | {"idle_grace": "600s"}
+        simulate=None,
+        environment=stand_in.environment(),
+        settings=IDLE | {"idle_grace": "600s"},
+        tables="[queue]\nmost_utilization = 1000\n",
     ).start()
     sleeper, worker = (daemon.submit("--mem", "3G", "--", "sleep", "600") for _ in range(2))
     daemon.submit("--mem", "6G", "--", "true")

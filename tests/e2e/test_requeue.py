@@ -4,8 +4,10 @@ import os
 import random
 import secrets
 import signal
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,31 @@ def test_a_shim_notes_the_sigterm_of_a_shutdown_and_goes_on(daemon: Daemon, tmp_
     ended = daemon.wait_until(job, "ended")
     assert (ended["outcome"], ended["exit_status"], ended["retried_as"]) == ("exited", 0, None)
     assert '"terminated": true' in (daemon.state / f"jobs/{job}/record").read_text()
+
+
+def test_a_job_that_a_shutdown_ended_is_queued_again_after_the_boot(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """The machine cannot reboot here, so the job starts before its last boot."""
+    ledger, gate = tmp_path / "ledger", tmp_path / "gate"
+    job = daemon.submit("--mem", "1G", "--requeue", "--", *saves(ledger, gate))
+    is_up(ledger)
+    pids = _shim_of(daemon, job), daemon.wait_until(job, "active")["pid"]
+    daemon.kill()
+    with closing(sqlite3.connect(daemon.state / "gpulease.db")) as database, database:
+        database.execute("UPDATE jobs SET started_at = 1")
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    gate.touch()
+    record = daemon.state / f"jobs/{job}/record"
+    wait_for("its shim noted the end", lambda: '"exited"' in record.read_text())
+
+    daemon.start()
+
+    jobs = chain(daemon, job)
+    assert [job["outcome"] for job in jobs] == ["exited", "exited"]
+    assert mentions(jobs[0]["reason"], "the machine was shut down; requeued as job 2")
+    assert words(ledger) == ["start", "saved", "start", "done"]
 
 
 def _shim_of(daemon: Daemon, job: int) -> int:

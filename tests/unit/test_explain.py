@@ -1,6 +1,5 @@
 """Why a job waits, when it is expected to start, and with which options it would start now."""
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from gpulease.domain.explain import Explanations, start_of, suggestions
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, started, why_waiting
 from gpulease.domain.queue import Queue
@@ -118,7 +118,13 @@ def jobs(draw: st.DrawFn, number: int, hours: Sequence[float]) -> Job:
     owner = draw(st.sampled_from([ALICE, BOB]))
     made = Job(JobId(number), owner, "job", "true", claim, submitted)
     priority = draw(st.sampled_from([Priority.NORMAL, Priority.NORMAL, Priority.LOW]))
-    return replace(made, queue=replace(NO_OPTIONS, aging_since_at=submitted, priority=priority))
+    options = replace(NO_OPTIONS, aging_since_at=submitted, priority=priority)
+    kind = draw(st.integers(0, 7))
+    if kind == 0:
+        options = replace(options, begin_at=NOON + draw(st.integers(1, 9)) * HOUR)
+    elif kind == 1:
+        options = replace(options, preemptible=True)
+    return replace(made, queue=options)
 
 
 @st.composite
@@ -130,7 +136,9 @@ def worlds(draw: st.DrawFn) -> Plan:
     history = RunTimes()
     for hours in draw(st.lists(st.integers(1, 12), max_size=3)):
         history.record((None,), hours * 3600, 0.4)
-    return world(early, late, gpus(draw(st.integers(1, 3)), busy), policy=policy, history=history)
+    limits = {ALICE.uid: UserLimits(most_running=2)} if draw(st.booleans()) else {}
+    readings = gpus(draw(st.integers(1, 3)), busy)
+    return world(early, late, readings, policy=policy, history=history, limits=limits)
 
 
 def waiting_after(decided: Plan) -> list[Job]:
@@ -152,7 +160,10 @@ def test_a_job_starts_with_what_is_suggested(decided: Plan) -> None:
 @given(worlds())
 def test_a_job_starts_once_those_that_it_waits_for_are_gone(decided: Plan) -> None:
     for each in waiting_after(decided):
-        refusal = why_waiting(decided, each).refusal
+        waits = why_waiting(decided, each)
+        if each.id in decided.blocked or waits.over_limit is not None:
+            continue
+        refusal = waits.refusal
         named = {obstacle.kind for obstacle in refusal.obstacles}
         if named <= ENDS_ALONE and each.claim.gpus <= len(decided.gpus):
             left = [
@@ -175,17 +186,27 @@ def run_on(decided: Plan) -> dict[JobId, datetime]:
     live = {each.id: each for each in decided.after.jobs}
     base = settled(decided.snapshot)
     ends = [(end_of(base, each), each.id) for each in live.values() if each.holds_memory]
+    ends += [(base.at.timestamp(), victim) for victim, _ in decided.preempts]
+    wakes = [each.queue.begin_at.timestamp() for each in live.values() if each.queue.begin_at]
     starts = {}
-    heapq.heapify(ends)
-    while ends:
-        now_s = max(ends[0][0], decided.snapshot.at.timestamp())
-        while ends and ends[0][0] <= now_s:
-            del live[heapq.heappop(ends)[1]]
+    promised = decided.promised
+    for _ in range(1000):
+        left = [(end, number) for end, number in ends if number in live]
+        moments = [end for end, _ in left] + [wake for wake in wakes if wake > base.at.timestamp()]
+        if not moments:
+            break
+        now_s = max(min(moments), base.at.timestamp())
+        for end, number in left:
+            if end <= now_s:
+                live.pop(number, None)
         at = datetime.fromtimestamp(now_s, UTC)
-        base = replace(base, at=at)
-        for number, placement in plan(as_measured(base, live.values())).grants:
+        base = replace(base, at=at, promised=promised)
+        now = plan(as_measured(base, live.values()))
+        promised = now.promised
+        for number, placement in now.grants:
             live[number], starts[number] = started(live[number], placement, at), at
-            heapq.heappush(ends, (end_of(base, live[number]), number))
+            ends.append((end_of(base, live[number]), number))
+        ends += [(now_s, victim) for victim, _ in now.preempts]
     return starts
 
 

@@ -1,12 +1,10 @@
 """The placement policies that a replay compares."""
 
-import pytest
-
 from fakes import G, reading
 from gpulease.domain.gpu import build_ledger
 from gpulease.domain.lease import Claim
 from gpulease.domain.rooms import Room, best_fit
-from gpulease.replay.placements import FragmentationGradient, placement_named, spread
+from gpulease.replay.placements import placement_named, spread
 from gpulease.replay.trace import TraceJob
 
 
@@ -36,16 +34,3 @@ def test_fgd_keeps_room_for_the_sizes_that_are_typical() -> None:
 
     assert best_fit(Claim(2 * G), tight) > best_fit(Claim(2 * G), exact)
     assert score(Claim(2 * G), exact) > score(Claim(2 * G), tight)
-
-
-def test_fgd_prefers_the_fullest_of_gpus_that_lose_as_much() -> None:
-    score = placement_named("fgd", trace(G))
-
-    assert score(Claim(G), room(2 * G)) > score(Claim(G), room(8 * G))
-
-
-def test_rare_sizes_are_not_typical() -> None:
-    score = placement_named("fgd", trace(*[4 * G] * 99, 7 * G))
-
-    assert isinstance(score, FragmentationGradient)
-    assert score.typical == {4 * G: pytest.approx(0.99)}
