@@ -128,6 +128,8 @@ def page(listed: JobList, now: datetime) -> Page:
     """Lay out a listing."""
     if not listed.jobs:
         return [line("no jobs", "dim")]
+    # Only where a job waits: most listings are of jobs that run or have ended.
+    waiting = any(job.expected_start_at for job in listed.jobs)
     columns = (
         Column("JOB", right=True),
         Column("USER", wraps=True),
@@ -135,18 +137,21 @@ def page(listed: JobList, now: datetime) -> Page:
         Column("STATE"),
         Column("REQUEST", right=True, leaves=3, below="request "),
         Column("SUBMITTED", right=True, leaves=5),
+        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
         Column("RAN", right=True, leaves=4, below="ran "),
         Column("EXIT", right=True),
         Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
-    return [Table(columns, tuple(_row(group, now) for group in alike(listed.jobs)))]
+    return [
+        Table(columns, tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs)))
+    ]
 
 
 def _style(job: JobView) -> Style:
     return "warn" if job.suspended else _STYLES.get(job.state, "warn")
 
 
-def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
+def _row(group: Sequence[JobView], now: datetime, *, waiting: bool) -> tuple[Line, ...]:
     job = group[0]
     failed = job.exit_status not in (None, 0)
     return (
@@ -156,6 +161,7 @@ def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
         line(label(job), "bad" if failed else _style(job)),
         line(requested(job)),
         line(clock(job.submitted_at, now)),
+        *((line(clock(job.expected_start_at, now)),) if waiting else ()),
         line(between(job.started_at, job.ended_at, now)),
         line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
         line(clean(job.command)),

@@ -36,6 +36,7 @@ OPERATIONS = [
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
     ("POST", "/v1/nested"),
+    ("POST", "/v1/explain"),
     ("GET", "/v1/jobs"),
     ("GET", "/v1/jobs/{job_id}"),
     ("GET", "/v1/jobs/{job_id}/watch"),
