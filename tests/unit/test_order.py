@@ -1,0 +1,232 @@
+"""The order of the queue, its index, and the reservation."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import ALICE, BOB, NOON, G, reading
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import CommandFingerprint, Job, JobUsage, Owner, grant, worker_started
+from gpulease.domain.lease import Claim
+from gpulease.domain.placement import Placement
+from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.queue import Queue
+from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.run_time import RunTimes, keys_of
+
+HOUR = timedelta(hours=1)
+CAROL = Owner(1002, 1002, "carol")
+
+
+def job(
+    number: int,
+    memory: int = 8 * G,
+    gpus: int = 1,
+    owner: Owner = ALICE,
+    limit: timedelta | None = None,
+    age: timedelta | None = None,
+    command: str | None = None,
+) -> Job:
+    usage = JobUsage(None if command is None else CommandFingerprint(command, command))
+    made = Job(
+        JobId(number),
+        owner,
+        "job",
+        "true",
+        Claim(memory, gpus, time_limit=limit),
+        NOON,
+        usage=usage,
+    )
+    since = None if age is None else NOON - age
+    return replace(made, queue=replace(made.queue, aging_since_at=since))
+
+
+def running(
+    waiting: Job, gpus: Sequence[int] = (0,), for_: timedelta = timedelta(minutes=10)
+) -> Job:
+    memory = waiting.claim.memory_on(8 * G)
+    placed = Placement(tuple((reading(f"GPU-{gpu}").uuid, memory) for gpu in gpus))
+    started = worker_started(grant(waiting, placed, NOON - for_), 1, 1, NOON - for_)
+    assert started is not None
+    return started
+
+
+def decide(jobs: Sequence[Job], gpus: int = 1, **known: object) -> Plan:
+    there = [reading(f"GPU-{index}", index) for index in range(gpus)]
+    return plan(Snapshot(jobs, there, NOON, **known))  # type: ignore[arg-type]
+
+
+def starts(decided: Plan) -> list[int]:
+    return [job_id for job_id, _ in decided.grants]
+
+
+def knowing(**hours: float) -> RunTimes:
+    """Return a history in which these commands ran for so many hours, twice each."""
+    history = RunTimes()
+    for command, ran in hours.items():
+        fingerprint = CommandFingerprint(command, command)
+        for user in ("alice", "bob", "carol"):
+            keys = keys_of(user, Claim(8 * G), 1.0, fingerprint)
+            for _ in range(2):
+                history.record(keys, ran * 3600)
+    return history
+
+
+def test_the_job_predicted_to_be_short_goes_first() -> None:
+    jobs = [job(1, command="long"), job(2, command="short")]
+    assert starts(decide(jobs, history=knowing(long=10, short=1))) == [2]
+
+
+def test_age_outweighs_a_longer_run_time() -> None:
+    jobs = [job(1, command="long", age=6 * HOUR), job(2, command="short")]
+    assert starts(decide(jobs, history=knowing(long=2, short=1))) == [1]
+
+
+def test_the_user_who_has_used_less_goes_first() -> None:
+    held = running(job(1, 2 * G, owner=ALICE))
+    jobs = [held, job(2, 6 * G, owner=ALICE), job(3, 6 * G, owner=BOB)]
+    assert starts(decide(jobs)) == [3]
+
+
+def test_within_one_pass_a_start_counts_against_its_user() -> None:
+    jobs = [job(number, 4 * G) for number in (1, 2, 3)] + [job(4, 4 * G, owner=BOB)]
+    assert starts(decide(jobs)) == [1, 4]
+
+
+def test_of_equal_jobs_the_older_goes_first() -> None:
+    assert starts(decide([job(2), job(1)])) == [1]
+
+
+def test_nice_yields_and_classes_come_first() -> None:
+    def with_(waiting: Job, **options: object) -> Job:
+        return replace(waiting, queue=replace(waiting.queue, **options))  # type: ignore[arg-type]
+
+    assert starts(decide([with_(job(1), nice=10), job(2)])) == [2]
+    old = job(1, age=10 * HOUR)
+    assert starts(decide([with_(old, priority="low"), job(2)])) == [2]
+
+
+def test_age_counts_for_the_first_ten_jobs_of_a_user_only() -> None:
+    full = running(job(100))
+    waiting = [job(number) for number in range(1, 31)] + [job(40, owner=BOB)]
+    assert decide([full, *waiting]).aging == (*range(1, 11), 40)
+    aging = [job(number, age=HOUR if number <= 10 else None) for number in range(1, 31)]
+    assert decide([full, *aging]).aging == ()
+    assert decide([full, *aging[1:]]).aging == (11,)
+
+
+def test_ten_thousand_jobs_of_one_user_delay_a_job_of_another_by_one_end() -> None:
+    busy = [running(job(20_000 + gpu), [gpu]) for gpu in range(2)]
+    waiting = [job(number) for number in range(1, 10_001)] + [job(10_001, owner=BOB)]
+    assert starts(decide([busy[0], *waiting], gpus=2)) == [10_001]
+
+
+def test_no_job_outlasts_the_soft_reservation_of_the_oldest() -> None:
+    """Job 2 holds one of two GPUs and is predicted to end in 50 minutes."""
+    history = knowing(hour=1, half=0.4, short=0.2)
+    held = running(job(2, command="hour"), [0])
+    wide = job(3, gpus=2, age=25 * HOUR)
+    decided = decide([held, wide, job(4, command="half")], 2, history=history)
+    assert starts(decided) == [4], "0.4 hours, taken twice, end before"
+    assert decided.reservation is not None
+    assert decided.reservation.at_s == (NOON + timedelta(minutes=50)).timestamp()
+    late = decide([held, wide, job(4, command="hour")], 2, history=history)
+    assert starts(late) == []
+    assert set(late.reserved) == {"GPU-0", "GPU-1"}
+
+
+def test_a_job_that_fits_beside_the_reserved_one_starts() -> None:
+    held = running(job(1), [0])
+    old = job(2, 6 * G, age=25 * HOUR)
+    small, large = job(3, 2 * G), job(4, 3 * G)
+    assert starts(decide([held, old, small], 1)) == [], "the GPU is full now"
+    half = running(job(1, 4 * G), [0])
+    assert starts(decide([half, old, small, large], 1)) == [3]
+
+
+def test_a_hard_reservation_counts_with_time_limits() -> None:
+    held = running(job(1, limit=2 * HOUR), [0], for_=HOUR)
+    history = knowing(quick=0.01)
+    for age, started in ((25 * HOUR, [3]), (40 * HOUR, [])):
+        wide = job(2, gpus=2, age=age)
+        decided = decide([held, wide, job(3, command="quick")], 2, history=history)
+        assert starts(decided) == started
+    limited = job(3, limit=HOUR)
+    decided = decide([held, job(2, gpus=2, age=40 * HOUR), limited], 2)
+    assert starts(decided) == [3], "it ends with the job that is waited for"
+
+
+def test_on_a_crowded_server_the_hard_reservation_begins_later() -> None:
+    held = running(job(1, limit=2 * HOUR), [0], for_=HOUR)
+    jobs = [held, job(2, gpus=2, age=40 * HOUR), job(3, command="quick")]
+    quick = knowing(quick=0.01)
+    assert starts(decide(jobs, 2, history=quick, usual_wait_s=30 * 3600.0)) == [3]
+
+
+def test_a_reserved_job_that_fits_starts_before_any_other() -> None:
+    jobs = [job(1, command="long", age=25 * HOUR), job(2, command="short")]
+    assert starts(decide(jobs, history=knowing(long=100, short=0.1))) == [1]
+
+
+def test_nothing_is_reserved_for_a_job_that_no_end_helps() -> None:
+    there = [reading("GPU-0", 0), reading("GPU-1", 1)]
+    jobs = [running(job(1, 4 * G)), job(2, gpus=2, age=99 * HOUR), job(3, age=30 * HOUR)]
+    decided = plan(Snapshot(jobs, there, NOON, drained={there[1].uuid: "fan"}))
+    assert decided.reservation is not None
+    assert decided.reservation.job == 3
+
+
+def test_easy_reserves_for_the_first_and_starts_what_ends_before() -> None:
+    easy = QueuePolicy(PolicyName.EASY)
+    held = running(job(1, limit=2 * HOUR), [0], for_=HOUR)
+    jobs = [held, job(2, gpus=2), job(3, limit=3 * HOUR), job(4, limit=HOUR)]
+    assert starts(decide(jobs, 2, policy=easy)) == [4]
+    assert starts(decide(jobs[:3], 2, policy=easy)) == []
+
+
+def measured(percent: int | None) -> Snapshot:
+    there = [reading("GPU-0", 0, utilization=percent)]
+    jobs = [running(job(1, G)), running(job(2, G)), job(3, G)]
+    return Snapshot(jobs, there, NOON)
+
+
+def test_a_busy_gpu_takes_no_other_job() -> None:
+    assert starts(plan(measured(90))) == [3], "0.9 and the assumed 0.3"
+    assert starts(plan(measured(95))) == []
+
+
+def test_where_utilization_is_unknown_two_jobs_share_a_gpu() -> None:
+    assert starts(plan(measured(None))) == []
+
+
+def test_a_job_that_has_just_started_counts_with_its_usual_utilization() -> None:
+    there = [reading("GPU-0", 0, utilization=0)]
+    new = running(job(1, G), for_=timedelta(seconds=5))
+    waiting = [job(number, G) for number in range(2, 9)]
+    assert starts(plan(Snapshot([new, *waiting], there, NOON))) == [2, 3, 4]
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.booleans(), st.integers(0, 2)), max_size=40))
+def test_the_index_is_the_same_whatever_the_way_to_it(steps: list[tuple[int, bool, int]]) -> None:
+    queue = Queue(8 * G)
+    live: dict[int, Job] = {}
+    for number, there, kind in steps:
+        if there:
+            made = job(number, (kind + 1) * G, owner=(ALICE, BOB, CAROL)[kind])
+            live[number] = running(made) if kind == 2 else made
+        else:
+            live.pop(number, None)
+        queue.update(live[each] for each in sorted(live))
+    fresh = Queue.of((live[each] for each in sorted(live)), 8 * G)
+    assert queue.jobs == fresh.jobs
+    assert queue.turns == fresh.turns
+    assert queue.order == fresh.order
+    assert queue.holding == fresh.holding
+    groups = [
+        {key: group.turns for found in each.groups.values() for key, group in found.items()}
+        for each in (queue, fresh)
+    ]
+    assert groups[0] == groups[1]
