@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 TENSORFLOW := $(shell test -e /proc/driver/nvidia/version && echo tensorflow || echo cpu-tensorflow)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench bench-inflation check wheel clean
+.PHONY: help demo test test-slow test-system test-gpu fuzz unit lint types contracts fmt docs docs-picture docs-check torture chaos bench bench-scheduling check wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,8 +68,9 @@ chaos: $(VENV)/.dev  ## run jobs among strangers, failing NVML calls and lost GP
 bench: $(VENV)/.dev  ## measure what the project makes claims about
 	$(BIN)/python -m benchmarks
 
-bench-inflation: $(VENV)/.dev  ## measure how well placements pack (GPULEASE_TRACES=DIRECTORY)
+bench-scheduling: $(VENV)/.dev  ## compare the queue with its goals (GPULEASE_TRACES=DIRECTORY)
 	$(BIN)/python -m benchmarks.inflation
+	$(BIN)/python -m benchmarks.scheduling
 
 # The system tests boot a systemd, which takes root.
 check: lint types contracts docs-check test test-slow $(if $(filter 0,$(shell id -u)),test-system)  ## all that continuous integration runs

@@ -66,7 +66,11 @@ class _ForwardRun:
     def __init__(self, decided: Plan, waiting: Sequence[Job]) -> None:
         # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
         policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
-        self.base: Snapshot = replace(decided.snapshot, jobs=(), policy=policy, blocked={})
+        # It looks ahead, and would forget what counts now.
+        recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
+        self.base: Snapshot = replace(
+            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=recent_use
+        )
         self.gpus: dict[GpuUuid, GpuMemory] = {gpu.uuid: gpu for gpu in decided.gpus}
         self.queue = Queue(capacity(decided.gpus))
         self.promised = decided.promised

@@ -115,6 +115,12 @@ class RecentUse:
         for old in [hour for hour in self._by_hour if hour < oldest]:
             del self._by_hour[old]
 
+    def copy(self) -> "RecentUse":
+        """Return a copy, which may forget by itself. For any thread."""
+        twin = RecentUse()
+        twin._by_hour = self._by_hour.copy()
+        return twin
+
     def in_week_before(self, at: datetime) -> float:
         """Return the use in the 7 days before `at`."""
         return sum(use for _, use in self._within(at))

@@ -171,7 +171,7 @@ class Plan:
 
     @cached_property
     def after(self) -> Snapshot:
-        """The snapshot after the grants. It does not share the index, which later passes change."""
+        """The snapshot after the grants. It shares nothing that later passes change."""
         placements, at = dict(self.grants), self.snapshot.at
         jobs = [
             started(job, placements[job.id], at) if job.id in placements else job
@@ -184,6 +184,7 @@ class Plan:
             blocked=self.blocked,
             gpus=self.gpus,
             promised=self.promised,
+            recent_use={uid: use.copy() for uid, use in dict(self.snapshot.recent_use).items()},
         )
 
     @cached_property

@@ -22,8 +22,8 @@ def reload(daemon: Daemon, text: str, until: str) -> None:
 def test_a_smaller_margin_lets_a_waiting_job_in(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(settings={"margin": "4G", "grace": "2s"}).start()
     holder = daemon.submit("--gpus", "2", "--mem", "3G", "--", "sleep", "600")
-    waiting = daemon.submit("--mem", "3G", "--", "true")
     daemon.wait_until(holder, "active")
+    waiting = daemon.submit("--mem", "3G", "--", "true")
     assert daemon.job(waiting)["state"] == "queued"
     reload(
         daemon,

@@ -83,7 +83,7 @@ def test_shares_say_who_holds_memory_and_whose_turn_it_is(daemon: Daemon) -> Non
 
     assert (view.policy, user.user) == ("fair", getpass.getuser())
     assert (user.held, user.running, user.waiting) == (16 * GIB, 1, 2)
-    assert (user.turn, user.next_job, user.share) == (1, str(waiters[0]), 1.0)
+    assert (user.turn, user.next_job, round(user.share, 6)) == (1, str(waiters[0]), 1.0)
     assert user.started >= 1
     assert mentions(shown, getpass.getuser(), "16G", str(waiters[0]))
     reported = json.loads(daemon.run("report", "--shares", "--json", "--user", "nobody").stdout)

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from daemon_rig import Daemon, wait_for
@@ -47,15 +46,20 @@ def test_a_wait_survives_a_restart_of_the_daemon_and_ctrl_c_ends_only_the_wait(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    job = submit(daemon, f"while ! test -e {gate}; do sleep 0.05; done; exit 5")
+    job = submit(daemon, f"while ! test -e {gate}; do sleep 0.05; done; exit 5", "restart")
     daemon.wait_until(job, "active")
-    waiting = daemon.open("wait", str(job), stderr=subprocess.PIPE)
-    ended = daemon.open("wait", str(job), stderr=subprocess.DEVNULL)
-    time.sleep(1)
-    ended.send_signal(signal.SIGINT)
-    assert ended.wait(60) == -signal.SIGINT
-    daemon.kill()
+    waiting, ended = (
+        daemon.open("wait", "--name", "restart", stderr=subprocess.PIPE) for _ in range(2)
+    )
     assert waiting.stderr is not None
+    assert ended.stderr is not None
+    # What they wait for is known from here on.
+    assert b"restart" in waiting.stderr.readline()
+    assert b"restart" in ended.stderr.readline()
+    ended.send_signal(signal.SIGINT)
+    ended.communicate(timeout=60)
+    assert ended.returncode == -signal.SIGINT
+    daemon.kill()
     assert b"daemon" in waiting.stderr.readline()
     daemon.start()
     assert daemon.job(job)["state"] == "active"

@@ -147,7 +147,8 @@ def _kill_a_shim(machine: Machine, book: Book, rng: random.Random) -> bool:
     if record is None or record.exited is None:
         # The submitter may not know the number yet.
         order = wait_for("the job of the shim is known", lambda: _order_of(machine, book, number))
-        order.ends = {("lost", None)}
+        # The other elements of an array go on.
+        order.ends = {("lost", None)} | (order.ends if order.indices else set())
         order.notes.append("its shim was killed")
         if record is not None and record.stopping is not None:
             order.ends |= {("cancelled", None), ("time_limit", 124), ("over_lease", None)}

@@ -122,7 +122,7 @@ def _judge_dependency(
                for row in last)  # fmt: skip
     expected = {"ok": fine, "fail": not fine, "any": True}[order.condition]
     row, named = found[-1], _named(order, found)
-    if (row.outcome == "exited") is not expected:
+    if (row.outcome != "dependency_failed") is not expected:
         how = ", ".join(f"{each.number}: {each.outcome} {each.status}" for each in last)
         tally.fault(WRONG, f"{named}: {row.outcome}, and after {order.condition} of {how}")
     elif row.started_at is not None and row.started_at < max(each.ended_at or 0 for each in last):

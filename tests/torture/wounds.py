@@ -119,12 +119,12 @@ def _wound_grants() -> None:
         grant(*arguments)
         _writing.verb = "grant"
 
-    def reconciling(*arguments: Any, fresh: bool = True) -> Any:
+    def reconciling(*arguments: Any, **named: Any) -> Any:
         try:
-            decided = whole(*arguments, fresh=fresh)
+            decided = whole(*arguments, **named)
         finally:
             _writing.verb = None
-        if decided.grants and fresh:
+        if decided.grants and named.get("fresh", True):
             cross("grant: after its commit")
         return decided
 

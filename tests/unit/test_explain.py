@@ -13,7 +13,7 @@ from gpulease.domain.explain import Explanations, start_of, suggestions
 from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.limits import UserLimits
+from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, started, why_waiting
 from gpulease.domain.queue import Queue
@@ -240,3 +240,21 @@ def end_of(base: Snapshot, running: Job) -> float:
     now_s = base.at.timestamp()
     held = queue.holding[running.id]
     return expected_end(held, now_s, base.history, base.policy)
+
+
+def test_looking_ahead_forgets_no_use_that_counts_now() -> None:
+    use = RecentUse()
+    use.add(NOON - timedelta(days=7), NOON - timedelta(days=6), 8 * G)
+    limits = {ALICE.uid: UserLimits(gib_hours_per_week=1000)}
+    decided = world(
+        [running(1, 8 * G, limit=20 * HOUR)],
+        [job(2, 8 * G)],
+        gpus(),
+        limits=limits,
+        recent_use={ALICE.uid: use},
+    )
+    before = use.copy().in_week_before(NOON)
+
+    assert Explanations(decided).starts
+
+    assert use.in_week_before(NOON) == before
