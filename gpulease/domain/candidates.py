@@ -112,6 +112,10 @@ class Candidates:
         if following is not None:
             heapq.heappush(candidate.line.entries, following)
 
+    def is_last(self, candidate: Candidate) -> bool:
+        """Tell whether no other group with the same claim is left."""
+        return not any(line.entries for line in candidate.line.siblings)
+
     def refused(self, candidate: Candidate, hopeless: Callable[[Need], bool]) -> None:
         """Drop all groups with the same claim that are `hopeless` as well."""
         for line in candidate.line.siblings:

@@ -32,7 +32,7 @@ from gpulease.domain.placement import (
 from gpulease.domain.preemption import MakingWay, Wanted
 from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
-from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
+from gpulease.domain.rooms import Room, Score, best_fit, choose, fits, most_free
 from gpulease.domain.run_time import RunTimes
 
 NOTHING_KNOWN = RunTimes()
@@ -288,6 +288,8 @@ class _PlanningPass:
         self.calendar = Calendar(ahead, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
+        self._refused: dict[tuple[int, float, bool], int] = {}
+        """By GPUs, utilization, and whether the reservation holds back: the least memory."""
         self.closed: JobId | None = None
         self.limits = LimitCheck.of(
             snapshot.limits,
@@ -442,10 +444,30 @@ class _PlanningPass:
         for each in candidates:
             if self.limits.exceeded_by(each.job) is not None:
                 candidates.refused(each, partial(_has_user, each.need.user))
-            elif self._start(each.job, each.need):
+            elif not self._is_hopeless(each.need) and self._start(each.job, each.need):
                 candidates.started(each)
             else:
-                candidates.refused(each, self._is_worse_than(each.need))
+                self._note_refusal(each.need)
+                if not candidates.is_last(each):
+                    candidates.refused(each, self._is_worse_than(each.need))
+
+    def _note_refusal(self, need: Need) -> None:
+        """Remember the least memory that was refused. Within a pass, room only shrinks."""
+        memory = need.claim.memory
+        if isinstance(memory, int) and not need.claim.exclusive and not self._latest_starts(need):
+            key = self._kind(need)
+            self._refused[key] = min(memory, self._refused.get(key, memory))
+
+    def _is_hopeless(self, need: Need) -> bool:
+        """Tell whether a job was refused that needs no more than this one."""
+        memory = need.claim.memory
+        if not self._refused or not isinstance(memory, int):
+            return False
+        return memory >= self._refused.get(self._kind(need), math.inf)
+
+    def _kind(self, need: Need) -> tuple[int, float, bool]:
+        utilization = need.utilization(self.history, self.policy)
+        return need.claim.gpus, utilization, self._is_held_back(need)
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -469,17 +491,16 @@ class _PlanningPass:
 
     def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
         """Return the groups of each claim that fits now, reserved memory included."""
-        most = max((room.free for room in self.rooms), default=0)
+        able = [room for room in self.rooms if room.shares(0.0, self.policy)]
+        most = {gpus: most_free(able, gpus) for gpus in {each.gpus for each in self.queue.groups}}
         for claim, groups in self.queue.groups.items():
-            if isinstance(claim.memory, int) and claim.memory > most:
-                continue
-            if self._has_room(claim):
+            if not isinstance(claim.memory, int) or claim.memory <= most[claim.gpus]:
                 yield [group for group in groups.values() if group.need.rank in ranks]
 
     def _has_room(self, claim: Claim) -> bool:
-        """Tell whether the memory of a claim is free."""
-        able = [room for room in self.rooms if fits(claim, room)]
-        return choose(claim, able, best_fit) is not None
+        """Tell whether the memory of a claim is free on GPUs that may take one more job."""
+        able = (room for room in self.rooms if room.shares(0.0, self.policy))
+        return choose(claim, [room for room in able if fits(claim, room)], best_fit) is not None
 
     def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
         """Return a test for needs with the same claim that have to be refused as well.
@@ -501,10 +522,13 @@ class _PlanningPass:
     def _start(self, job: Job, need: Need, *, on_busy: bool = False) -> bool:
         """Grant `job` its claim if it fits and delays nobody; `on_busy`: on busy GPUs, too."""
         utilization = need.utilization(self.history, self.policy)
+        least = job.claim.memory if isinstance(job.claim.memory, int) else 1
         able = [
             room
             for room in self._open_to(need, self.rooms)
-            if fits(job.claim, room) and (on_busy or room.shares(utilization, self.policy))
+            if room.free >= least
+            and fits(job.claim, room)
+            and (on_busy or room.shares(utilization, self.policy))
         ]
         held_back = self._is_held_back(need)
         if held_back:

@@ -4,7 +4,7 @@ A `Room` takes and releases jobs in constant time. The ledgers in `gpu` say the 
 lease by name; a pass tries thousands of claims and needs only sums.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpulease.domain.gpu import ComputeMode, GpuMemory
 from gpulease.domain.lease import Claim
@@ -121,6 +121,15 @@ def fits(claim: Claim, room: Room) -> bool:
     if not 0 < memory <= room.free or (claim.gpus > 1 and not room.combines):
         return False
     return not (claim.exclusive and (room.jobs or room.strangers))
+
+
+def most_free(rooms: Iterable[Room], gpus: int) -> int:
+    """Return the most memory that is free on each of so many GPUs of one server."""
+    servers: dict[str, list[int]] = {}
+    for room in rooms:
+        servers.setdefault(room.server, []).append(room.free)
+    wide = (sorted(free)[-gpus] for free in servers.values() if len(free) >= gpus)
+    return max(wide, default=0)
 
 
 def choose(claim: Claim, rooms: Sequence[Room], score: Score) -> list[Room] | None:
