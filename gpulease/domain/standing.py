@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
-from gpulease.domain.plan import Plan, capacity, ledgers
+from gpulease.domain.plan import Plan
 from gpulease.domain.queue import Group, Order, Queue
+from gpulease.domain.snapshot import capacity, ledgers
 
 
 @dataclass(frozen=True, slots=True)
