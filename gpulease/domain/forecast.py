@@ -19,7 +19,7 @@ from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
 from gpulease.domain.queue import Queue
 
-MOST_JOBS = 1000
+MOST_JOBS = 500
 """So many jobs, the first in the order of the queue, get a prediction."""
 MOST_PASSES = 1000
 """A run ends after so many planning passes, which bounds its time."""
