@@ -212,7 +212,7 @@ class Sample:
 def samples(quick: bool) -> tuple[Sample, Sample]:
     """Return the month on six servers, and on one."""
     six = Sample("6x8", tuple(File(number) for number in range(2 if quick else 8)))
-    numbers = range(1 if quick else 2)
+    numbers = range(1 if quick else 4)
     one = Sample("1x8", tuple(File(number, part) for number in numbers for part in range(6)))
     return six, one
 

@@ -48,7 +48,9 @@ class Reservation:
     def leaves(self, gpu: GpuUuid, claim: Claim, utilization: float, policy: QueuePolicy) -> bool:
         """Tell whether a claim fits beside the reserved job, on one GPU."""
         later = self.rooms.get(gpu)
-        return later is None or (fits(claim, later) and later.shares(utilization, policy))
+        if later is None:
+            return True
+        return fits(claim, later) and (self.hard or later.shares(utilization, policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +120,14 @@ def reserve(
                 room
                 for room in servers[server]
                 if end.at_s <= latest_starts.get(room.uuid, math.inf)
+                and fits(claim, room)
+                and (hard or room.shares(utilization, policy))
             ]
-            chosen = _choice(claim, utilization, able, policy, score)
+            chosen = choose(claim, able, score)
             if chosen is not None:
                 at_s = max(free_at[room.uuid] for room in chosen)
                 return _taken(job, claim, utilization, chosen, at_s, hard=hard)
     return None
-
-
-def _choice(
-    claim: Claim,
-    utilization: float,
-    rooms: Sequence[Room],
-    policy: QueuePolicy,
-    score: Score,
-) -> list[Room] | None:
-    able = [room for room in rooms if fits(claim, room) and room.shares(utilization, policy)]
-    return choose(claim, able, score)
 
 
 def _taken(

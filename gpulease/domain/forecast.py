@@ -17,8 +17,9 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.placement import Placement, granted
-from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
+from gpulease.domain.plan import Plan, plan, started
 from gpulease.domain.queue import Queue
+from gpulease.domain.snapshot import Snapshot, capacity
 
 MOST_JOBS = 500
 """So many jobs, the first in the order of the queue, get a prediction."""

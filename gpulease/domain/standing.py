@@ -4,8 +4,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gpulease.domain.job import Job
-from gpulease.domain.plan import Plan, capacity, ledgers, order_of
+from gpulease.domain.plan import Plan, order_of
 from gpulease.domain.queue import Order, Queue
+from gpulease.domain.snapshot import capacity, ledgers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEnt
 from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Score, best_fit
 from gpulease.domain.run_time import Keys, RunTimes
+from gpulease.domain.snapshot import Snapshot
 from gpulease.replay.trace import Run, Server, TraceJob
 
 
@@ -189,8 +190,12 @@ class _Replay:
         self._pace(active.gpus, now_s)
 
     def _decide(self, now_s: float) -> None:
+        jobs = [active.job for active in self.active.values()]
+        if self.observe is not None:
+            # A plan needs only the index of those that wait; what explains it needs all.
+            jobs += self.queue.jobs.values()
         snapshot = Snapshot(
-            [active.job for active in self.active.values()],
+            jobs,
             (),
             _at(now_s),
             queue=self.queue,

@@ -38,10 +38,8 @@ class StartPredictions:
         self._seen += 1
         if self._seen % self._every:
             return
-        snapshot, queue = moment.snapshot, moment.snapshot.queue
-        assert queue is not None, "a replay keeps an index"
-        jobs = [*snapshot.jobs, *queue.jobs.values()]
-        decided = replace(moment.plan, snapshot=replace(snapshot, jobs=jobs, queue=None))
+        snapshot = moment.snapshot
+        decided = replace(moment.plan, snapshot=replace(snapshot, queue=None))
         for job, start in Explanations(decided).starts.items():
             start_s = moment.at_s + (start.at - snapshot.at).total_seconds()
             self._first.setdefault(job, (moment.at_s, start_s))

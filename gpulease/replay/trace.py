@@ -10,6 +10,7 @@ class TraceJob:
     """One job of a trace. Times are seconds from the beginning of the trace."""
 
     id: int
+    """Ascending in the order of submission, as the daemon gives them."""
     submit_s: float
     duration_s: float
     """How long it runs when it shares no GPU."""

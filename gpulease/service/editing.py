@@ -9,8 +9,8 @@ from gpulease.domain.gpu import GpuMemory, JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
-from gpulease.domain.plan import ledgers
 from gpulease.domain.queue_options import Priority, WantedDependency
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, NotAllowed, WrongState
 from gpulease.service.dependencies import refuse_cycle, resolve
 from gpulease.service.jobs import existing

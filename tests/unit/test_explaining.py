@@ -7,7 +7,8 @@ from fakes import ALICE, NOON, FakeClock, G, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
-from gpulease.domain.plan import Plan, Snapshot, plan, started
+from gpulease.domain.plan import Plan, plan, started
+from gpulease.domain.snapshot import Snapshot
 from gpulease.service.explaining import Explainer
 
 HOUR = timedelta(hours=1)

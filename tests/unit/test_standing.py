@@ -15,7 +15,8 @@ from gpulease.domain.job import Job, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
+from gpulease.domain.snapshot import Snapshot
 from gpulease.domain.standing import UserStanding, standings
 
 HOUR = timedelta(hours=1)
