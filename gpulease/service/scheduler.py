@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
@@ -99,6 +99,16 @@ def planned(
     closed = closed or said(tx.pause())
     drained = tx.drained() if closed is None else {each.uuid: closed for each in seen.readings}
     return plan(state.snapshot(tx.live(), seen, policy, drained, at))
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What would happen if a job were submitted."""
+
+    job: Job
+    plan: Plan
+    closed: str | None
+    """Why no job starts now, if none does."""
 
 
 class _RolledBack(Exception):
@@ -257,8 +267,8 @@ class Scheduler:
             self.wake()
         return job
 
-    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
-        """Return the job that would be queued, and the plan with it; nothing is queued.
+    async def rehearse(self, new_job: Submission) -> Rehearsal:
+        """Plan with one more job; nothing is queued.
 
         Raises what `submission.submit` raises.
         """
@@ -266,16 +276,15 @@ class Scheduler:
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         return await self._in_writer(lambda: self._rehearse(new_job, seen, closed))
 
-    def _rehearse(
-        self, new_job: Submission, seen: Observation, closed: str | None
-    ) -> tuple[Job, Plan]:
+    def _rehearse(self, new_job: Submission, seen: Observation, closed: str | None) -> Rehearsal:
         """Submit a job and plan, in a transaction that is rolled back."""
         with contextlib.suppress(_RolledBack), self.store.write() as tx:
             unnamed = replace(new_job, key=None)
             job = submission.queue(tx, unnamed, seen, self.policy, self._clock.now(), self._state)
+            closed = closed or said(tx.pause())
             decided = planned(tx, seen, self.policy, job.submitted_at, closed, self._state)
             raise _RolledBack
-        return job, decided
+        return Rehearsal(job, decided, closed)
 
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.
