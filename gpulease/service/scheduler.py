@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
+from gpulease.domain.eligibility import BlockKind
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -117,7 +118,17 @@ class _RolledBack(Exception):
 
 def _why_not_yet(decided: Plan, job: Job) -> str:
     block = decided.blocked.get(job.id)
-    return "not enough memory was free in time" if block is None else block.sentence({})
+    if block is None:
+        return "not enough memory was free in time"
+    return f"{_WAS_BLOCKED[block.kind]} when its --wait time was over"
+
+
+_WAS_BLOCKED = {
+    BlockKind.HELD: "it was still held",
+    BlockKind.BEGIN: "its begin time had not come",
+    BlockKind.AFTER: "the jobs that it waited for had not ended",
+    BlockKind.ARRAY: "its array ran as many elements at once as it may",
+}
 
 
 def said(pause: QueuePause | None) -> str | None:
