@@ -23,7 +23,7 @@ from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Event, ProcessFinder
+from gpulease.service.ports import Event, ProcessFinder, Store
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
@@ -107,7 +107,8 @@ class JobViews:
         may_start = plan is not None and self._scheduler.closed is None and _may_start(block)
         start = explained.starts.get(job.id) if explained and may_start else None
         why_now = self._scheduler.closed or (waits.why if waits else None)
-        why, hint = reason(job, why_now if block is None else self._sentence(block))
+        why_now = why_now if block is None else block_sentence(block, self._scheduler.store)
+        why, hint = reason(job, why_now)
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
@@ -156,22 +157,15 @@ class JobViews:
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
-    def _sentence(self, block: Block) -> str:
-        return block.sentence({each.job: self._label(each.job) for each in block.after})
-
-    def _label(self, job_id: JobId) -> str:
-        job = self._scheduler.store.job(job_id)
-        return str(job_id) if job is None else job.label
-
     def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
-        array = options.array
+        array, store = options.array, self._scheduler.store
         return QueueView(
             priority=options.priority.value,
             nice=options.nice,
             held=options.held,
             begin_at=instant(options.begin_at),
             after=[
-                f"{each.job if each.whole_array else self._label(each.job)}:{each.condition}"
+                f"{each.job if each.whole_array else _label(store, each.job)}:{each.condition}"
                 for each in options.after
             ],
             requeue=options.requeue,
@@ -292,6 +286,16 @@ class QueuePositions:
             for each in newer
             if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
         ][::-1]
+
+
+def block_sentence(block: Block, store: Store) -> str:
+    """Return what blocks a job as text; it names jobs as people do."""
+    return block.sentence({each.job: _label(store, each.job) for each in block.after})
+
+
+def _label(store: Store, job_id: JobId) -> str:
+    job = store.job(job_id)
+    return str(job_id) if job is None else job.label
 
 
 def _is_blocked(job: Job, plan: Plan | None) -> bool:
