@@ -301,6 +301,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
         "history": history.page(past_jobs(), NOW),
+        "history-cut": history.page(past_jobs(), NOW, more=True),
         "history-empty": history.page([], NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }
