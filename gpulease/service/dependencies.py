@@ -13,7 +13,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.queue_options import Condition, Dependency, WantedDependency
-from gpulease.errors import BadValue, NoSuchJob, WrongState
+from gpulease.errors import BadValue, NoSuchJob
 from gpulease.service.ports import Event, Transaction
 
 _MET = "dependency_met"
@@ -207,21 +207,23 @@ def depend_on_instead(tx: Transaction, old: JobId, new: JobId, at: datetime) -> 
     tx.save_all(changed, Event(at, "dependency_moved", f"from job {old} to job {new}"))
 
 
-def refuse_cycle(tx: Transaction, job: Job, after: Sequence[Dependency]) -> None:
-    """Check that `job` may wait for `after`.
+_MOST_SHOWN = 5
+"""Jobs of a cycle that an error names."""
+
+
+def refuse_cycle(tx: Transaction, jobs: Iterable[Job], after: Sequence[Dependency]) -> None:
+    """Check that all of `jobs` may wait for `after`.
 
     Raises:
-        BadValue: it would wait for itself, perhaps through other jobs.
-        WrongState: it is not queued.
+        BadValue: one of them would wait for itself, perhaps through other jobs.
     """
-    if job.state is not State.QUEUED:
-        raise WrongState(f"cannot change job {job.label}: it is not queued")
-    jobs: Mapping[JobId, Job] = {each.id: each for each in tx.live()}
-    found = cycle(job.id, after, jobs)
+    live: Mapping[JobId, Job] = {each.id: each for each in tx.live()}
+    found = cycle({job.id for job in jobs}, after, live)
     if found is None:
         return
-    path = " after ".join(jobs[each].label for each in found)
+    path = " after ".join(live[each].label for each in found[:_MOST_SHOWN])
+    more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     raise BadValue(
-        f"cannot change job {job.label}: it would wait for itself ({path})",
+        f"cannot change job {live[found[0]].label}: it would wait for itself ({path}{more})",
         "leave out the dependency, or remove that of another job in this chain",
     )
