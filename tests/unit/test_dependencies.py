@@ -214,6 +214,16 @@ def test_elements_that_all_wait_for_an_array_are_searched_once() -> None:
     assert jobs.reads == 200
 
 
+def test_a_dependent_of_a_job_and_of_its_retry_fails_once() -> None:
+    store = MemoryStore()
+    first, retry = _add(store), _add(store)
+    second = _add(store, Dependency(first.id), Dependency(retry.id))
+    _end(store, first.id, 1, retried_as=retry.id)
+    _end(store, retry.id, 1)
+    assert _seen(store, second).outcome is Outcome.DEPENDENCY_FAILED
+    assert len(store.events(second.id)) == 2
+
+
 def test_a_failure_ends_a_queued_job_with_its_reason() -> None:
     ended = failed(order().queued(JobId(1), NOON), "why", NOON + timedelta(1))
     assert (ended.outcome, ended.detail) == (Outcome.DEPENDENCY_FAILED, "why")
