@@ -15,11 +15,12 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.placement import ObstacleKind
-from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, started, why_waiting
+from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import NO_OPTIONS, Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import ALL_JOBS, RunTimes
+from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 HOUR = timedelta(hours=1)
 GIB_STEP = G // 4
@@ -102,6 +103,14 @@ def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
     }
 
 
+def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
+    limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
+    first = running(1, 8 * G, limit=3 * HOUR)
+    decided = world([first], [waiting := job(2, 8 * G)], gpus(), limits=limits)
+    assert decided.limits.exceeded_by(waiting) is None
+    assert Explanations(decided).starts == {}
+
+
 # Properties.
 
 ENDS_ALONE = {ObstacleKind.LEASED, ObstacleKind.BUSY, ObstacleKind.RESERVED}
@@ -156,6 +165,16 @@ def test_a_job_starts_with_what_is_suggested(decided: Plan) -> None:
             assert each.id in dict(plan(replace(decided.after, jobs=queue)).grants), suggestion
 
 
+def without_those_it_waits_for(decided: Plan, waiting: Job) -> Snapshot:
+    """Return the snapshot with only `waiting`, and without the jobs that it waits for.
+
+    The measured load stays: a GPU with jobs may be less busy than they usually make it.
+    """
+    gone = why_waiting(decided, waiting).refusal.waits_for
+    left = [other for other in decided.after.jobs if other.holds_memory and other.id not in gone]
+    return replace(decided.snapshot, jobs=[*left, waiting])
+
+
 @settings(max_examples=200)
 @given(worlds())
 def test_a_job_starts_once_those_that_it_waits_for_are_gone(decided: Plan) -> None:
@@ -163,16 +182,19 @@ def test_a_job_starts_once_those_that_it_waits_for_are_gone(decided: Plan) -> No
         waits = why_waiting(decided, each)
         if each.id in decided.blocked or waits.over_limit is not None:
             continue
-        refusal = waits.refusal
-        named = {obstacle.kind for obstacle in refusal.obstacles}
+        named = {obstacle.kind for obstacle in waits.refusal.obstacles}
         if named <= ENDS_ALONE and each.claim.gpus <= len(decided.gpus):
-            left = [
-                other
-                for other in decided.after.jobs
-                if other.holds_memory and other.id not in refusal.waits_for
-            ]
-            later = as_measured(settled(decided.snapshot), [*left, each])
+            later = without_those_it_waits_for(decided, each)
             assert each.id in dict(plan(later).grants)
+
+
+def test_a_job_behind_another_starts_without_that_on_a_gpu_with_jobs_that_do_little() -> None:
+    first = [running(number, G, limit=9 * HOUR) for number in range(1, 5)]
+    waiting = job(11, G)
+    queue = [job(10, G, exclusive=True), waiting]
+    decided = world(first, queue, gpus(busy=0), policy=QueuePolicy(name=PolicyName.FIFO))
+    assert why_waiting(decided, waiting).refusal.waits_for == (10,)
+    assert dict(plan(without_those_it_waits_for(decided, waiting)).grants).keys() == {11}
 
 
 @settings(max_examples=200)
