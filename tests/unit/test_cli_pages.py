@@ -180,6 +180,7 @@ def requeued() -> JobView:
         reason="it made way for job 19; requeued as job 20",
         retry_of=12,
         retried_as=20,
+        events=[EventView("2026-03-01T09:00:00Z", "requeued", "continues job 12: it made way")],
         queue=QueueView(
             "low", 5, False, None, [], True, True,
             array=None, array_index=None, array_most=None, requeued=1,
