@@ -48,7 +48,7 @@ def wait_for_start(client: Client, job: JobView, signals: Signals, stderr: Stder
     Raises:
         Interrupted: a signal that ends a wait came.
     """
-    views = watch(client, job.id, signals, stderr)
+    views = watch(client, job, signals, stderr)
     while job.state not in _HAS_A_WORKER:
         if job.state == "queued" or stderr.line.rewrites:
             blockers = signals.interruptible(partial(_blockers, client, job))
@@ -69,7 +69,7 @@ def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrS
     Raises:
         Interrupted: a signal that ends a wait came.
     """
-    views = watch(client, job.id, signals, stderr)
+    views = watch(client, job, signals, stderr)
     while job.state != "ended":
         job = signals.interruptible(partial(next, views, job))
     return job
@@ -82,30 +82,34 @@ def current(client: Client, job: JobView) -> JobView:
     return job
 
 
-def watch(client: Client, number: int, signals: Signals, stderr: StderrStatus) -> Iterator[JobView]:
+def watch(
+    client: Client, job: JobView, signals: Signals, stderr: StderrStatus
+) -> Iterator[JobView]:
     """Yield the job as it changes, also across a restart of the daemon."""
     is_away = is_refused = False
     while True:
         try:
-            for job in client.watch(number):
+            for changed in client.watch(job.id):
                 if is_away:
                     stderr.line.clear()
-                    stderr.print(f"gpulease: the daemon is back; job {number} is {job.state}")
+                    stderr.print(
+                        f"gpulease: the daemon is back; job {id_of(job)} is {changed.state}"
+                    )
                 is_away = False
-                yield job
+                yield changed
             return
         except TooMany as error:
             if not is_refused:
                 stderr.line.clear()
-                stderr.print(messages.not_followed(number, error))
+                stderr.print(messages.not_followed(job, error))
             is_refused = True
-            yield from _current_if_reachable(client, number)
+            yield from _current_if_reachable(client, job.id)
             time.sleep(_POLL_EVERY)
         except NoDaemon:
             if not is_away:
                 stderr.line.clear()
                 stderr.print(
-                    f"gpulease: lost connection to the daemon; job {number} keeps its place "
+                    f"gpulease: lost connection to the daemon; job {id_of(job)} keeps its place "
                     "in the queue"
                 )
             is_away = True
@@ -258,7 +262,7 @@ def _stay(
             return _Attachment(attached=True, ending=ending)
         except AttachRefused as refusal:
             if not options.started:
-                raise _refused(job.id, str(refusal)) from None
+                raise _refused(job, str(refusal)) from None
             stderr.print(f"gpulease: not attached to job {id_of(job)}: {clean(str(refusal))}")
             return _Attachment(attached=True)
         except OSError:
@@ -270,7 +274,7 @@ def _stay(
     if not options.started:
         is_own = job.user == own_name()
         why = "its socket cannot be reached" if is_own else f"it belongs to {job.user}"
-        raise _refused(job.id, why)
+        raise _refused(job, why)
     stderr.print(
         f"gpulease: cannot attach to job {id_of(job)}; "
         f"gpulease logs -f {id_of(job)} shows its output"
@@ -280,7 +284,7 @@ def _stay(
 
 def _mode(job: JobView, options: FollowOptions) -> AttachMode:
     return AttachMode(
-        number=job.id,
+        label=id_of(job),
         started=options.started,
         watches=options.watches,
         on_terminal=job.terminal,
@@ -288,9 +292,9 @@ def _mode(job: JobView, options: FollowOptions) -> AttachMode:
     )
 
 
-def _refused(number: int, why: str) -> NotAllowed:
+def _refused(job: JobView, why: str) -> NotAllowed:
     return NotAllowed(
-        f"cannot attach to job {number}: {clean(why)}", "only its owner and root may attach"
+        f"cannot attach to job {id_of(job)}: {clean(why)}", "only its owner and root may attach"
     )
 
 

@@ -23,7 +23,17 @@ from gpulease.wire.views import JobView
 T = TypeVar("T")
 
 Verb = Literal[
-    "show", "logs", "attach", "wait", "edit", "move", "cancel", "requeue", "extend", "keep"
+    "show",
+    "logs",
+    "attach",
+    "wait",
+    "edit",
+    "move",
+    "move before",
+    "cancel",
+    "requeue",
+    "extend",
+    "keep",
 ]
 LAST = "last"
 """The word for the newest job of the caller."""

@@ -49,7 +49,7 @@ def logs(
         if names_array(wanted.words, job):
             raise one_element("print the output of", job)
         if len(numbers) > 1:
-            print_stderr(f"gpulease: output of job {number} ({clean(job.name)})")
+            print_stderr(f"gpulease: output of job {id_of(job)} ({clean(job.name)})")
         if why := why_no_output(job):
             print_stderr(f"gpulease: {why}")
         pieces = client.logs(

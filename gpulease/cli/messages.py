@@ -29,10 +29,10 @@ _ENDED_BY_US = {
 }
 
 
-def not_followed(number: int, error: TooMany) -> str:
+def not_followed(job: JobView, error: TooMany) -> str:
     """Say that a job is not followed live, and keeps its place."""
     return (
-        f"gpulease: {clean(error.message)}; job {number} keeps its place in the queue, "
+        f"gpulease: {clean(error.message)}; job {id_of(job)} keeps its place in the queue, "
         "and is checked every few seconds"
     )
 

@@ -47,7 +47,7 @@ def move(
 
 
 def _one(client: Client, word: str) -> int:
-    numbers = select_jobs(client, selection("move", [word]))
+    numbers = select_jobs(client, selection("move before", [word]))
     if len(numbers) > 1:
         raise BadUsage(
             f"cannot move before array {word}: name one of its elements",

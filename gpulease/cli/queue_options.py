@@ -29,7 +29,7 @@ def dependencies(client: Client, texts: Iterable[str]) -> list[str]:
     asked = [(word, found["job"], found["condition"] or "ok") for word in words
              if (found := _CONDITION.fullmatch(word))]  # fmt: skip
     if len(asked) < len(words):
-        raise BadValue("cannot use --after: a job is missing", "such as --after 17,18:any")
+        raise BadValue("cannot use --after: a job is missing", "such as --after 17:ok,18:any")
     needs_list = not all(_JOB.fullmatch(job) for _, job, _ in asked)
     own = client.jobs(everything=True, user=own_name()).jobs if needs_list else ()
     return [f"{_id(own, job)}:{condition}" for _, job, condition in asked]

@@ -155,13 +155,14 @@ def report(results: "list[Result]", servers: "tuple[Server, ...]", left_out: int
 def page(results: "list[Result]", trace: "Trace", servers: "tuple[Server, ...]") -> Page:
     """Lay out the figures, one column for each replay; the first is what was asked for."""
     found = [asdict(each.figures) for each in results]
+    jobs, users = _counted(len(trace.jobs), "job"), _counted(len(results[0].users), "user")
     rows = (
         *((line(label), *(_span(each[name]) for each in found)) for label, name in _SPANS),
         *((line(label), *(_percent(each[name]) for each in found)) for label, name in _PARTS),
         (line("Jain's index"), *(line(f"{each['jain_index']:.3f}") for each in found)),
     )
     return [
-        line(f"{len(trace.jobs)} jobs of {len(results[0].users)} users on {_machines(servers)}"),
+        line(f"{jobs} of {users} on {_machines(servers)}"),
         Table(_columns("", results), rows),
         Table(_columns("MEAN WAIT OF", results), _user_rows(results)),
         *(line(_verdict(results[0], other)) for other in results[1:]),
@@ -197,6 +198,10 @@ def _predictions(errors: "StartErrors") -> str:
         f"expected starts of {jobs}: the median error is {format_span(error)}, "
         f"where {format_span(wait)} were left to wait"
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _machines(servers: "tuple[Server, ...]") -> str:

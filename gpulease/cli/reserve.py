@@ -69,8 +69,8 @@ def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the argumen
     one, if twice their predicted run time is over by then. Running jobs
     continue.
 
-    Times are in the time zone of the machine. --every takes five fields of
-    crontab(5).
+    --every takes five fields of crontab(5), in the time zone of the machine;
+    the times of --from are in that of your shell.
 
     \b
     Examples:
@@ -203,7 +203,7 @@ def _gpus(window: WindowView) -> str:
 def _reserved_for(window: WindowView) -> str:
     names = [*window.users, *(f"group {group}" for group in window.groups)]
     free = " (no limits)" if window.lifts_limits else ""
-    return f"{clean(', '.join(names)) or 'nobody'}{free}"
+    return f"{clean(', '.join(names)) or 'no one'}{free}"
 
 
 def _still_there(window: WindowView) -> str:

@@ -66,7 +66,7 @@ class Window:
         """Whose jobs may start on its GPUs, as text."""
         users = [", ".join(self.users)] if self.users else []
         groups = [f"group {', '.join(self.groups)}"] if self.groups else []
-        return " and ".join(users + groups) or "nobody"
+        return " and ".join(users + groups) or "no one"
 
 
 @dataclass(frozen=True, slots=True)

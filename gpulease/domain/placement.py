@@ -149,13 +149,13 @@ def _why_leased(claim: Claim, memory: int, gpu: GpuMemory) -> _Found:
     holders = tuple(sorted(holding.job for holding in gpu.entries))
     exclusive = tuple(holding.job for holding in gpu.entries if holding.exclusive)
     if exclusive:
-        return ObstacleKind.LEASED, f"{_jobs(exclusive)} holds an exclusive lease on it", exclusive
+        return ObstacleKind.LEASED, f"{_hold(exclusive)} an exclusive lease on it", exclusive
     if claim.exclusive and holders:
-        return ObstacleKind.LEASED, f"{_jobs(holders)} holds a lease on it", holders
+        return ObstacleKind.LEASED, f"{_hold(holders)} a lease on it", holders
     if gpu.one_process and holders:
         return (
             ObstacleKind.LEASED,
-            f"{_jobs(holders)} holds a lease on it, and {gpu.mode_restriction}",
+            f"{_hold(holders)} a lease on it, and {gpu.mode_restriction}",
             holders,
         )
     headroom = gpu.headroom or 0
@@ -169,6 +169,10 @@ def _unmanaged_use(gpu: GpuMemory) -> str:
         return "a process outside any lease is on it"
     verb = "is" if len(gpu.jobs_without_lease) == 1 else "are"
     return f"{_jobs(gpu.jobs_without_lease)} {verb} on it without a lease"
+
+
+def _hold(jobs: Sequence[JobId]) -> str:
+    return f"{_jobs(jobs)} {'holds' if len(jobs) == 1 else 'hold'}"
 
 
 def _jobs(jobs: Sequence[JobId]) -> str:

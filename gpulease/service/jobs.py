@@ -139,7 +139,10 @@ def _why_not_requeued(job: Job) -> tuple[str, str] | None:
     show = f"gpulease show {job.label} shows its state"
     match job.state:
         case State.QUEUED:
-            return "it is queued", show
+            return (
+                "it waits already",
+                f"gpulease edit {job.label} changes it; gpulease move changes its place",
+            )
         case State.RELEASING if job.outcome not in QUEUED_AGAIN:
             return "it is being stopped", show
         case State.ENDED:

@@ -100,7 +100,7 @@ def test_what_has_ended_or_waits_cannot_be_requeued(daemon: Daemon) -> None:
     waiting = daemon.submit(*BIG, "--", "true")
     done = daemon.run("requeue", str(ended), str(waiting), check=False)
     assert done.returncode != 0
-    assert mentions(done.stderr, "it has ended", "it is queued")
+    assert mentions(done.stderr, "it has ended", "it waits already")
 
 
 def test_a_job_whose_shim_was_killed_is_queued_again_if_it_asked_for_that(

@@ -27,8 +27,11 @@ def test_each_element_has_its_index_its_id_and_its_output(daemon: Daemon) -> Non
     whole = daemon.run("logs", str(array), check=False)
     assert whole.returncode == 2
     assert mentions(whole.stderr, f"{array}_3")
-    page = daemon.run("show", str(array)).stdout
-    assert mentions(page, f"array {array}", "3,5", "2 succeeded")
+    both = daemon.run("logs", f"{array}_3", f"{array}_5")
+    assert mentions(both.stderr, f"output of job {array}_3 (", f"output of job {array}_5 (")
+    for word in (str(array), "last"):
+        page = daemon.run("show", word).stdout
+        assert mentions(page, f"array {array}", "3,5", "2 succeeded")
     listed = json.loads(daemon.run("show", "--json", str(array)).stdout)
     assert [job["label"] for job in listed["jobs"]] == [f"{array}_3", f"{array}_5"]
 

@@ -200,4 +200,4 @@ def test_windows_clash_where_they_need_the_same_gpus_at_the_same_time() -> None:
 def test_users_and_groups_are_named_in_words() -> None:
     assert window().reserved_for == "alice"
     assert window(users=("a", "b"), groups=("g",)).reserved_for == "a, b and group g"
-    assert window(users=()).reserved_for == "nobody"
+    assert window(users=()).reserved_for == "no one"

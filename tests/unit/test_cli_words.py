@@ -9,9 +9,10 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import mentions, sentence
-from gpulease.cli import cancel, keep
+from gpulease.cli import cancel, follow, keep
+from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
-from gpulease.cli.follow import wait_for_start
+from gpulease.cli.follow import FollowOptions, wait_for_start
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
 from gpulease.cli.messages import WaitingLine, waiting_text
 from gpulease.cli.render import StderrStatus
@@ -163,6 +164,11 @@ def test_who_keeps_a_lease_is_told_from_what() -> None:
     job.leases = [over, replace(over, stops_at="2026-03-02T14:05:10Z")]
     assert mentions(keep.result(job, hour, NOW), "job 12", "15:05", "1h")
     assert keep.result(job, hour, NOW) != keep.result(views.running(12), hour, NOW)
+
+
+def test_an_element_is_named_by_its_index_while_it_is_attached() -> None:
+    mode = follow._mode(views.running(19, label="17_3"), FollowOptions(started=False))
+    assert mentions(attachment_messages.attached(mode), "job 17_3")
 
 
 def test_ordinals() -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from gpulease.cli.app import call
+from gpulease.units import parse_instant
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")))
@@ -166,3 +168,12 @@ def help_of(program: str, verb: str) -> str | None:
     path = Path(sys.executable).with_name(program)
     done = subprocess.run([path, *line], check=False, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
+
+
+INSTANT = re.compile(r"--(?:from|begin) (?:'([^']+)'|(now|\+\w+|\d[\d:]*))")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_points_in_time_can_be_read(page: Path) -> None:
+    for quoted, bare in INSTANT.findall(page.read_text(encoding="utf-8")):
+        parse_instant(quoted or bare, datetime.now(UTC))

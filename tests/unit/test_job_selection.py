@@ -226,6 +226,9 @@ def test_a_verb_of_two_words_reads_well_where_nothing_matches() -> None:
     with pytest.raises(NoSuchJob) as refused:
         select(Listing(), "wait", pattern="x*")
     assert mentions(refused.value.message, "wait for 'x*'")
+    with pytest.raises(NoSuchJob) as refused:
+        select(Listing(), "move before", "x")
+    assert mentions(refused.value.message, "move before 'x'")
 
 
 def test_an_index_that_an_array_does_not_have_is_refused() -> None:

@@ -71,6 +71,13 @@ def test_a_gang_gets_all_its_gpus_or_none() -> None:
     assert refused.waits_for == (2, 3)
 
 
+def test_several_holders_are_a_plural() -> None:
+    held = stock(reading("GPU-0", 0), [LedgerEntry(JobId(job), G) for job in (1, 2)], {})
+    refused = place(Claim(G, exclusive=True), [held])
+    assert isinstance(refused, Refusal)
+    assert refused.obstacles[0].why == "jobs 1, 2 hold a lease on it"
+
+
 def test_a_refusal_says_for_each_gpu_what_is_free_and_who_holds_the_rest() -> None:
     refused = place(Claim(6 * G), gpus(5, 6))
     assert isinstance(refused, Refusal)

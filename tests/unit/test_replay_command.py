@@ -81,6 +81,13 @@ def test_the_table(width: int | None) -> None:
     compare(f"replay.{width or 'plain'}", draw(page, width))
 
 
+def test_one_job_of_one_user_is_counted_as_one() -> None:
+    run = results()[0].runs[0]
+    found = replace(results()[0], runs=[run], users=by_user([run]))
+    first = draw(command.page([found], Trace((run.job,), {}), (Server(2, 24 * GIB),)), None)
+    assert first.startswith("1 job of 1 user on 1x2x24G")
+
+
 def test_what_is_asked_for_is_compared_with_whole_gpus() -> None:
     easy = Settings("easy", whole_gpus=True)
 

@@ -232,7 +232,7 @@ def test_what_cannot_be_requeued_is_refused_with_a_reason() -> None:
     done = WorkerExited(Outcome.EXITED, Exit(0), NOON)
     ended = jobs.note_exited(store, running(store).id, done)
     for job, why in (
-        (queued, "it is queued"),
+        (queued, "it waits already"),
         (hold, "it is a hold"),
         (stopping, "it is being stopped"),
         (ended, "it has ended"),

@@ -57,13 +57,13 @@ class Suspension:
         if self._passed_on:
             self._passed_on = False
         elif self._is_the_terminal:
-            self._stop(messages.stopped(self._mode.number, here=True))
+            self._stop(messages.stopped(self._mode.label, here=True))
         else:
-            self._console.say(messages.stopped(self._mode.number, here=False))
+            self._console.say(messages.stopped(self._mode.label, here=False))
 
     def leave_running(self) -> None:
         """Stop this command and not the job."""
-        self._stop(messages.left_running(self._mode.number))
+        self._stop(messages.left_running(self._mode.label))
 
     def go_on(self) -> None:
         """Continue after a stop; take the terminal only in the foreground."""
@@ -170,7 +170,7 @@ class Input:
 
     def _detach(self) -> None:
         self._console.tidy()
-        self._console.say(messages.detached(self._mode.number))
+        self._console.say(messages.detached(self._mode.label))
         self._console.settle()
         self._connection.flush(_SENT_WITHIN_S)
         raise Detached

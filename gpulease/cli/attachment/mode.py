@@ -13,8 +13,8 @@ from gpulease.cli.attachment.keyboard import Use
 class AttachMode:
     """How a command is attached to a job."""
 
-    number: int
-    """The number of the job."""
+    label: str
+    """The job as people see it: 17, or 17_3."""
     started: bool = True
     """This command started the job: our signals and input belong to the job."""
     watches: bool = False

@@ -106,7 +106,7 @@ class _Attachment:
         if self._console.keys is not None:
             self._console.say(messages.attached(self._mode))
         elif self._mode.passes_input:
-            self._console.say(messages.input_as_it_is(self._mode.number))
+            self._console.say(messages.input_as_it_is(self._mode.label))
 
     def _watch(self) -> None:
         """Watch the streams that can be used now."""

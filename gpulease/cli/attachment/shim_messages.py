@@ -46,7 +46,7 @@ class ShimMessages:
         Raises:
             AttachRefused: the shim refused this caller.
         """
-        number = self._mode.number
+        label = self._mode.label
         match kind:
             case FrameKind.STDOUT | FrameKind.STDERR:
                 self._console.show(kind, payload)
@@ -54,7 +54,7 @@ class ShimMessages:
                     self._insist_on_broken_pipe()
             case FrameKind.STOPPING:
                 reason = str(read_json(payload).get("reason", ""))
-                if message := messages.stopping(number, reason):
+                if message := messages.stopping(label, reason):
                     self._console.say(message)
             case FrameKind.EXITED:
                 self._note_end(read_json(payload))
@@ -87,7 +87,7 @@ class ShimMessages:
             self._connection.signal(signal.SIGTERM)
 
     def _take_more(self, kind: FrameKind, content: dict[str, object]) -> None:
-        number = self._mode.number
+        label = self._mode.label
         match kind:
             case FrameKind.SUSPENDED:
                 self._suspension.note_job_stopped()
@@ -96,12 +96,12 @@ class ShimMessages:
                     self._console.only_watch()
                     self._console.say(messages.watching(self._mode))
             case FrameKind.MAIN_EXITED:
-                words = messages.others_left(number)
+                words = messages.others_left(label)
                 self._loop.set_timer_after(
                     "others", _REPORT_OTHERS_AFTER_S, lambda: self._console.say(words)
                 )
             case FrameKind.SKIPPED:
-                self._console.say(messages.skipped(number, int(str(content.get("bytes", 0)))))
+                self._console.say(messages.skipped(label, int(str(content.get("bytes", 0)))))
             case _:
                 pass  # STARTED needs no message, and a later version may send other frames.
 
