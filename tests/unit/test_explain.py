@@ -103,6 +103,14 @@ def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
     }
 
 
+def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
+    limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
+    first = running(1, 8 * G, limit=3 * HOUR)
+    decided = world([first], [waiting := job(2, 8 * G)], gpus(), limits=limits)
+    assert decided.limits.exceeded_by(waiting) is None
+    assert Explanations(decided).starts == {}
+
+
 # Properties.
 
 ENDS_ALONE = {ObstacleKind.LEASED, ObstacleKind.BUSY, ObstacleKind.RESERVED}
