@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from gpulease.domain.gpu import GpuMemory, JobId
-from gpulease.domain.job import Job, Owner
+from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
 from gpulease.domain.queue_options import Priority, WantedDependency
@@ -82,7 +82,14 @@ def edit(
         for job in jobs:
             refuse_unless_queued(job, "edit")
         options = {**wanted.options, **_new_dependencies(tx, jobs, wanted.after)}
-        return [_edited(checks, job, replace(wanted, options=options), who) for job in jobs]
+        edited = [_edited(checks, job, replace(wanted, options=options)) for job in jobs]
+        said = {each.job.id: f"{'; '.join(each.changes)}; by {who}" for each in edited}
+        changed = [each.job for each in edited if each.changes]
+        if changed:
+            tx.save_all(changed, Event(at, "edit"), said)
+        if wanted.claim:
+            checks.check_totals(changed)
+    return edited
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ class _Checks:
     """The limits of users; none for users who are not here."""
     state: QueueState
     at: datetime
+    early_signals: dict[JobId, EarlySignal | None] = field(default_factory=dict)
+    """Of each job or array, once it was looked up."""
 
     def limits_of(self, job: Job) -> UserLimits:
         return self.limits.get(job.owner, NO_LIMITS)
@@ -107,9 +116,30 @@ class _Checks:
             refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
         refuse_what_can_never_run(job.claim, self.empty, self.policy)
         refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
-        if limits.over_limit is Beyond.REFUSE:
-            refuse_over_limit(
-                job, self.tx.live(), limits, self.state.recent_use, most, self.at, verb="edit"
+
+    def check_totals(self, changed: Sequence[Job]) -> None:
+        """Check what each user asks for in total; all changes are saved."""
+        most, live = largest(self.empty, 1), self.tx.live()
+        # The total is the same whichever of the user's jobs comes last.
+        for job in {job.owner: job for job in changed}.values():
+            limits = self.limits_of(job)
+            if limits.over_limit is Beyond.REFUSE:
+                refuse_over_limit(
+                    job, live, limits, self.state.recent_use, most, self.at, verb="edit"
+                )
+
+    def check_signal(self, job: Job) -> None:
+        """Check that the signal ahead of the time limit still lies within the limit."""
+        array = job.queue.array
+        key = job.id if array is None else array.job
+        if key not in self.early_signals:
+            self.early_signals[key] = self.tx.invocation(job.id).early_signal
+        early, limit = self.early_signals[key], job.claim.time_limit
+        if early is not None and (limit is None or early.before >= limit):
+            raise BadValue(
+                f"cannot edit job {job.label}: it gets a signal {format_span(early.before)} "
+                "before its time limit",
+                f"use a time limit over {format_span(early.before)}",
             )
 
 
@@ -128,8 +158,7 @@ def _new_dependencies(
     return {"after": after}
 
 
-def _edited(checks: _Checks, before: Job, wanted: Edit, who: str) -> Edited:
-    tx = checks.tx
+def _edited(checks: _Checks, before: Job, wanted: Edit) -> Edited:
     after = _changed(before, wanted)
     if wanted.claim:
         if after.claim.time_limit is None:
@@ -137,11 +166,8 @@ def _edited(checks: _Checks, before: Job, wanted: Edit, who: str) -> Edited:
             after = replace(after, claim=replace(after.claim, time_limit=usual))
         checks.check(after)
         if "time_limit" in wanted.claim:
-            _refuse_late_signal(tx, after)
-    changes = tuple(_differences(before, after))
-    if changes:
-        tx.save(after, Event(checks.at, "edit", f"{'; '.join(changes)}; by {who}"))
-    return Edited(after, changes)
+            checks.check_signal(after)
+    return Edited(after, tuple(_differences(before, after)))
 
 
 def _changed(job: Job, wanted: Edit) -> Job:
@@ -179,18 +205,6 @@ def refuse_unless_queued(job: Job, verb: str) -> None:
         f"gpulease extend {job.label} +2h changes its time limit; gpulease requeue {job.label} "
         "stops it and puts it back into the queue",
     )
-
-
-def _refuse_late_signal(tx: Transaction, job: Job) -> None:
-    """Check that the signal ahead of the time limit still lies within the limit."""
-    early = tx.invocation(job.id).early_signal
-    limit = job.claim.time_limit
-    if early is not None and (limit is None or early.before >= limit):
-        raise BadValue(
-            f"cannot edit job {job.label}: it gets a signal {format_span(early.before)} before "
-            "its time limit",
-            f"use a time limit over {format_span(early.before)}",
-        )
 
 
 def _differences(before: Job, after: Job) -> Iterator[str]:
@@ -250,9 +264,13 @@ def move(store: Store, numbers: Collection[JobId], wanted: Move, clock: Clock) -
             _refuse_place(job, target, wanted)
         at = clock.now()
         queued = {job.id: job for job in tx.live() if job.state is State.QUEUED}
-        for job in _contrary(moved, target, wanted, queued):
-            tx.save(_with_place(job, None), Event(at, "move", "undone by a later move"))
-        return [_moved(tx, job, target, wanted, at) for job in moved]
+        undone = [_with_place(job, None) for job in _contrary(moved, target, wanted, queued)]
+        if undone:
+            tx.save_all(undone, Event(at, "move", "undone by a later move"))
+        placed = [_placed(job, target, wanted) for job in moved]
+        place = "first" if target is None else f"before job {target.label}"
+        tx.save_all(placed, Event(at, "move", f"{place}; by {wanted.who}"))
+    return placed
 
 
 _RANKS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
@@ -282,16 +300,13 @@ def _refuse_place(job: Job, target: Job | None, wanted: Move) -> None:
         )
 
 
-def _moved(tx: Transaction, job: Job, target: Job | None, wanted: Move, at: datetime) -> Job:
+def _placed(job: Job, target: Job | None, wanted: Move) -> Job:
     owners = {job.owner.uid} | ({target.owner.uid} if target is not None else set())
-    changed = _with_place(
+    return _with_place(
         job,
         _FIRST if target is None else target.id,
         by_admin=wanted.is_admin and owners != {wanted.uid},
     )
-    place = "first" if target is None else f"before job {target.label}"
-    tx.save(changed, Event(at, "move", f"{place}; by {wanted.who}"))
-    return changed
 
 
 _FIRST = JobId(0)

@@ -26,6 +26,7 @@ from gpulease.domain.queue_options import (
     WantedDependency,
 )
 from gpulease.errors import NoSuchJob, TooMany
+from gpulease.service.editing import Edit, Move, edit, move
 from gpulease.service.jobs import cancel, note_exited
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, Submission, WorkerExited
@@ -243,6 +244,21 @@ def test_a_failure_ends_a_long_chain_in_a_few_statements(store: SqlStore) -> Non
         job = store.job(link.id)
         assert job is not None
         assert (job.outcome, job.detail) == (Outcome.DEPENDENCY_FAILED, ended.detail)
+
+
+def test_an_array_is_edited_and_moved_in_a_few_statements(store: SqlStore) -> None:
+    array = _submit(store, _array(*range(300)))
+    jobs = [job.id for job in store.live()]
+    wanted = Edit(claim={"time_limit": timedelta(hours=3)}, options={"nice": 5}, name="other")
+    with _statements(store) as sent:
+        edit(store, jobs, wanted, "alice", SEEN, Policy(), CLOCK)
+        move(store, jobs, Move(None, ALICE.uid, "alice", is_admin=False), CLOCK)
+    assert len(sent) < 20
+    assert {job.name for job in store.live()} == {"other"}
+    for job in store.elements(array.id)[:2]:
+        kinds = [(each.kind, each.detail or "") for each in store.events(job.id)]
+        assert [kind for kind, _ in kinds] == ["submitted", "edit", "move"]
+        assert "nice 0 to 5" in kinds[1][1]
 
 
 def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: SqlStore) -> None:

@@ -12,10 +12,17 @@ from goldens import mentions
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import EarlySignal, Job, Outcome, asked_to_end, grant
 from gpulease.domain.lease import State, Trigger
-from gpulease.domain.limits import UserLimits
+from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Condition, Dependency, Priority, WantedDependency
-from gpulease.errors import BadValue, CannotLease, GpuleaseError, NotAllowed, WrongState
+from gpulease.errors import (
+    BadValue,
+    CannotLease,
+    GpuleaseError,
+    NotAllowed,
+    TooMany,
+    WrongState,
+)
 from gpulease.server.job_requests import edit_of
 from gpulease.service.editing import Edit, Move, edit, move
 from gpulease.service.observation import Observation
@@ -264,3 +271,16 @@ def test_the_limits_of_the_user_apply_and_not_those_of_an_admin() -> None:
     assert current(store, job).claim.time_limit == timedelta(hours=2)
     edit(store, [job.id], Edit(claim={"memory": G, "time_limit": None}), "a", SEEN, policy, CLOCK)
     assert current(store, job).claim.time_limit == limits.usual_time(hold=False)
+
+
+def test_a_limit_that_refuses_more_counts_all_jobs_of_an_edit() -> None:
+    store = MemoryStore()
+    limits = UserLimits(most_memory=3 * G, over_limit=Beyond.REFUSE)
+    policy = Policy(limits_of=lambda _: limits)
+    jobs = [waiting(store), waiting(store)]
+    numbers = [job.id for job in jobs]
+    with pytest.raises(TooMany):
+        edit(store, numbers, Edit(claim={"memory": 2 * G}), "alice", SEEN, policy, CLOCK)
+    assert [current(store, job) for job in jobs] == jobs
+    edit(store, numbers[:1], Edit(claim={"memory": 2 * G}), "alice", SEEN, policy, CLOCK)
+    edit(store, numbers, Edit(claim={"memory": G}), "alice", SEEN, policy, CLOCK)
