@@ -53,11 +53,11 @@ class UserLimits:
         both.append((self.longest_time, "longest_time"))
         return min(((span, name) for span, name in both if span is not None), default=None)
 
-    def usual_time(self, *, hold: bool) -> timedelta | None:
-        """Return the time limit of a job or a hold that names none."""
+    def usual_time(self, *, hold: bool) -> tuple[timedelta, str] | None:
+        """Return the time limit of a job or a hold that names none, and its setting; None: none."""
+        usual = [] if hold or self.default_time is None else [(self.default_time, "default_time")]
         longest = self.longest(hold=hold)
-        spans = [None if hold else self.default_time, None if longest is None else longest[0]]
-        return min((span for span in spans if span is not None), default=None)
+        return min(usual if longest is None else [*usual, longest], default=None)
 
     @property
     def restrict_starts(self) -> bool:
