@@ -15,6 +15,7 @@ from gpulease.domain.eligibility import BlockKind, blocks
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
+from gpulease.domain.limits import RecentUse
 from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
 from gpulease.domain.queue import Queue
@@ -58,6 +59,9 @@ def _wakes(decided: Plan) -> Iterator[float]:
             yield block.begin_at.timestamp()
     for window in decided.snapshot.windows:
         yield window.ends_at.timestamp()
+    for until in decided.limits.budgets_last_until:
+        # Just after: the use until then is a sum of fractions.
+        yield until.timestamp() + 1
 
 
 class _ForwardRun:
@@ -67,9 +71,9 @@ class _ForwardRun:
         # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
         policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
         # It looks ahead, and would forget what counts now.
-        recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
+        self.recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
         self.base: Snapshot = replace(
-            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=recent_use
+            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=self.recent_use
         )
         self.gpus: dict[GpuUuid, GpuMemory] = {gpu.uuid: gpu for gpu in decided.gpus}
         self.queue = Queue(capacity(decided.gpus))
@@ -152,11 +156,22 @@ class _ForwardRun:
             return  # it has made way before
         job = self.queue.holding[job_id].job
         self.queue.remove(job_id)
+        self._count_use(job)
         for lease in job.leases:
             if lease.gpu in self.gpus:
                 ledger = self.gpus[lease.gpu]
                 left = tuple(entry for entry in ledger.entries if entry.job != job_id)
                 self.gpus[lease.gpu] = self._with_load(replace(ledger, entries=left))
+
+    def _count_use(self, job: Job) -> None:
+        """Count what a job has used by now, if its user has a budget."""
+        limits = self.base.limits.get(job.owner.uid)
+        if limits is None or limits.gib_hours_per_week is None:
+            return
+        use = self.recent_use.setdefault(job.owner.uid, RecentUse())
+        at = datetime.fromtimestamp(self.now_s, UTC)
+        for lease in job.leases:
+            use.add(lease.granted_at, at, lease.memory)
 
     def _with_load(self, ledger: GpuMemory) -> GpuMemory:
         """Return the ledger of a GPU with the utilization that its jobs usually cause."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from fakes import ALICE, BOB, NOON, FakeClock, FakeGpus, G, MemoryStore
 from fakes import order as an_order
 from goldens import mentions
+from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner, grant, worker_gone
 from gpulease.domain.lease import Claim, Trigger
@@ -243,6 +244,37 @@ def test_the_budget_of_a_week_counts_ended_and_running_jobs() -> None:
     world.clock.at = NOON + WEEK + timedelta(minutes=1)
     world.run()
     assert third.id in world.started()
+
+
+def test_a_job_over_the_budget_is_expected_when_enough_use_is_a_week_old() -> None:
+    world = World(gib_hours_per_week=10)
+    first = world.submit(order(8 * G))
+    world.run()
+    world.clock.forward(hours=2)
+    world.end(first.id)
+    waits = world.submit(order())
+    decided = world.run()
+    over = why_waiting(decided, waits).over_limit
+    assert over is not None
+    assert over.until_at is not None
+    assert "16.0 are used" in str(over)
+    start = Explanations(decided).starts[waits.id]
+    assert timedelta(0) <= start.at - over.until_at <= timedelta(minutes=1)
+    world.clock.at = start.at
+    world.run()
+    assert waits.id in world.started()
+
+
+def test_a_forecast_counts_what_running_jobs_will_have_used() -> None:
+    world = World(gib_hours_per_week=20)
+    first = world.submit(order(8 * G, time_limit=3 * HOUR))
+    world.run()
+    world.clock.forward(hours=2, minutes=45)
+    second = world.submit(order())
+    decided = world.run()
+    assert world.started() == [first.id], "22 of 20 are used"
+    starts = Explanations(decided).starts
+    assert second.id not in starts or starts[second.id].at > NOON + WEEK
 
 
 def test_use_is_the_same_after_a_restart() -> None:
