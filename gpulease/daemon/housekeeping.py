@@ -13,7 +13,7 @@ from pathlib import Path
 from gpulease.config import Settings
 from gpulease.domain.gpu import JobId
 from gpulease.domain.lease import State
-from gpulease.domain.plan import ledgers
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordDamaged, RecordUnwritable
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.log_once import LogOnce

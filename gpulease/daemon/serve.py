@@ -167,11 +167,24 @@ async def _recover(app: DaemonApp) -> int:
         await app.enforcement.recover(app.scheduler)
         recovered = app.scheduler.supervisor.recover()
         await app.waiting_clients.recover()
-        # Ready means that the daemon can grant: one pass is on disk before the first request.
-        await app.scheduler.one_pass()
+        await _grant_first(app)
     except RecordUnwritable as error:
         raise StateUnwritable(error.message, error.hint) from error
     return recovered
+
+
+async def _grant_first(app: DaemonApp) -> None:
+    """Make a pass. Ready means that the daemon can grant: it is on disk before the first request.
+
+    After an unexpected failure the daemon serves without grants, and later passes try again: users
+    see and cancel their jobs meanwhile, those that make passes fail included.
+    """
+    try:
+        await app.scheduler.one_pass()
+    except GpuleaseError:
+        raise
+    except Exception:  # noqa: BLE001  a daemon that ends at each start helps nobody
+        _log.exception("cannot grant leases now; serving without grants, and trying again")
 
 
 def _take_back_grants(app: DaemonApp) -> None:

@@ -13,8 +13,9 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, capacity, order_after, plan
+from gpulease.domain.plan import Plan, order_after, plan
 from gpulease.domain.queue import Queue
+from gpulease.domain.snapshot import capacity
 from gpulease.units import MIB, format_size, format_span, round_down_size
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

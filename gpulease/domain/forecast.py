@@ -17,10 +17,11 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.placement import Placement, granted
-from gpulease.domain.plan import Plan, Snapshot, capacity, plan, started
+from gpulease.domain.plan import Plan, plan, started
 from gpulease.domain.queue import Queue
+from gpulease.domain.snapshot import Snapshot, capacity
 
-MOST_JOBS = 1000
+MOST_JOBS = 500
 """So many jobs, the first in the order of the queue, get a prediction."""
 MOST_PASSES = 1000
 """A run ends after so many planning passes, which bounds its time."""
@@ -70,7 +71,7 @@ class _ForwardRun:
     def __init__(self, decided: Plan, waiting: Sequence[Job]) -> None:
         # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
         policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
-        # It looks ahead, and would forget what counts now.
+        # It looks ahead: what it adds and forgets is not what counts now.
         self.recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
         self.base: Snapshot = replace(
             decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=self.recent_use
@@ -156,7 +157,8 @@ class _ForwardRun:
             return  # it has made way before
         job = self.queue.holding[job_id].job
         self.queue.remove(job_id)
-        self._count_use(job)
+        if job.owner.uid in self.base.limits:
+            self._count_use(job)
         for lease in job.leases:
             if lease.gpu in self.gpus:
                 ledger = self.gpus[lease.gpu]
@@ -164,14 +166,11 @@ class _ForwardRun:
                 self.gpus[lease.gpu] = self._with_load(replace(ledger, entries=left))
 
     def _count_use(self, job: Job) -> None:
-        """Count what a job has used by now, if its user has a budget."""
-        limits = self.base.limits.get(job.owner.uid)
-        if limits is None or limits.gib_hours_per_week is None:
-            return
+        """Count what a job that ends has used against the weekly limit of its user."""
+        now = datetime.fromtimestamp(self.now_s, UTC)
         use = self.recent_use.setdefault(job.owner.uid, RecentUse())
-        at = datetime.fromtimestamp(self.now_s, UTC)
         for lease in job.leases:
-            use.add(lease.granted_at, at, lease.memory)
+            use.add(lease.granted_at, now, lease.memory)
 
     def _with_load(self, ledger: GpuMemory) -> GpuMemory:
         """Return the ledger of a GPU with the utilization that its jobs usually cause."""

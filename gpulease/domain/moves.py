@@ -5,7 +5,7 @@ the job rise to the place of the other one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
@@ -15,6 +15,10 @@ FIRST = JobId(0)
 _ABOVE_ALL = 1e300
 _STEP = 1e-9
 """Relative difference of the merits of jobs that follow each other by a move."""
+
+
+_Key = JobId | tuple[str, JobId]
+"""A job, for its merit; or a user and a job, for the most merit of that job."""
 
 
 class Moves:
@@ -31,43 +35,67 @@ class Moves:
         self._jobs = jobs
         self._own_merit = own_merit
         self._factor = factor
-        self._movers: dict[tuple[str, JobId], list[Job]] = {}
+        self._movers: dict[tuple[str, JobId], list[JobId]] = {}
         """The jobs that users moved, by user and by the job that they go before."""
-        self._bounds: dict[tuple[str, JobId], float] = {}
+        self._values: dict[_Key, float] = {}
         for job in moved:
             if not job.queue.moved_by_admin:
                 key = job.owner.user, job.queue.moved_before or FIRST
-                self._movers.setdefault(key, []).append(job)
+                self._movers.setdefault(key, []).append(job.id)
 
     def merit(self, job: Job) -> float:
-        """Return the merit of a job after all moves."""
+        """Return the merit of a waiting job after all moves.
+
+        Chains of moves are as long as the queue, so this does not recurse.
+        """
+        left: list[_Key] = [job.id]
+        begun = set[_Key]()
+        while left:
+            key = left[-1]
+            if key in self._values:
+                left.pop()
+            elif key not in begun:
+                begun.add(key)
+                left += [each for each in self._depends_on(key) if each not in begun]
+            else:
+                self._values[key] = self._value(key)
+        return self._values[job.id]
+
+    def _depends_on(self, key: _Key) -> Sequence[_Key]:
+        """Return the values that one follows from."""
+        if isinstance(key, tuple):
+            return self._movers[key]
+        job = self._jobs[key]
+        bounds, target = self._bounds_of(job), job.queue.moved_before
+        if job.queue.moved_by_admin and target is not None and target in self._jobs:
+            return [*bounds, target]
+        return bounds
+
+    def _bounds_of(self, job: Job) -> list[tuple[str, JobId]]:
+        """Return the keys of what a job must not exceed: others of its owner go before it."""
         user, options = job.owner.user, job.queue
-        if options.moved_by_admin:
-            risen = max(self._own_merit(job), self._place_of(options.moved_before, user))
-            return min(risen, self._bound(user, job.id), self._bound(user, FIRST))
-        bound = self._bound(user, job.id)
-        if options.moved_before != FIRST:
-            bound = min(bound, self._bound(user, FIRST))
-        return min(self._own_merit(job), bound)
+        is_first = options.moved_before == FIRST and not options.moved_by_admin
+        keys = [(user, job.id)] if is_first else [(user, job.id), (user, FIRST)]
+        return [key for key in keys if key in self._movers]
+
+    def _value(self, key: _Key) -> float:
+        # A later move undoes earlier ones in a circle; if one is left, a part has no effect.
+        if isinstance(key, tuple):
+            least = min(self._values.get(mover, _ABOVE_ALL) for mover in self._movers[key])
+            return least - abs(least) * _STEP
+        job = self._jobs[key]
+        merit = self._own_merit(job)
+        if job.queue.moved_by_admin:
+            merit = max(merit, self._place_of(job.queue.moved_before, job.owner.user))
+        bounds = (self._values.get(bound, _ABOVE_ALL) for bound in self._bounds_of(job))
+        return min(merit, *bounds, _ABOVE_ALL)
 
     def _place_of(self, target: JobId | None, user: str) -> float:
         """Return the merit with which a job of `user` is just before another one."""
         if target == FIRST:
             return _ABOVE_ALL
-        other = None if target is None else self._jobs.get(target)
-        if other is None:
+        if target is None or target not in self._values:
             return -math.inf  # it does not wait any more
-        equal = self.merit(other) * self._factor(user) / self._factor(other.owner.user)
+        equal = self._values[target] * self._factor(user)
+        equal /= self._factor(self._jobs[target].owner.user)
         return equal + abs(equal) * _STEP
-
-    def _bound(self, user: str, target: JobId) -> float:
-        """Return the most merit of a job of `user` that others were moved before."""
-        key = user, target
-        if key not in self._movers:
-            return math.inf
-        if key not in self._bounds:
-            # A later move undoes earlier ones in a circle; if one is left, it has no effect.
-            self._bounds[key] = math.inf
-            least = min(self.merit(mover) for mover in self._movers[key])
-            self._bounds[key] = least - abs(least) * _STEP
-        return self._bounds[key]

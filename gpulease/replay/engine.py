@@ -12,11 +12,12 @@ from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEnt
 from gpulease.domain.job import Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.rooms import Score, best_fit
 from gpulease.domain.run_time import Keys, RunTimes
+from gpulease.domain.snapshot import Snapshot
 from gpulease.replay.trace import Run, Server, TraceJob
 
 

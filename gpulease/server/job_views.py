@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from gpulease.domain.eligibility import Block
+from gpulease.domain.eligibility import Block, BlockKind
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -104,7 +104,8 @@ class JobViews:
         block = None if plan is None else plan.blocked.get(job.id)
         waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
         explained = self._explainer.latest
-        start = explained.starts.get(job.id) if explained and plan else None
+        may_start = plan is not None and self._scheduler.closed is None and _may_start(block)
+        start = explained.starts.get(job.id) if explained and may_start else None
         why_now = self._scheduler.closed or (waits.why if waits else None)
         why_now = why_now if block is None else block_sentence(block, self._scheduler.store)
         why, hint = reason(job, why_now)
@@ -298,7 +299,15 @@ def _label(store: Store, job_id: JobId) -> str:
 
 
 def _is_blocked(job: Job, plan: Plan | None) -> bool:
-    return job.queue.held or bool(job.queue.after) or (plan is not None and job.id in plan.blocked)
+    if job.queue.held or job.queue.after:
+        return True
+    # The explanations may be of an earlier plan.
+    return plan is not None and (job.id in plan.blocked or plan.limits.exceeded_by(job) is not None)
+
+
+def _may_start(block: Block | None) -> bool:
+    """Tell whether it is known when a block ends."""
+    return block is None or block.kind in (BlockKind.BEGIN, BlockKind.ARRAY)
 
 
 def suggestion_view(suggestion: Suggestion) -> SuggestionView:

@@ -8,8 +8,8 @@ from gpulease import __version__
 from gpulease.domain.calendar import Occurrence
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
-from gpulease.domain.plan import ledgers
 from gpulease.domain.queue_options import QueuePause
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable
 from gpulease.server.job_views import ViewSources, instant
 from gpulease.service.observation import Observation, snapshot

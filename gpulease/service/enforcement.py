@@ -13,7 +13,8 @@ from gpulease.domain.idle import IdleAction, Release
 from gpulease.domain.job import Outcome
 from gpulease.domain.memory_estimate import advised_size
 from gpulease.domain.overuse import Consequence, OveruseAction
-from gpulease.domain.plan import Plan, ledgers
+from gpulease.domain.plan import Plan
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import RecordUnwritable, with_hint
 from gpulease.service.idleness import IdleFinding, IdleWatch
 from gpulease.service.observation import Observation, snapshot

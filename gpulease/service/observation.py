@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
-from gpulease.domain.plan import Snapshot
+from gpulease.domain.snapshot import Snapshot
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"

@@ -16,10 +16,10 @@ from gpulease.domain.fair_share import PastUse
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner
 from gpulease.domain.limits import RecentUse
-from gpulease.domain.plan import Snapshot, capacity, ledgers
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
+from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import PastJob, Policy, Store
 

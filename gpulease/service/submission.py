@@ -9,7 +9,8 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
 from gpulease.domain.placement import can_be_combined, can_ever_hold
-from gpulease.domain.plan import ledgers, plan, why_waiting
+from gpulease.domain.plan import plan, why_waiting
+from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service import dependencies
 from gpulease.service.observation import Observation, snapshot

@@ -11,8 +11,9 @@ from gpulease.domain.eligibility import Block, BlockKind, blocks
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Snapshot, plan
+from gpulease.domain.plan import plan
 from gpulease.domain.queue_options import ArrayElement, Dependency, QueueOptions
+from gpulease.domain.snapshot import Snapshot
 
 
 def _job(number: int, queue: QueueOptions, memory: int = G) -> Job:

@@ -15,11 +15,12 @@ from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.placement import ObstacleKind
-from gpulease.domain.plan import Plan, Snapshot, capacity, ledgers, plan, started, why_waiting
+from gpulease.domain.plan import Plan, plan, started, why_waiting
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_options import NO_OPTIONS, Priority
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import ALL_JOBS, RunTimes
+from gpulease.domain.snapshot import Snapshot, capacity, ledgers
 
 HOUR = timedelta(hours=1)
 GIB_STEP = G // 4
@@ -100,6 +101,14 @@ def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
         2: NOON + HOUR,
         3: NOON + 3 * HOUR,
     }
+
+
+def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
+    limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
+    first = running(1, 8 * G, limit=3 * HOUR)
+    decided = world([first], [waiting := job(2, 8 * G)], gpus(), limits=limits)
+    assert decided.limits.exceeded_by(waiting) is None
+    assert Explanations(decided).starts == {}
 
 
 # Properties.

@@ -265,18 +265,6 @@ def test_a_job_over_the_budget_is_expected_when_enough_use_is_a_week_old() -> No
     assert waits.id in world.started()
 
 
-def test_a_forecast_counts_what_running_jobs_will_have_used() -> None:
-    world = World(gib_hours_per_week=20)
-    first = world.submit(order(8 * G, time_limit=3 * HOUR))
-    world.run()
-    world.clock.forward(hours=2, minutes=45)
-    second = world.submit(order())
-    decided = world.run()
-    assert world.started() == [first.id], "22 of 20 are used"
-    starts = Explanations(decided).starts
-    assert second.id not in starts or starts[second.id].at > NOON + WEEK
-
-
 def test_use_is_the_same_after_a_restart() -> None:
     world = World(gib_hours_per_week=10)
     job = world.submit(order(8 * G))

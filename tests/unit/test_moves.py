@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,14 @@ from fakes import ALICE, BOB, NOON, FakeClock, G, MemoryStore, order, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
-from gpulease.domain.plan import Snapshot, order_after, plan
+from gpulease.domain.moves import Moves
+from gpulease.domain.plan import order_after, plan
+from gpulease.domain.queue_options import QueueOptions
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.snapshot import Snapshot
 from gpulease.errors import GpuleaseError
 from gpulease.service.editing import Move, move
+from gpulease.service.ports import Event
 
 FULL = reading(used=8 * G)
 POLICIES = (PolicyName.FAIR, PolicyName.FIFO, PolicyName.EASY)
@@ -86,6 +91,41 @@ def test_an_admin_lets_a_job_rise_before_another_or_before_all(policy: PolicyNam
         assert order_of(store.live(), policy)[0] == first, "the latest move wins"
     moved(store, 4, 1, by_admin=True)
     assert order_of(store.live(), policy)[:2] == [4, 1]
+
+
+@pytest.mark.parametrize("by_admin", [False, True])
+@pytest.mark.parametrize("circle", [False, True])
+def test_a_chain_of_ten_thousand_moves_takes_as_many_steps(by_admin: bool, circle: bool) -> None:
+    """Each job was moved before the previous one; in a circle, the first before the last."""
+    number = 10_000
+    computed: list[JobId] = []
+
+    def own_merit(job: Job) -> float:
+        computed.append(job.id)
+        return float(job.id)
+
+    jobs = {}
+    for job_id in map(JobId, range(1, number + 1)):
+        before = JobId(number) if circle and job_id == 1 else JobId(job_id - 1)
+        options = QueueOptions(moved_before=before or None, moved_by_admin=by_admin)
+        jobs[job_id] = replace(order(G).queued(job_id, NOON), queue=options)
+    moved = [job for job in jobs.values() if job.queue.moved_before is not None]
+    moves = Moves(moved, jobs, own_merit, lambda _: 1.0)
+
+    merits = [moves.merit(job) for job in jobs.values()]
+
+    assert sorted(computed) == list(jobs), "each was computed once"
+    assert circle or all(before < after for before, after in pairwise(merits))
+
+
+@every_policy
+def test_a_pass_takes_a_long_chain_of_moves(policy: PolicyName) -> None:
+    store = queue(*[(ALICE, SHORT)] * 2000)
+    with store.write() as tx:
+        for job in store.live()[1:]:
+            options = replace(job.queue, moved_before=JobId(job.id - 1))
+            tx.save(replace(job, queue=options), Event(NOON, "move"))
+    assert order_of(store.live(), policy) == list(range(2000, 0, -1))
 
 
 _MOVES = st.lists(

@@ -6,7 +6,7 @@ import pytest
 
 from fakes import FakeClock, FakeFinder, FakeGpus, G, MemoryStore, reading
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, GpuUuid, JobId, ProcessReading
-from gpulease.domain.plan import ledgers
+from gpulease.domain.snapshot import ledgers
 from gpulease.service.observation import Observation, observe, snapshot
 from gpulease.service.ports import Policy
 

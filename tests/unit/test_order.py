@@ -12,10 +12,11 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import CommandFingerprint, Job, JobUsage, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.domain.run_time import RunTimes, keys_of
+from gpulease.domain.snapshot import Snapshot
 
 HOUR = timedelta(hours=1)
 CAROL = Owner(1002, 1002, "carol")

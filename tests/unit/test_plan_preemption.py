@@ -12,9 +12,10 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner, asked_to_end, grant, worker_gone
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, Priority, QueueOptions
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.snapshot import Snapshot
 
 SPARE = QueueOptions(preemptible=True)
 A, B = GpuUuid("GPU-0"), GpuUuid("GPU-1")

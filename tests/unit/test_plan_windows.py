@@ -12,9 +12,10 @@ from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import ObstacleKind, Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.snapshot import Snapshot
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

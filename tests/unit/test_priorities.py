@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from fakes import ALICE, BOB, NOON, G, order, reading
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
-from gpulease.domain.plan import Snapshot, plan
+from gpulease.domain.plan import plan
 from gpulease.domain.queue_options import Priority, QueueOptions
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
+from gpulease.domain.snapshot import Snapshot
 
 HIGH, NORMAL, LOW = (
     QueueOptions(priority=each) for each in (Priority.HIGH, Priority.NORMAL, Priority.LOW)

@@ -15,7 +15,8 @@ from gpulease.domain.job import Job, Owner, grant, worker_started
 from gpulease.domain.lease import Claim
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
-from gpulease.domain.plan import Plan, Snapshot, plan
+from gpulease.domain.plan import Plan, plan
+from gpulease.domain.snapshot import Snapshot
 from gpulease.domain.standing import UserStanding, standings
 
 HOUR = timedelta(hours=1)
@@ -70,6 +71,15 @@ def test_the_turns_are_the_order_in_which_a_plan_starts_jobs() -> None:
 
     assert first.next_job is not None
     assert job == first.next_job.id
+
+
+def test_a_user_has_no_turn_with_jobs_that_may_not_start() -> None:
+    held = waiting(1, "alice")
+    held = replace(held, queue=replace(held.queue, held=True))
+
+    users = by_user(standings(decided([held, waiting(2, "bob")])))
+
+    assert (users["alice"].turn, users["bob"].turn) == (None, 1)
 
 
 def test_what_is_held_and_waits_is_counted_by_user() -> None:

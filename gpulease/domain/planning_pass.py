@@ -1,0 +1,423 @@
+"""One pass over the queue: the working state of a decision, and the rules in their order.
+
+Jobs that others made way for start first. Then each priority class has its turn: its oldest jobs,
+of which the first that does not fit gets a reservation, then whatever fits, by score. Preemptible
+jobs come last. `plan` reads the result.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+
+from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
+from gpulease.domain.calendar import Calendar, Stay
+from gpulease.domain.candidates import Candidates
+from gpulease.domain.eligibility import Block, blocks
+from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job, wait_has_expired
+from gpulease.domain.lease import Claim
+from gpulease.domain.limits import LimitCheck
+from gpulease.domain.placement import (
+    Placement,
+)
+from gpulease.domain.preemption import MakingWay, Wanted
+from gpulease.domain.queue import PREEMPTIBLE_RANKS, Group, Holding, Need, Order, Queue
+from gpulease.domain.queue_policy import PolicyName
+from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
+from gpulease.domain.snapshot import Snapshot, capacity, ledgers
+
+
+def _eligible(snapshot: Snapshot, largest: int) -> tuple[Mapping[JobId, Block], Queue]:
+    """Return the jobs that may not start now, and the index of the others."""
+    blocked = snapshot.blocked
+    if blocked is None:
+        blocked = blocks(snapshot.jobs, snapshot.at)
+    if snapshot.queue is not None:
+        return blocked, snapshot.queue
+    return blocked, Queue.of((job for job in snapshot.jobs if job.id not in blocked), largest)
+
+
+class PlanningPass:
+    """The working state of one planning pass."""
+
+    def __init__(self, snapshot: Snapshot, score: Score = best_fit) -> None:
+        gpus = ledgers(snapshot)
+        self.blocked, self.queue = _eligible(snapshot, capacity(gpus))
+        self.jobs = snapshot.jobs
+        self.policy = snapshot.policy
+        self.history = snapshot.history
+        self.at = snapshot.at
+        self.now_s = snapshot.at.timestamp()
+        self.score = score
+        ranked = sorted(gpus, key=lambda gpu: (gpu.reading.server, gpu.sort_key))
+        self.rooms = [Room(gpu, rank) for rank, gpu in enumerate(ranked)]
+        self._count_settling_jobs()
+        # A plan of the future, for expected starts, knows windows that have ended by then.
+        ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
+        self.calendar = Calendar(ahead, gpus, self._stays())
+        self.grants: dict[JobId, Placement] = {}
+        self.reservation: Reservation | None = None
+        self.closed: JobId | None = None
+        self.limits = LimitCheck.of(
+            snapshot.limits,
+            snapshot.recent_use,
+            (held.job for held in self.queue.holding.values()),
+            capacity(gpus),
+            snapshot.at,
+        )
+        self.usual_wait_s = snapshot.usual_wait_s
+        self.making_way = MakingWay(
+            self.queue.holding.values(), self.history, self.policy, self.now_s
+        )
+        self.order = Order(
+            self.queue, self.now_s, self.policy, self.history, snapshot.use.at(self.now_s)
+        )
+
+    def _count_settling_jobs(self) -> None:
+        rooms = {room.uuid: room for room in self.rooms}
+        settled = self.now_s - self.policy.settling_time.total_seconds()
+        for held in self.queue.holding.values():
+            if held.start_s > settled:
+                load = held.need.utilization(self.history, self.policy)
+                for lease in held.job.leases:
+                    if lease.gpu in rooms:
+                        rooms[lease.gpu].add_load(load)
+
+    # Windows.
+
+    def _stays(self) -> Iterator[Stay]:
+        """Yield the jobs on GPUs with their ends: by time limit, or else as predicted."""
+        for held in self.queue.holding.values():
+            if held.need.limit_s is not None:
+                end = latest_end(held, self.now_s, self.policy)
+            else:
+                end = expected_end(held, self.now_s, self.history, self.policy)
+            ends_at = self.at + timedelta(seconds=end - self.now_s)
+            for lease in held.job.leases:
+                yield Stay(lease.gpu, held.need.user, ends_at)
+
+    def _latest_starts(self, need: Need) -> Mapping[GpuUuid, float]:
+        """Return until when a job may start on the GPUs with windows of others, in seconds."""
+        begins = self.calendar.begins_against(need.user)
+        longest = need.longest_s(self.history, self.policy) if begins else 0.0
+        return {gpu: begin - longest for gpu, begin in begins.items()}
+
+    def _open_to(self, need: Need, rooms: Sequence[Room]) -> Sequence[Room]:
+        """Return the GPUs on which a job may start now as far as windows are concerned."""
+        latest = self._latest_starts(need)
+        if not latest:
+            return rooms
+        return [room for room in rooms if self.now_s <= latest.get(room.uuid, math.inf)]
+
+    # The oldest jobs.
+
+    def start_by_class(self) -> None:
+        """Start the jobs of each priority class, the highest first.
+
+        A job of a lower class never delays one of a higher class, whatever its age.
+        """
+        every = (group for groups in self.queue.groups.values() for group in groups.values())
+        for rank in sorted({group.need.rank for group in every if not group.need.preemptible}):
+            if self.reservation is None:
+                self._start_the_oldest(rank)
+            if self.closed is not None:
+                return
+            self._start_what_fits((rank,))
+
+    def _start_the_oldest(self, rank: int) -> None:
+        """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
+
+        A job that the end of no job helps gets no reservation: it waits for something else. A hard
+        reservation is for memory alone: how busy a GPU will be at that time cannot be promised.
+        """
+        tried: set[Claim] = set()
+        for job in self._oldest(rank):
+            need = self.queue.need(job)
+            passed = job.id in self.making_way.promised or job.claim in tried
+            if passed or self.limits.exceeded_by(job) or self._start(job, need):
+                continue
+            if self._is_hard(job) and self._start(job, need, on_busy=True):
+                continue
+            tried.add(job.claim)
+            if wait_has_expired(job, self.at) or self._make_way_for(job, need):
+                continue
+            self.reservation = self._reserve(job, need)
+            if self.reservation is not None:
+                if self.policy.name is PolicyName.FIFO:
+                    self.closed = job.id
+                return
+
+    def _oldest(self, rank: int) -> Iterator[Job]:
+        """Return the jobs of a class that may have a reservation, the first in line first."""
+        if self.policy.name is not PolicyName.FAIR:
+            jobs = self.order.in_order()
+            return (job for job in jobs if self.queue.need(job).rank == rank)
+        oldest = []
+        enough = self.policy.soft_reservation_after.total_seconds()
+        for turns in self.queue.turns.values():
+            for turn in turns[: self.policy.aging_jobs]:
+                job = self.queue.jobs[JobId(turn[2])]
+                age = self.order.age_s(job)
+                if age >= enough and self.queue.need(job).rank == rank:
+                    oldest.append((-age, job.id, job))
+        return (job for *_, job in sorted(oldest))
+
+    def _reserve(self, job: Job, need: Need) -> Reservation | None:
+        hard = self._is_hard(job)
+        ends = [
+            self._end(held, [(lease.gpu, lease.memory) for lease in held.job.leases], hard=hard)
+            for held in self.queue.holding.values()
+        ]
+        for started, placement in self.grants.items():
+            begun = self.queue.jobs[started]
+            held = Holding(begun, self.queue.need(begun), self.now_s)
+            ends.append(self._end(held, placement.allocations, hard=hard))
+        return reserve(
+            job.id,
+            job.claim,
+            need.utilization(self.history, self.policy),
+            self.rooms,
+            ends,
+            self.policy,
+            self.score,
+            hard=hard,
+            latest_starts=self._latest_starts(need),
+        )
+
+    def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
+        """Return when the memory of a job is expected to be free; at once if it makes way."""
+        latest = self.now_s if held.need.preemptible else latest_end(held, self.now_s, self.policy)
+        expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
+        return End(
+            latest if hard else expected,
+            latest,
+            memory,
+            held.job.claim.exclusive,
+            held.need.utilization(self.history, self.policy),
+        )
+
+    def _is_hard(self, job: Job) -> bool:
+        if self.policy.name is not PolicyName.FAIR:
+            return True
+        after = self.policy.hard_reservation_after.total_seconds()
+        waits = self.policy.hard_reservation_waits * self.usual_wait_s
+        return self.order.age_s(job) >= max(after, waits)
+
+    # The others.
+
+    def _start_what_fits(self, ranks: Collection[int]) -> None:
+        """Start every job of these ranks that fits and delays no reservation, by score."""
+        candidates = self._candidates(self._groups_that_fit(ranks))
+        for each in candidates:
+            if self.limits.exceeded_by(each.job) is not None:
+                candidates.refused(each, partial(_has_user, each.need.user))
+            elif self._start(each.job, each.need):
+                candidates.started(each)
+            else:
+                candidates.refused(each, self._is_worse_than(each.need))
+
+    def start_preemptible_jobs(self) -> None:
+        """Start the preemptible jobs that fit; they delay no reservation in any case."""
+        self._start_what_fits(PREEMPTIBLE_RANKS)
+
+    def _candidates(self, groups: Iterable[Iterable[Group]]) -> Candidates:
+        promised = self.making_way.promised
+        placed = {*self.grants, *promised} if promised else self.grants
+        return Candidates(groups, self.queue.jobs, self.order, placed)
+
+    def in_order(self, reservation: Reservation | None) -> list[Job]:
+        """Return the waiting jobs in the order in which they are tried; start none."""
+        first = None if reservation is None else self.queue.jobs[reservation.job]
+        found = [] if first is None else [first]
+        candidates = self._candidates(groups.values() for groups in self.queue.groups.values())
+        for each in candidates:
+            if each.job is not first:
+                found.append(each.job)
+            candidates.started(each)
+        return found
+
+    def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
+        """Return the groups of each claim that fits now, reserved memory included."""
+        most = max((room.free for room in self.rooms), default=0)
+        for claim, groups in self.queue.groups.items():
+            if isinstance(claim.memory, int) and claim.memory > most:
+                continue
+            if self._has_room(claim):
+                yield [group for group in groups.values() if group.need.rank in ranks]
+
+    def _has_room(self, claim: Claim) -> bool:
+        """Tell whether the memory of a claim is free."""
+        able = [room for room in self.rooms if fits(claim, room)]
+        return choose(claim, able, best_fit) is not None
+
+    def _is_worse_than(self, refused: Need) -> Callable[[Need], bool]:
+        """Return a test for needs with the same claim that have to be refused as well.
+
+        They are for at least as long and for at least as much of the time of a GPU. A window may
+        stand against one user and not against another.
+        """
+        if not self._has_room(refused.claim):
+            return lambda _: True
+        run_time = refused.run_time(self.history, self.policy)
+        utilization = refused.utilization(self.history, self.policy)
+        user = refused.user if self._latest_starts(refused) else None
+        return lambda need: (
+            (user is None or need.user == user)
+            and need.run_time(self.history, self.policy) >= run_time
+            and need.utilization(self.history, self.policy) >= utilization
+        )
+
+    def _start(self, job: Job, need: Need, *, on_busy: bool = False) -> bool:
+        """Grant `job` its claim if it fits and delays nobody; `on_busy`: on busy GPUs, too."""
+        utilization = need.utilization(self.history, self.policy)
+        able = [
+            room
+            for room in self._open_to(need, self.rooms)
+            if fits(job.claim, room) and (on_busy or room.shares(utilization, self.policy))
+        ]
+        held_back = self._is_held_back(need)
+        if held_back:
+            able = self._beside(job.claim, utilization, able)
+        chosen = choose(job.claim, able, self.score)
+        if chosen is None:
+            return False
+        self._grant(job, need, chosen, utilization, held_back=held_back)
+        return True
+
+    def _is_held_back(self, need: Need) -> bool:
+        """Tell whether a job that starts now may take what is reserved for another one."""
+        kept = self.reservation
+        if kept is None or need.preemptible:
+            return False
+        return kept.is_outlasted_by(need, self.now_s, self.history, self.policy)
+
+    def _beside(self, claim: Claim, utilization: float, rooms: Iterable[Room]) -> list[Room]:
+        """Return the GPUs where a claim fits beside the reserved job."""
+        kept = self.reservation
+        return [
+            room
+            for room in rooms
+            if kept is None or kept.leaves(room.uuid, claim, utilization, self.policy)
+        ]
+
+    def _grant(
+        self,
+        job: Job,
+        need: Need,
+        rooms: Sequence[Room],
+        utilization: float,
+        *,
+        held_back: bool,
+    ) -> None:
+        allocations = []
+        for room in rooms:
+            memory = job.claim.memory_on(room.allocatable)
+            allocations.append((room.uuid, memory))
+            room.take(memory, job.claim.exclusive, utilization)
+            later = self.reservation.rooms.get(room.uuid) if self.reservation else None
+            if held_back and later is not None:
+                later.take(memory, job.claim.exclusive, utilization)
+        self.grants[job.id] = Placement(tuple(allocations))
+        self.limits.start(job, sum(memory for _, memory in allocations))
+        self.order.started(need)
+
+    # Preemption.
+
+    def keep_promises(self, promised: Mapping[JobId, frozenset[GpuUuid]]) -> None:
+        """Start the jobs that others made way for, or keep for them what is being freed."""
+        every = self.rooms
+        for job_id, gpus in promised.items():
+            job = self.queue.jobs.get(job_id)
+            if job is None:
+                continue
+            # Elsewhere it would take what others have been promised.
+            self.rooms = [room for room in every if room.uuid in gpus]
+            if self.limits.exceeded_by(job) or self._start(job, need := self.queue.need(job)):
+                continue
+            able = self._open_to(need, self.rooms)
+            if self.making_way.keep_for(job_id, self._wanted(need), self.rooms, able):
+                self._count(job, need)
+        self.rooms = every
+
+    def make_way(self) -> None:
+        """Have preemptible jobs make way for those that do not fit, by descending score."""
+        if self.making_way.is_possible:
+            candidates = self._candidates(
+                [group for group in groups.values() if not group.need.preemptible]
+                for groups in self.queue.groups.values()
+            )
+            for each in candidates:
+                if not self.making_way.is_possible:
+                    return
+                if self._make_way_for(each.job, each.need):
+                    candidates.started(each)
+
+    def _make_way_for(self, job: Job, need: Need) -> bool:
+        """Have the jobs make way without which a job fits; return whether it has room then."""
+        if not self.making_way.is_possible or wait_has_expired(job, self.at):
+            return False
+        if self.limits.exceeded_by(job) is not None:
+            return False
+        wanted, able = self._wanted(need), self._open_to(need, self.rooms)
+        if self._is_held_back(need):
+            able = self._beside(job.claim, wanted.utilization, able)
+        if not self.making_way.make_room(job.id, wanted, self.rooms, able):
+            return False
+        self._count(job, need)
+        return True
+
+    def _count(self, job: Job, need: Need) -> None:
+        """Count a job for which others make way as if it had started."""
+        kept = self.making_way.promised[job.id]
+        sizes = (room.allocatable for room in self.rooms if room.uuid in kept)
+        self.limits.start(job, sum(job.claim.memory_on(size) for size in sizes))
+        self.order.started(need)
+
+    def _wanted(self, need: Need) -> Wanted:
+        utilization = need.utilization(self.history, self.policy)
+        return Wanted(need.claim, utilization, self.policy, self.score)
+
+    # What else the plan says.
+
+    def gives_up(self) -> tuple[JobId, ...]:
+        """Return the jobs that have waited for as long as they may."""
+        over = [job for job, at in self.queue.impatient.items() if at <= self.at]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.id in self.blocked and wait_has_expired(job, self.at)
+            )
+        return tuple(sorted(job for job in over if job not in self.grants))
+
+    def newly_aging(self) -> tuple[JobId, ...]:
+        """Return the jobs that are among the first of their user since the grants."""
+        new = (job for job in self._first() if job.queue.aging_since_at is None)
+        return tuple(job.id for job in new if self.limits.exceeded_by(job) is None)
+
+    def stops_aging(self) -> tuple[JobId, ...]:
+        """Return the jobs that gained age, and are blocked or over a limit now."""
+        aging = [job for job in self._first() if job.queue.aging_since_at is not None]
+        over = [job.id for job in aging if self.limits.exceeded_by(job) is not None]
+        if self.blocked:
+            over += (
+                job.id
+                for job in self.jobs
+                if job.queue.aging_since_at is not None and job.id in self.blocked
+            )
+        return tuple(over)
+
+    def _first(self) -> list[Job]:
+        """Return the first jobs of each user that still wait."""
+        jobs, grants, most = self.queue.jobs, self.grants, self.policy.aging_jobs
+        first = []
+        for turns in self.queue.turns.values():
+            left = turns if not grants else (turn for turn in turns if turn[2] not in grants)
+            first += [jobs[JobId(turn[2])] for turn in islice(left, most)]
+        return first
+
+
+def _has_user(user: str, need: Need) -> bool:
+    return need.user == user

@@ -1,0 +1,89 @@
+"""What one scheduling decision depends on, and the ledgers of the GPUs that follow from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpulease.domain.calendar import Occurrence
+from gpulease.domain.eligibility import Block
+from gpulease.domain.fair_share import PastUse
+from gpulease.domain.gpu import GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry, build_ledger
+from gpulease.domain.job import Job
+from gpulease.domain.limits import RecentUse, UserLimits
+from gpulease.domain.queue import Queue
+from gpulease.domain.queue_policy import QueuePolicy
+from gpulease.domain.run_time import RunTimes
+
+NOTHING_KNOWN = RunTimes()
+UNUSED = PastUse(1.0)
+DEFAULT_POLICY = QueuePolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a decision depends on."""
+
+    jobs: Sequence[Job]
+    """Every job that waits or holds memory."""
+    readings: Sequence[GpuReading]
+    at: datetime
+    jobs_by_pid: Mapping[int, JobId] = field(default_factory=dict)
+    """The job of each process on a GPU."""
+    margin: int = 0
+    """Bytes of each GPU that are never leased."""
+    drained: Mapping[GpuUuid, str] = field(default_factory=dict)
+    mps_servers: frozenset[int] = frozenset()
+    """The pids of MPS servers; the driver may count memory of jobs as theirs."""
+    queue: Queue | None = None
+    """The index of the jobs that hold memory or may start; None: all of `jobs`."""
+    history: RunTimes = NOTHING_KNOWN
+    use: PastUse = UNUSED
+    """The use of jobs that have ended."""
+    usual_wait_s: float = 0.0
+    """The 90th percentile of recent waits, in seconds."""
+    policy: QueuePolicy = DEFAULT_POLICY
+    gpus: Sequence[GpuMemory] | None = None
+    """The ledgers, if they are known already."""
+    promised: Mapping[JobId, frozenset[GpuUuid]] = field(default_factory=dict)
+    """The jobs that others make way for and their GPUs, as of the plan before."""
+    blocked: Mapping[JobId, Block] | None = None
+    """The waiting jobs that are not in `queue`, if it is given: they may not start now."""
+    limits: Mapping[int, UserLimits] = field(default_factory=dict)
+    """By uid; users who are not here have no limits."""
+    recent_use: Mapping[int, RecentUse] = field(default_factory=dict)
+    """By uid: the use of leases that have ended."""
+    windows: Sequence[Occurrence] = ()
+    """The current or next time of each window."""
+
+
+def ledgers(snapshot: Snapshot) -> tuple[GpuMemory, ...]:
+    """Return the ledger of every GPU."""
+    if snapshot.gpus is not None:
+        return tuple(snapshot.gpus)
+    entries: dict[GpuUuid, list[LedgerEntry]] = {}
+    for job in snapshot.jobs:
+        if job.holds_memory:
+            for lease in job.leases:
+                entries.setdefault(lease.gpu, []).append(job.ledger_entry(lease))
+    return tuple(
+        build_ledger(
+            reading,
+            entries.get(reading.uuid, ()),
+            snapshot.jobs_by_pid,
+            snapshot.margin,
+            _drained(reading, snapshot.drained),
+            snapshot.mps_servers,
+        )
+        for reading in snapshot.readings
+    )
+
+
+def _drained(reading: GpuReading, drained: Mapping[GpuUuid, str]) -> str | None:
+    """Return why a GPU, or the GPU of a MIG device, takes no new leases; None if it does."""
+    own = drained.get(reading.uuid)
+    return own if own is not None or reading.parent is None else drained.get(reading.parent)
+
+
+def capacity(gpus: Sequence[GpuMemory]) -> int:
+    """Return the allocatable bytes of the largest GPU."""
+    return max((gpu.allocatable or 0 for gpu in gpus), default=0)
