@@ -138,16 +138,24 @@ class Calendar:
         return self._begins[user]
 
     def obstacle(
-        self, user: str, gpu: GpuMemory, at: datetime, lasts_for: timedelta, *, certain: bool
+        self,
+        user: str,
+        gpu: GpuMemory,
+        at: datetime,
+        lasts_for: timedelta,
+        *,
+        certain: bool,
+        alone: bool,
     ) -> Obstacle | None:
         """Return why a job cannot start on a GPU because of a window; None if it can.
 
-        `lasts_for` is its time limit, if it is `certain`, else the longest expected run time.
+        `lasts_for` is its time limit, if it is `certain`, else the longest expected run time. A job
+        that needs this GPU `alone` could start there with a shorter limit.
         """
         first = self.first_against(user, gpu.uuid)
         if first is None or at + lasts_for <= first.begins_at:
             return None
-        why = _why(first, at, certain=certain)
+        why = _why(first, at, certain=certain, alone=alone)
         return Obstacle(
             gpu.uuid, gpu.index, ObstacleKind.WINDOW, why, mig_index=gpu.reading.mig_index
         )
@@ -183,12 +191,12 @@ class Calendar:
         )
 
 
-def _why(first: Occurrence, at: datetime, *, certain: bool) -> str:
+def _why(first: Occurrence, at: datetime, *, certain: bool, alone: bool) -> str:
     name = first.window.name
     if first.begins_at <= at:
         return f"window {name} is on until {first.end_text}, for {first.window.reserved_for}"
     left = format_span(first.begins_at - at - (first.begins_at - at) % _MINUTE).replace(" ", "")
-    hint = "" if left == "0s" else f"; with --time {left} it could start"
+    hint = "" if left == "0s" or not alone else f"; with --time {left} it could start"
     would = "would" if certain else "may"
     return f"it {would} end after window {name} begins at {first.begin_text}{hint}"
 

@@ -60,6 +60,9 @@ def _wakes(decided: Plan) -> Iterator[float]:
             yield block.begin_at.timestamp()
     for window in decided.snapshot.windows:
         yield window.ends_at.timestamp()
+    for until in decided.limits.budgets_last_until:
+        # Just after: the use until then is a sum of fractions.
+        yield until.timestamp() + 1
 
 
 class _ForwardRun:

@@ -3,7 +3,7 @@
 A job over a limit waits and delays nobody. Running jobs are never stopped for a limit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -53,11 +53,11 @@ class UserLimits:
         both.append((self.longest_time, "longest_time"))
         return min(((span, name) for span, name in both if span is not None), default=None)
 
-    def usual_time(self, *, hold: bool) -> timedelta | None:
-        """Return the time limit of a job or a hold that names none."""
+    def usual_time(self, *, hold: bool) -> tuple[timedelta, str] | None:
+        """Return the time limit of a job or a hold that names none, and its setting; None: none."""
+        usual = [] if hold or self.default_time is None else [(self.default_time, "default_time")]
         longest = self.longest(hold=hold)
-        spans = [None if hold else self.default_time, None if longest is None else longest[0]]
-        return min((span for span in spans if span is not None), default=None)
+        return min(usual if longest is None else [*usual, longest], default=None)
 
     @property
     def restrict_starts(self) -> bool:
@@ -185,7 +185,7 @@ def over_budget(limits: UserLimits, held: Held, used: RecentUse, at: datetime) -
     total = used.in_week_before(at) + held.gib_hours
     if total < budget:
         return None
-    most, has = f"{budget} GiB hours in 7 days", f"{total:.0f} are used"
+    most, has = f"{budget} GiB hours in 7 days", f"{total:.1f} are used"
     return OverLimit("gib_hours_per_week", most, has, used.expires_at(total - budget, at))
 
 
@@ -244,6 +244,11 @@ class LimitCheck:
             if over is not None:
                 check._budgets[uid] = over
         return check
+
+    @property
+    def budgets_last_until(self) -> Collection[datetime]:
+        """When enough of the use of each user who has used all of it is a week old."""
+        return [over.until_at for over in self._budgets.values() if over.until_at is not None]
 
     def _count(self, job: Job, at: datetime) -> None:
         self.start(job, sum(lease.memory for lease in job.leases))

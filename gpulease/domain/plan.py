@@ -239,4 +239,6 @@ def _window_ahead(plan_: Plan, job: Job, need: Need, gpu: GpuMemory) -> Obstacle
         return None
     longest = timedelta(seconds=need.longest_s(snapshot.history, snapshot.policy))
     certain = need.limit_s is not None
-    return plan_.calendar.obstacle(job.owner.user, gpu, snapshot.at, longest, certain=certain)
+    return plan_.calendar.obstacle(
+        job.owner.user, gpu, snapshot.at, longest, certain=certain, alone=job.claim.gpus == 1
+    )

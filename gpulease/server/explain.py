@@ -58,7 +58,7 @@ def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainVi
     if placement is not None:
         return view
     explained = Explanations(plan)
-    start = explained.starts.get(job.id)
+    start = None if rehearsal.closed else explained.starts.get(job.id)
     view.expected_start_at = None if start is None else instant(whole_minute(start.at))
     if (block := plan.blocked.get(job.id)) is not None:
         view.reason = block_sentence(block, store)

@@ -48,7 +48,7 @@ class Edited:
 
     job: Job
     changes: tuple[str, ...]
-    """What changed, from what to what; empty if it had these values."""
+    """What changed, from what to what, or why not; empty if it had these values."""
 
 
 def edit(
@@ -125,7 +125,7 @@ class _Checks:
             limits = self.limits_of(job)
             if limits.over_limit is Beyond.REFUSE:
                 refuse_over_limit(
-                    job, live, limits, self.state.recent_use, most, self.at, verb="edit"
+                    [job], live, limits, self.state.recent_use, most, self.at, verb="edit"
                 )
 
     def check_signal(self, job: Job) -> None:
@@ -162,12 +162,24 @@ def _edited(checks: _Checks, before: Job, wanted: Edit) -> Edited:
     after = _changed(before, wanted)
     if wanted.claim:
         if after.claim.time_limit is None:
-            usual = checks.limits_of(after).usual_time(hold=False)
-            after = replace(after, claim=replace(after.claim, time_limit=usual))
+            after = _with_usual_time(after, checks.limits_of(after))
         checks.check(after)
         if "time_limit" in wanted.claim:
             checks.check_signal(after)
-    return Edited(after, tuple(_differences(before, after)))
+    changes = tuple(_differences(before, after))
+    return Edited(after, (*changes, *_limits_instead(wanted, after, checks.limits_of(after))))
+
+
+def _with_usual_time(job: Job, limits: UserLimits) -> Job:
+    usual = limits.usual_time(hold=False)
+    return job if usual is None else replace(job, claim=replace(job.claim, time_limit=usual[0]))
+
+
+def _limits_instead(wanted: Edit, job: Job, limits: UserLimits) -> Iterator[str]:
+    """Yield why a job has a time limit although the edit removes it."""
+    usual = limits.usual_time(hold=False)
+    if usual is not None and wanted.claim.get("time_limit", usual) is None:
+        yield f"jobs of {job.owner.user} without --time get {format_span(usual[0])} ({usual[1]})"
 
 
 def _changed(job: Job, wanted: Edit) -> Job:
@@ -296,8 +308,18 @@ def _refuse_place(job: Job, target: Job | None, wanted: Move) -> None:
         raise BadValue(
             f"{cannot}: its priority is {job.queue.priority}, and that of job {target.label} is "
             f"{target.queue.priority}",
-            f"gpulease edit {target.label} --priority {job.queue.priority}",
+            _hint_of_classes(job, target, wanted),
         )
+
+
+def _hint_of_classes(job: Job, target: Job, wanted: Move) -> str:
+    higher = target.queue.priority
+    if higher is Priority.HIGH and not wanted.is_admin:
+        return (
+            f"gpulease edit {target.label} --priority {job.queue.priority} lowers job "
+            f"{target.label}; only admins may raise job {job.label}"
+        )
+    return f"gpulease edit {job.label} --priority {higher} raises job {job.label}"
 
 
 def _placed(job: Job, target: Job | None, wanted: Move) -> Job:

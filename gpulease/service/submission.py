@@ -1,6 +1,6 @@
 """Submission of jobs: checks of claims and quotas, and the size of leases that name none."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -146,8 +146,18 @@ def queue(
     submission = replace(submission, queue=replace(submission.queue, after=after))
     job = _add(tx, submission, at, failure)
     refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
-    refuse_over_limit(job, tx.live(), limits, state.recent_use, most, at)
+    live = tx.live()
+    refuse_over_limit(_elements(job, live), live, limits, state.recent_use, most, at)
     return job
+
+
+def _elements(job: Job, live: Iterable[Job]) -> Sequence[Job]:
+    """Return all elements of the array of a job, or the job alone."""
+    array = job.queue.array
+    if array is None:
+        return [job]
+    others = ((each, each.queue.array) for each in live)
+    return [each for each, of in others if of is not None and of.job == array.job] or [job]
 
 
 def _add(tx: Transaction, submission: Submission, at: datetime, failure: str | None) -> Job:

@@ -4,7 +4,7 @@ Runs inside the transaction that adds or changes the job. What waits for a limit
 see `domain.limits`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -13,6 +13,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.limits import (
     Beyond,
     LimitCheck,
+    OverLimit,
     RecentUse,
     UserLimits,
     memory_of,
@@ -33,7 +34,8 @@ def with_time_limit(submission: Submission, limits: UserLimits) -> Submission:
     limit = submission.claim.time_limit
     if limit is None:
         usual = limits.usual_time(hold=hold)
-        return replace(submission, claim=replace(submission.claim, time_limit=usual))
+        limit = None if usual is None else usual[0]
+        return replace(submission, claim=replace(submission.claim, time_limit=limit))
     refuse_longer(limit, limits, "hold a lease" if hold else "submit", hold=hold)
     return submission
 
@@ -67,7 +69,7 @@ def refuse_what_is_never_within(claim: Claim, limits: UserLimits, largest: int, 
 
 
 def refuse_over_limit(
-    job: Job,
+    new: Sequence[Job],
     others: Iterable[Job],
     limits: UserLimits,
     used: Mapping[int, RecentUse],
@@ -75,27 +77,39 @@ def refuse_over_limit(
     at: datetime,
     verb: str = "submit",
 ) -> None:
-    """Check that a new job is within the limits of its user, if these refuse more.
+    """Check that a job, or the elements of an array, are within the limits of their user.
 
-    The user's queued jobs count as if they ran, so the user never has more than the limit.
+    This is so if the limits refuse more. The user's queued jobs count as if they ran, so the user
+    never has more than the limit.
 
     Raises:
         TooMany: it is not.
     """
     if limits.over_limit is Beyond.WAIT or not limits.restrict_starts:
         return
-    mine = [each for each in others if each.owner.uid == job.owner.uid and each.id != job.id]
+    owner, ids = new[0].owner, {each.id for each in new}
+    mine = [each for each in others if each.owner.uid == owner.uid and each.id not in ids]
     holders = (each for each in mine if each.holds_memory)
-    check = LimitCheck.of({job.owner.uid: limits}, used, holders, largest, at)
+    check = LimitCheck.of({owner.uid: limits}, used, holders, largest, at)
     for each in mine:
         if not each.holds_memory:
             check.start(each, memory_of(each.claim, largest))
-    over = check.exceeded_by(job)
-    if over is None:
-        return
-    user = job.owner.user
-    raise TooMany(
-        f"cannot {verb}: the limit of {user} is {over.most} ({over.setting}), and {over.has}, "
-        "with what waits",
+    for fitting, each in enumerate(new):
+        over = check.exceeded_by(each)
+        if over is not None:
+            raise _too_many(over, owner.user, fitting, len(new), verb)
+        check.start(each, memory_of(each.claim, largest))
+
+
+def _too_many(over: OverLimit, user: str, fitting: int, elements: int, verb: str) -> TooMany:
+    what = "" if elements == 1 else f" an array of {elements} elements"
+    limit = f"cannot {verb}{what}: the limit of {user} is {over.most} ({over.setting})"
+    if fitting > 0:
+        return TooMany(
+            f"{limit}, and only {fitting} of them fit beside the jobs that run or wait",
+            f"{verb} at most {fitting} elements now; gpulease list --user {user} shows the jobs",
+        )
+    return TooMany(
+        f"{limit}, and {over.has}, with what waits",
         f"{verb} again when some jobs have ended; gpulease list --user {user} shows them",
     )

@@ -135,6 +135,7 @@ def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> N
     daemon.run("pause")
     held_up = said("--mem", "4G", "--gpus", "2")
     assert held_up["reason"] == daemon.status()["closed"]
+    assert held_up["expected_start_at"] is None
     assert daemon.job(job)["state"] == "active"
 
 

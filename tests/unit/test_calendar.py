@@ -52,8 +52,10 @@ def test_a_window_that_names_its_gpus_is_against_other_users_on_these_only() -> 
     assert calendar.first_against("bob", GpuUuid("GPU-0")) is None
 
 
-def why(calendar: Calendar, user: str, lasts: timedelta, *, certain: bool = True) -> str | None:
-    found = calendar.obstacle(user, gpus(1)[0], NOON, lasts, certain=certain)
+def why(
+    calendar: Calendar, user: str, lasts: timedelta, *, certain: bool = True, alone: bool = True
+) -> str | None:
+    found = calendar.obstacle(user, gpus(1)[0], NOON, lasts, certain=certain, alone=alone)
     return None if found is None else found.why
 
 
@@ -72,6 +74,9 @@ def test_the_obstacle_says_which_time_limit_would_do() -> None:
     sentence("window ahead, no limit", why(calendar, "bob", 3 * HOUR, certain=False))
     odd = replace(soon, begins_at=NOON + timedelta(hours=1, minutes=7, seconds=9))
     assert mentions(why(Calendar([odd], gpus(1)), "bob", 3 * HOUR), "--time 1h7m")
+    wide = why(calendar, "bob", 3 * HOUR, alone=False)
+    assert wide is not None
+    assert "--time" not in wide, "other GPUs may have other obstacles"
     now = replace(soon, begins_at=NOON + timedelta(seconds=59))
     assert "--time" not in (why(Calendar([now], gpus(1)), "bob", HOUR) or "--time")
 

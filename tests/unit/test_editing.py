@@ -254,6 +254,16 @@ def test_a_move_that_has_no_effect_is_refused() -> None:
     with pytest.raises(WrongState):
         moved(store, running, job)
     assert current(store, job) == job
+    with pytest.raises(BadValue) as refused:
+        moved(store, job, high)
+    assert mentions(refused.value.hint, f"edit {high.id} --priority normal")
+    with pytest.raises(BadValue) as refused:
+        moved(store, job, high, is_admin=True)
+    assert mentions(refused.value.hint, f"edit {job.id} --priority high")
+    low = waiting(store, priority=Priority.LOW)
+    with pytest.raises(BadValue) as refused:
+        moved(store, low, job)
+    assert mentions(refused.value.hint, f"edit {low.id} --priority normal")
     assert ALICE.uid == 1000
     assert running.state is State.GRANTED
 
@@ -270,7 +280,10 @@ def test_the_limits_of_the_user_apply_and_not_those_of_an_admin() -> None:
         edit(store, [job.id], replace(wanted, by_admin=True), "root", SEEN, policy, CLOCK)
     assert current(store, job).claim.time_limit == timedelta(hours=2)
     edit(store, [job.id], Edit(claim={"memory": G, "time_limit": None}), "a", SEEN, policy, CLOCK)
-    assert current(store, job).claim.time_limit == limits.usual_time(hold=False)
+    assert current(store, job).claim.time_limit == limits.longest_time
+    wanted = Edit(claim={"time_limit": None})
+    (done,) = edit(store, [job.id], wanted, "a", SEEN, policy, CLOCK)
+    assert mentions("; ".join(done.changes), "longest_time", "1h")
 
 
 def test_a_limit_that_refuses_more_counts_all_jobs_of_an_edit() -> None:

@@ -9,12 +9,15 @@ from hypothesis import strategies as some
 
 from fakes import ALICE, BOB, NOON, FakeClock, FakeGpus, G, MemoryStore
 from fakes import order as an_order
+from goldens import mentions
+from gpulease.domain.explain import Explanations
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, Owner, grant, worker_gone
 from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.limits import WEEK, Beyond, LimitCheck, RecentUse, UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, why_waiting
+from gpulease.domain.queue_options import Indices
 from gpulease.domain.queue_policy import QueuePolicy
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service.jobs import extend
@@ -159,6 +162,20 @@ def test_where_limits_refuse_what_waits_counts_too() -> None:
     world.submit(order(owner=BOB))
 
 
+def test_an_array_beyond_a_limit_is_refused_with_how_much_of_it_fits() -> None:
+    world = World(most_gpus=4, over_limit=Beyond.REFUSE)
+    world.submit(order())
+    array = replace(order(), indices=Indices(tuple(range(10)), None))
+    with pytest.raises(TooMany) as refused:
+        world.submit(array)
+    assert mentions(refused.value.message, "array of 10 elements", "4 GPUs", "most_gpus", "only 3")
+    assert mentions(refused.value.hint, "3 elements")
+    world.submit(replace(order(), indices=Indices(tuple(range(3)), None)))
+    with pytest.raises(TooMany) as refused:
+        world.submit(array)
+    assert mentions(refused.value.message, "4 are leased")
+
+
 def test_no_wait_names_the_limit() -> None:
     world = World(most_running=1)
     world.submit(order())
@@ -190,7 +207,7 @@ def test_a_hold_is_limited_by_both_and_gets_no_default_time() -> None:
     both = UserLimits(most_hold_time=HOUR, longest_time=2 * HOUR, default_time=HOUR / 2)
     assert both.longest(hold=True) == (HOUR, "most_hold_time")
     assert both.longest(hold=False) == (2 * HOUR, "longest_time")
-    assert both.usual_time(hold=True) == HOUR
+    assert both.usual_time(hold=True) == (HOUR, "most_hold_time")
     assert UserLimits(default_time=HOUR).usual_time(hold=True) is None
 
 
@@ -227,6 +244,25 @@ def test_the_budget_of_a_week_counts_ended_and_running_jobs() -> None:
     world.clock.at = NOON + WEEK + timedelta(minutes=1)
     world.run()
     assert third.id in world.started()
+
+
+def test_a_job_over_the_budget_is_expected_when_enough_use_is_a_week_old() -> None:
+    world = World(gib_hours_per_week=10)
+    first = world.submit(order(8 * G))
+    world.run()
+    world.clock.forward(hours=2)
+    world.end(first.id)
+    waits = world.submit(order())
+    decided = world.run()
+    over = why_waiting(decided, waits).over_limit
+    assert over is not None
+    assert over.until_at is not None
+    assert "16.0 are used" in str(over)
+    start = Explanations(decided).starts[waits.id]
+    assert timedelta(0) <= start.at - over.until_at <= timedelta(minutes=1)
+    world.clock.at = start.at
+    world.run()
+    assert waits.id in world.started()
 
 
 def test_use_is_the_same_after_a_restart() -> None:

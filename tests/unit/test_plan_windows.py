@@ -79,6 +79,14 @@ def test_a_job_without_a_limit_starts_if_twice_its_prediction_is_over_before_a_w
     assert "--time 7h" in decided.waiting[JobId(1)].refusal.obstacles[0].why
 
 
+def test_a_job_on_several_gpus_is_promised_no_start_with_a_shorter_limit() -> None:
+    jobs = [running(1, 1), job(2, gpus=2)]
+    jobs[0] = replace(jobs[0], claim=replace(jobs[0].claim, exclusive=True))
+    decided = decide(jobs, window(HOUR, 0), gpus=2)
+    window_ahead = decided.waiting[JobId(2)].refusal.obstacles
+    assert not [each.why for each in window_ahead if "--time" in each.why]
+
+
 def test_the_time_limit_that_the_obstacle_names_lets_the_job_start() -> None:
     span = timedelta(hours=7)
     assert starts(decide([job(1, limit=span)], window(span, 0))) == {1: ["GPU-0"]}
