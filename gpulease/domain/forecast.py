@@ -13,7 +13,7 @@ from itertools import islice
 from gpulease.domain.backfill import expected_end
 from gpulease.domain.eligibility import BlockKind, blocks
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
-from gpulease.domain.job import Job
+from gpulease.domain.job import Job, aging
 from gpulease.domain.lease import State
 from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, plan, started
@@ -126,10 +126,13 @@ class _ForwardRun:
             heapq.heappush(self.ends, (self.now_s, victim))
         for job_id in decided.gives_up:
             self.queue.remove(job_id)
-        for job_id in decided.aging:
+        self._note_aging(decided.aging, at)
+        self._note_aging(decided.stops_aging, None)
+
+    def _note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        for job_id in jobs:
             if job_id in self.queue.jobs:
-                job = self.queue.jobs[job_id]
-                self.queue.add(replace(job, queue=replace(job.queue, aging_since_at=at)))
+                self.queue.add(aging(self.queue.jobs[job_id], since))
 
     def _start(self, job_id: JobId, placement: Placement, at: datetime) -> None:
         running = started(self.queue.jobs[job_id], placement, at)

@@ -398,9 +398,15 @@ class PlanningPass:
         return tuple(job.id for job in new if self.limits.exceeded_by(job) is None)
 
     def stops_aging(self) -> tuple[JobId, ...]:
-        """Return the jobs that gained age, and are blocked or over a limit now."""
-        aging = [job for job in self._first() if job.queue.aging_since_at is not None]
-        over = [job.id for job in aging if self.limits.exceeded_by(job) is not None]
+        """Return the jobs that gained age, and are not among the first, blocked or over a limit."""
+        first = {job.id: job for job in self._first() if job.queue.aging_since_at is not None}
+        over = [job.id for job in first.values() if self.limits.exceeded_by(job) is not None]
+        over += (
+            job
+            for aging in self.queue.aging.values()
+            for job in sorted(aging)
+            if job not in first and job not in self.grants
+        )
         if self.blocked:
             over += (
                 job.id
