@@ -11,7 +11,14 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 
-from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
+from gpulease.domain.backfill import (
+    End,
+    Reservation,
+    expected_end,
+    grace_to_make_way,
+    latest_end,
+    reserve,
+)
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
 from gpulease.domain.eligibility import Block, blocks
@@ -187,8 +194,10 @@ class PlanningPass:
         )
 
     def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
-        """Return when the memory of a job is expected to be free; at once if it makes way."""
-        latest = self.now_s if held.need.preemptible else latest_end(held, self.now_s, self.policy)
+        """Return when the memory of a job is expected to be free; soon if it makes way."""
+        latest = latest_end(held, self.now_s, self.policy)
+        if held.need.preemptible:
+            latest = min(latest, self.now_s + grace_to_make_way(held.job, self.policy))
         expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
         return End(
             latest if hard else expected,
