@@ -26,6 +26,7 @@ _LONGEST = 100
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?", re.ASCII)
+_ONE_DIGIT_HOUR = re.compile(r"(?<=[ T])(?=\d:)", re.ASCII)
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _INSTANT_HINT = "write a point in time as 22:00, 'fri 18:00', '2026-12-04 18:00', +2h or now"
 _SPAN_HINT = "write a time as 90s, 30m, 4h, 1d12h or 04:30:00"
@@ -116,7 +117,7 @@ def parse_span(text: str) -> timedelta:
 def parse_instant(text: str, now: datetime) -> datetime:
     """Read a point in time: 22:00, fri 18:00, tomorrow 8:00, 2026-12-04 18:00, +2h, now.
 
-    Times of day are in the machine's time zone, and are the next ones after `now`.
+    Times of day are in the time zone of the process, and are the next ones after `now`.
 
     Raises:
         BadValue: `text` is not a point in time.
@@ -138,7 +139,8 @@ def _read_instant(words: str, now: datetime) -> datetime:
     """Raises: ValueError, OverflowError."""
     day, _, clock = words.rpartition(" ")
     if "-" in words:
-        return datetime.fromisoformat(words.upper()).astimezone()
+        # fromisoformat wants two digits for the hour, and people write 9:00.
+        return datetime.fromisoformat(_ONE_DIGIT_HOUR.sub("0", words.upper())).astimezone()
     found_time = _TIME_OF_DAY.fullmatch(clock)
     if found_time is None:
         raise ValueError("no time of day")
@@ -151,7 +153,7 @@ def _read_instant(words: str, now: datetime) -> datetime:
     else:
         ahead = (_WEEKDAYS.index(day[:3]) - today.weekday()) % 7
         days = (ahead, ahead + 7)
-    # A time without a zone is in the machine's, with its changes to and from summer time.
+    # A time without a zone is in that of the process, with its changes to and from summer time.
     found = [
         datetime.combine(today + timedelta(days=each), time(hour, minute, second)).astimezone()
         for each in days

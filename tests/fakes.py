@@ -317,9 +317,11 @@ class MemoryStore:
         if job.state is State.ENDED:
             self._ended.append(job)
 
-    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
+    def save_all(
+        self, jobs: Sequence[Job], event: Event, details: Mapping[JobId, str | None] = {}
+    ) -> None:
         for job in jobs:
-            self.save(job, event)
+            self.save(job, replace(event, detail=details.get(job.id, event.detail)))
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         found = (PastJob.of(job, job.outcome, job.ended_at or since) for job in self._jobs.values())

@@ -11,11 +11,11 @@ from gpulease.cli.format import (
     label,
     named,
     ranges,
+    reason_of,
     requested,
-    sentence,
 )
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
-from gpulease.wire.views import JobView
+from gpulease.wire.views import ClaimView, JobView
 
 _LABELS = 12
 _MOST_ROWS = 30
@@ -48,8 +48,19 @@ def _fields(
         yield "at once", f"at most {most}"
     yield "user", clean(first.user)
     yield "command", clean(first.command)
-    yield "requested", requested(first)
+    yield "requested", _requested(elements)
     yield "submitted", clock(first.submitted_at, now)
+
+
+def _requested(elements: Sequence[JobView]) -> str:
+    """Write what the elements ask for: 4G, or 4G to 6G after an edit of some."""
+    sizes = {requested(job): job.claim for job in elements}
+    ordered = sorted(sizes, key=lambda text: _amount(sizes[text]))
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _amount(claim: ClaimView) -> tuple[int, float]:
+    return claim.gpus, claim.memory or claim.share or 0
 
 
 def _counted(elements: Sequence[JobView]) -> str:
@@ -67,7 +78,7 @@ def _groups(elements: Sequence[JobView], now: datetime) -> Iterator[Block]:
     """Show a row for the elements that have one state and one reason, running ones first."""
     groups: dict[tuple[object, ...], list[JobView]] = {}
     for job in elements:
-        key: tuple[object, ...] = label(job), job.exit_status, job.reason
+        key: tuple[object, ...] = label(job), job.exit_status, reason_of(job, now)
         groups.setdefault((*key, job.id) if job.state in _RUNNING else key, []).append(job)
     rows = sorted(groups.values(), key=lambda group: group[0].state not in _RUNNING)
     columns = (
@@ -93,5 +104,5 @@ def _row(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
         line(str(len(group))),
         line(between(job.started_at, job.ended_at, now) if alone else ""),
         line("" if job.exit_status is None else str(job.exit_status)),
-        line(sentence(job.reason or "")),
+        line(reason_of(job, now) or ""),
     )

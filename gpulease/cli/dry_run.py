@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
-from gpulease.cli.format import claimed, clean, ordinal, sentence
+from gpulease.cli.format import claimed, clean, clock, ordinal, sentence
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.show import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.tables import Page, Span
@@ -48,11 +48,16 @@ def _summary(view: ExplainView) -> str:
         return f"would start now on {'GPU' if len(view.gpus) == 1 else 'GPUs'} " + ", ".join(
             clean(each) for each in view.gpus
         )
+    if view.preempts:
+        jobs = ", ".join(map(str, view.preempts))
+        named, have = ("job", "has") if len(view.preempts) == 1 else ("jobs", "have")
+        return f"would start when {named} {jobs} {have} made way"
     return f"would wait, {ordinal(view.position)} in line" if view.position else "would wait"
 
 
 def _fields(view: ExplainView, now: datetime) -> Iterator[tuple[str, str | None]]:
     yield "reason", sentence(view.reason) if view.reason else None
+    yield "begin", f"not before {clock(view.begin_at, now)}" if view.begin_at else None
     yield "waits for", ", ".join(f"job {number}" for number in view.waits_for)
     yield "behind", f"the reservation of job {view.behind}" if view.behind else None
     yield "expected", predicted(view.expected_start_at, now)

@@ -1,12 +1,13 @@
 """`gpulease edit`: change what waiting jobs ask for."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Literal
 
 import typer
 
 from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import clean
+from gpulease.cli.format import clean, clock
 from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import JobsArgument
 from gpulease.cli.queue_options import begin_instant, dependencies
@@ -18,6 +19,8 @@ from gpulease.wire.requests import EditRequest
 from gpulease.wire.views import EditedJobView, EditedView
 
 _NONE = "none"
+_INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
+"""As the daemon writes begin times."""
 
 
 def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
@@ -87,7 +90,7 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request.after = None if after is None else _after(client, after)
     request.jobs = select_jobs(client, wanted)
     request.only_waiting = len(request.jobs) > len(wanted.words)
-    for text in results(client.edit(request)):
+    for text in results(client.edit(request), datetime.now().astimezone()):
         print_stdout(text)
 
 
@@ -113,12 +116,18 @@ def _after(client: Client, words: list[str]) -> list[str]:
     return [] if words == [_NONE] else dependencies(client, words)
 
 
-def results(view: EditedView) -> list[str]:
+def results(view: EditedView, now: datetime) -> list[str]:
     """Describe jobs that were edited or moved: each of a few, or only their number."""
     if view.count > len(view.jobs):
-        return [f"{view.count} jobs: {_changes(view.jobs[0])}, and so on"]
-    return [f"job {clean(job.label)}: {_changes(job)}" for job in view.jobs]
+        return [f"{view.count} jobs: {_changes(view.jobs[0], now)}, and so on"]
+    return [f"job {clean(job.label)}: {_changes(job, now)}" for job in view.jobs]
 
 
-def _changes(job: EditedJobView) -> str:
-    return clean("; ".join(job.changes)) or "nothing changes"
+def _changes(job: EditedJobView, now: datetime) -> str:
+    changes = (
+        _INSTANT.sub(lambda found: clock(found[0], now), each)
+        if each.startswith("begin ")
+        else each
+        for each in job.changes
+    )
+    return clean("; ".join(changes)) or "nothing changes"

@@ -159,9 +159,22 @@ def alike(jobs: Iterable[JobView]) -> list[list[JobView]]:
         array = None if job.queue is None else job.queue.array
         key: tuple[object, ...] = (job.id,)
         if array is not None and job.started_at is None and job.state in ("queued", "ended"):
-            key = array, job.state, job.outcome, job.reason
+            key = array, job.state, job.outcome, job.reason, _begin_of(job)
         groups.setdefault(key, []).append(job)
     return list(groups.values())
+
+
+def reason_of(job: JobView, now: datetime) -> str | None:
+    """Write why a job waits or how it ended, with its begin time if it waits for that."""
+    if _begin_of(job) is not None:
+        return f"not before {clock(_begin_of(job), now)}"
+    return sentence(job.reason) if job.reason else None
+
+
+def _begin_of(job: JobView) -> str | None:
+    """Return the begin time of a job that waits for nothing else first."""
+    options = job.queue
+    return options.begin_at if options and options.blocked_by == "begin" else None
 
 
 def named(job: JobView) -> str:

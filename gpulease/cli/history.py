@@ -51,6 +51,7 @@ def history(
             "--limit",
             metavar="N",
             min=1,
+            max=10**9,
             help="The latest N jobs; default: 50, or all with --since or --csv.",
         ),
     ] = None,
@@ -74,23 +75,31 @@ def history(
     """
     if as_csv and json:
         raise BadValue("cannot list jobs: --csv and --json exclude each other", "use one of them")
-    if limit is None and since is None and not as_csv:
-        limit = _FEW
+    is_cut = limit is None and since is None and not as_csv
+    limit = _FEW if is_cut else limit
     ago = None if since is None else parse_span(since).total_seconds()
-    past = _past_jobs(connect(ctx, socket), user, ago, limit)
+    client = connect(ctx, socket)
     if as_csv:
-        _print_csv(past)
+        _print_csv(_past_jobs(client, user, ago, limit))
         return
-    jobs = list(past)
+    view = _view(client, user, ago, limit)
     if json:
-        print_stdout(indent(encode(HistoryView(jobs))))
+        print_stdout(indent(encode(view)))
         return
-    if user is not None and not jobs and not is_user(user):
+    if user is not None and not view.jobs and not is_user(user):
         raise BadValue(
             f"cannot list jobs of {user[:80]!r}: no such user",
             "gpulease history shows the jobs of all users",
         )
-    show_page(page(jobs, datetime.now(UTC).astimezone()), screen_of(sys.stdout, environment()))
+    now, more = datetime.now(UTC).astimezone(), is_cut and view.before is not None
+    show_page(page(view.jobs, now, more=more), screen_of(sys.stdout, environment()))
+
+
+def _view(client: Client, user: str | None, since: float | None, limit: int | None) -> HistoryView:
+    """Return at most `limit` jobs, and whether others follow."""
+    found = list(_past_jobs(client, user, since, None if limit is None else limit + 1))
+    jobs = found[:limit]
+    return HistoryView(jobs, jobs[-1].id if len(found) > len(jobs) else None)
 
 
 def _past_jobs(
@@ -148,8 +157,8 @@ def _seconds(written: str) -> float:
     return instant(written).timestamp()
 
 
-def page(jobs: list[PastJobView], now: datetime) -> Page:
-    """Lay out past jobs."""
+def page(jobs: list[PastJobView], now: datetime, *, more: bool = False) -> Page:
+    """Lay out past jobs; `more` if older ones are left out."""
     if not jobs:
         return [line("no job has ended", "dim")]
     columns = (
@@ -165,7 +174,9 @@ def page(jobs: list[PastJobView], now: datetime) -> Page:
         Column("END"),
         Column("EXIT", right=True),
     )
-    return [Table(columns, tuple(_row(job, now) for job in jobs))]
+    table = Table(columns, tuple(_row(job, now) for job in jobs))
+    older = f"the latest {len(jobs)} jobs; --limit N or --since SPAN shows older ones"
+    return [table, line(older, "dim")] if more else [table]
 
 
 def _row(job: PastJobView, now: datetime) -> tuple[Line, ...]:

@@ -69,7 +69,7 @@ def selection(
         raise BadUsage(f"no job to {_doing(verb)}", _example(verb))
     if ways > 1:
         raise BadUsage(
-            f"cannot {_doing(verb)}: JOB, --name and --all exclude each other", _example(verb)
+            f"cannot {_doing(verb)} jobs: JOB, --name and --all exclude each other", _example(verb)
         )
     return Selection(verb, words or (), pattern, every)
 
@@ -92,7 +92,9 @@ def select_jobs(client: Client, wanted: Selection) -> list[int]:
         return list(dict.fromkeys(number for numbers in found_by_word for number in numbers))
     found = _matching(_own_jobs(client, ended=not wanted.every and verb in _READS), wanted)
     if verb == "attach":
-        return [_newest(found, verb, f"match {wanted.pattern!r}").id]
+        chosen = _newest(found, verb)
+        _say_one_of(len(found), f"match {wanted.pattern!r}", f"job {id_of(chosen)}")
+        return [chosen.id]
     announce(verb, found, len(found))
     return [job.id for job in found]
 
@@ -173,8 +175,12 @@ def _by_word(client: Client, jobs: Sequence[JobView], verb: Verb, word: str) -> 
     named = [job for job in jobs if job.name == word]
     live = [job for job in named if job.state != "ended"]
     if verb in _FINDS_ENDED and named:
-        return _with_rest(jobs, verb, _newest(named, verb, f"have the name {clean(word)!r}"))
-    if len({array_of(job) or job.id for job in live}) > 1:
+        chosen = _newest(named, verb)
+        array = array_of(chosen)
+        this = f"job {id_of(chosen)}" if array is None else f"array {array}"
+        _say_one_of(_count_arrays_once(named), f"have the name {clean(word)!r}", this)
+        return _with_rest(jobs, verb, chosen)
+    if _count_arrays_once(live) > 1:
         raise _ambiguous(verb, word, live)
     if not named:
         raise no_match(Selection(verb, (word,)))
@@ -194,7 +200,10 @@ def array_of(job: JobView) -> int | None:
 
 def names_array(words: Sequence[str], job: JobView) -> bool:
     """Return whether one of `words` means the array of which `job` is the first element."""
-    return array_of(job) == job.id and str(job.id) in words
+    if array_of(job) != job.id:
+        return False
+    by_name = id_of(job) not in words and not {LAST, job.name}.isdisjoint(words)
+    return by_name or str(job.id) in words
 
 
 def one_element(doing: str, job: JobView) -> BadUsage:
@@ -230,11 +239,15 @@ def _with_array(client: Client, verb: Verb, number: int) -> list[int]:
 
 
 def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
-    """Return a job, or for a verb that changes jobs all live ones of its array."""
+    """Return a job that is in no array; of an array what its number means to the verb."""
     array = array_of(job)
-    if array is None or verb in _READS:
+    if array is None:
         return [job.id]
-    rest = [each.id for each in jobs if array_of(each) == array and each.state != "ended"]
+    elements = [each for each in jobs if array_of(each) == array]
+    if verb in _READS:
+        # The first element may have been purged.
+        return [array] if array in {each.id for each in elements} else [job.id]
+    rest = [each.id for each in elements if verb in _FINDS_ENDED or each.state != "ended"]
     return rest or [job.id]
 
 
@@ -249,15 +262,19 @@ def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
     return found
 
 
-def _newest(found: Sequence[JobView], verb: Verb, what_they_do: str) -> JobView:
-    """Return the newest job, for attach the newest live one, and say if it was one of several."""
+def _newest(found: Sequence[JobView], verb: Verb) -> JobView:
+    """Return the newest job, for attach the newest live one."""
     live = [job for job in found if job.state != "ended"]
-    chosen = (live or found)[-1] if verb == "attach" else found[-1]
-    if len(found) > 1:
-        print_stderr(
-            f"gpulease: {len(found)} of your jobs {what_they_do}; this is job {id_of(chosen)}"
-        )
-    return chosen
+    return (live or found)[-1] if verb == "attach" else found[-1]
+
+
+def _count_arrays_once(jobs: Iterable[JobView]) -> int:
+    return len({array_of(job) or job.id for job in jobs})
+
+
+def _say_one_of(count: int, what_they_do: str, this: str) -> None:
+    if count > 1:
+        print_stderr(f"gpulease: {count} of your jobs {what_they_do}; this is {this}")
 
 
 def _count(count: int) -> str:
@@ -276,7 +293,7 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
     hint = "gpulease list shows the jobs that wait or run, gpulease list --all ended ones as well"
     yours = f"job of {owner}" if verb in _READS else f"job of {owner} that waits or runs"
     if wanted.pattern is not None:
-        return NoSuchJob(f"cannot {_doing(verb)}: no {yours} matches {wanted.pattern!r}", hint)
+        return NoSuchJob(f"cannot {_doing(verb)} {wanted.pattern!r}: no {yours} matches it", hint)
     return NoSuchJob(
         f"cannot {_doing(verb)} {words[0]!r}: no {yours} has this name",
         f"{hint}; a job of another user is named by its number",

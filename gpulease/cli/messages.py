@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
-from gpulease.cli.format import clean, clock, id_of, ordinal, sentence, shorten, size
+from gpulease.cli.format import clean, clock, id_of, ordinal, reason_of, sentence, shorten, size
 from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.views import JobView
@@ -90,7 +90,8 @@ def waiting_text(job: JobView, blockers: Sequence[JobView], now: datetime) -> st
 
 def _why(job: JobView, blockers: Sequence[JobView], now: datetime) -> str:
     """Give the daemon's reason, with what is known about the jobs in the way."""
-    why = f": {sentence(job.reason)}" if job.reason else ""
+    reason = reason_of(job, now)
+    why = f": {reason}" if reason else ""
     parts = [_blocker(blocker, now) for blocker in blockers]
     return why + _brackets([*_for_whom(job, parts), *_start(job, now)])
 

@@ -1,5 +1,6 @@
 """`gpulease move`: change the order of waiting jobs."""
 
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -40,7 +41,8 @@ def move(
     wanted = selection("move", jobs)
     client = connect(ctx, socket)
     target = None if before is None else _one(client, before)
-    for text in results(client.move(select_jobs(client, wanted), target)):
+    moved = client.move(select_jobs(client, wanted), target)
+    for text in results(moved, datetime.now().astimezone()):
         print_stdout(text)
 
 

@@ -164,13 +164,14 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     if started:
         print_stderr(started_message(client))
     outer = None if new_lease else _outer_lease(client, request, options)
+    if outer is None:
+        request.queue.after = dependencies(client, options.after)
     if dry:
         return dry_run(client, request, outer, json=json)
     if outer is not None:
         _become(outer, [from_wire(word) for word in request.argv], options)
     if snapshot:
         _run_a_copy(request)
-    request.queue.after = dependencies(client, options.after)
     return _submit(client, request, options, keys)
 
 

@@ -173,8 +173,11 @@ def fields(
     yield "requested", _requested(job)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
-    yield "retry of", f"job {job.retry_of}" if job.retry_of else None
-    yield "retried as", f"job {job.retried_as}" if job.retried_as else None
+    if job.retry_of is not None:
+        was_requeued = any(event.kind == "requeued" for event in job.events)
+        yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
+    if job.retried_as is not None:
+        yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
     yield "queue", _queue(job)
     yield "submitted", clock(job.submitted_at, now)
     yield "started", clock(job.started_at, now) if job.started_at else None

@@ -22,8 +22,8 @@ from gpulease.cli.format import (
     is_above,
     label,
     named,
+    reason_of,
     requested,
-    sentence,
     size,
     until,
 )
@@ -278,7 +278,7 @@ def _waiting(group: Sequence[JobView], now: datetime) -> tuple[Line, ...]:
         line(named(job)),
         line(requested(job)),
         line(clock(job.expected_start_at, now)),
-        line(sentence(job.reason or UNKNOWN)),
+        line(reason_of(job, now) or UNKNOWN),
     )
 
 

@@ -131,9 +131,19 @@ class _Reader:
         if value is None:
             return () if several else None
         try:
-            return self._read(value)
+            return _within(self._read(value), param)
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx=ctx, param=param) from None
+
+
+def _within(value: Any, param: Any) -> Any:
+    """Raises: ValueError, for a number outside the bounds that the option names."""
+    least, most = getattr(param, "min", None), getattr(param, "max", None)
+    if least is not None and value < least:
+        raise ValueError(f"{value} is below {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{value} is above {most}")
+    return value
 
 
 def reader_of(annotation: Any) -> Callable[[Any], Any] | None:

@@ -1,6 +1,6 @@
 """Dependencies between jobs: when one is met, when it never can be, and cycles of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 
 from gpulease.domain.gpu import JobId
@@ -51,40 +51,40 @@ def elements_by_array(jobs: Iterable[Job]) -> dict[JobId, list[JobId]]:
 
 
 def cycle(
-    job: JobId, after: Sequence[Dependency], jobs: Mapping[JobId, Job]
+    edited: Collection[JobId], after: Sequence[Dependency], jobs: Mapping[JobId, Job]
 ) -> tuple[JobId, ...] | None:
-    """Return the jobs of a cycle that `job` would close if it waited for `after`; None for none.
+    """Return the jobs of a cycle that exists if all `edited` jobs wait for `after`; None for none.
 
-    The first and the last are `job`. `jobs` are those that wait or hold memory.
+    The first and the last are the same edited job. `jobs` are those that wait or hold memory.
     """
     elements = elements_by_array(jobs.values())
-    came_from: dict[JobId, JobId] = {}
-    found = [(job, target) for target in _targets(after, elements)]
+    came_from: dict[JobId, JobId | None] = {}
+    seen: set[Dependency] = set()
+    found: list[tuple[JobId | None, Dependency]] = [(None, each) for each in after]
     while found:
-        waiting, target = found.pop()
-        if target == job:
-            return _path(job, waiting, came_from)
-        if target in came_from or target not in jobs:
+        waiting, dependency = found.pop()
+        if dependency in seen:
             continue
-        came_from[target] = waiting
-        found += [(target, each) for each in _targets(jobs[target].queue.after, elements)]
+        # Thousands of elements may all wait for the same thousands of others.
+        seen.add(dependency)
+        for target in _targets(dependency, elements):
+            if target in edited:
+                return _path(target, waiting, came_from)
+            if target not in came_from and target in jobs:
+                came_from[target] = waiting
+                found += [(target, each) for each in jobs[target].queue.after]
     return None
 
 
-def _targets(
-    after: Iterable[Dependency], elements: Mapping[JobId, Sequence[JobId]]
-) -> Iterable[JobId]:
-    for each in after:
-        if each.whole_array:
-            yield from elements.get(each.job, ())
-        else:
-            yield each.job
+def _targets(dependency: Dependency, elements: Mapping[JobId, Sequence[JobId]]) -> Sequence[JobId]:
+    return elements.get(dependency.job, ()) if dependency.whole_array else (dependency.job,)
 
 
-def _path(job: JobId, last: JobId, came_from: Mapping[JobId, JobId]) -> tuple[JobId, ...]:
-    path = [job, last] if last != job else [job]
-    while path[-1] in came_from:
-        path.append(came_from[path[-1]])
-    if path[-1] != job:
-        path.append(job)
-    return tuple(reversed(path)) if len(path) > 1 else (job, job)
+def _path(
+    edited: JobId, last: JobId | None, came_from: Mapping[JobId, JobId | None]
+) -> tuple[JobId, ...]:
+    path = [edited]
+    while last is not None:
+        path.append(last)
+        last = came_from[last]
+    return (edited, *reversed(path))

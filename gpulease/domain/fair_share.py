@@ -38,7 +38,8 @@ class PastUse:
         """Return the use of each user, decayed to an instant."""
         if self._base_s is None:
             return {}
-        factor = 2.0 ** ((self._base_s - at_s) / self._half_life_s)
+        # A wrong clock may have left uses in the future: they do not grow until then.
+        factor = 2.0 ** min(0.0, (self._base_s - at_s) / self._half_life_s)
         # A copy: a forecast reads in another thread.
         return {user: value * factor for user, value in list(self._values.items())}
 

@@ -15,12 +15,13 @@ from gpulease.domain.eligibility import BlockKind, blocks
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, Outcome, aging, asked_to_end
 from gpulease.domain.lease import State, Trigger
+from gpulease.domain.limits import RecentUse
 from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, plan, started
 from gpulease.domain.queue import Queue
 from gpulease.domain.snapshot import Snapshot, capacity
 
-MOST_JOBS = 1000
+MOST_JOBS = 500
 """So many jobs, the first in the order of the queue, get a prediction."""
 MOST_PASSES = 1000
 """A run ends after so many planning passes, which bounds its time."""
@@ -67,10 +68,10 @@ class _ForwardRun:
     def __init__(self, decided: Plan, waiting: Sequence[Job]) -> None:
         # The utilization of a GPU is the sum of what its jobs usually cause, from the start on.
         policy = replace(decided.snapshot.policy, settling_time=timedelta(0))
-        # It looks ahead, and would forget what counts now.
-        recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
+        # It looks ahead: what it adds and forgets is not what counts now.
+        self.recent_use = {uid: use.copy() for uid, use in decided.after.recent_use.items()}
         self.base: Snapshot = replace(
-            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=recent_use
+            decided.snapshot, jobs=(), policy=policy, blocked={}, recent_use=self.recent_use
         )
         self.gpus: dict[GpuUuid, GpuMemory] = {gpu.uuid: gpu for gpu in decided.gpus}
         self.queue = Queue(capacity(decided.gpus))
@@ -165,11 +166,20 @@ class _ForwardRun:
             return  # it has made way before
         job = self.queue.holding[job_id].job
         self.queue.remove(job_id)
+        if job.owner.uid in self.base.limits:
+            self._count_use(job)
         for lease in job.leases:
             if lease.gpu in self.gpus:
                 ledger = self.gpus[lease.gpu]
                 left = tuple(entry for entry in ledger.entries if entry.job != job_id)
                 self.gpus[lease.gpu] = self._with_load(replace(ledger, entries=left))
+
+    def _count_use(self, job: Job) -> None:
+        """Count what a job that ends has used against the weekly limit of its user."""
+        now = datetime.fromtimestamp(self.now_s, UTC)
+        use = self.recent_use.setdefault(job.owner.uid, RecentUse())
+        for lease in job.leases:
+            use.add(lease.granted_at, now, lease.memory)
 
     def _with_load(self, ledger: GpuMemory) -> GpuMemory:
         """Return the ledger of a GPU with the utilization that its jobs usually cause."""

@@ -169,7 +169,12 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
 
 def order_after(decided: Plan) -> Sequence[Job]:
     """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
-    return PlanningPass(decided.after).in_order(decided.reservation)
+    return order_of(decided.after, decided.reservation)
+
+
+def order_of(snapshot: Snapshot, reservation: Reservation | None) -> Sequence[Job]:
+    """Return the waiting jobs that may start, in the order in which a pass tries them."""
+    return PlanningPass(snapshot).in_order(reservation)
 
 
 def started(job: Job, placement: Placement, at: datetime) -> Job:

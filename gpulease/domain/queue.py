@@ -156,12 +156,12 @@ class Queue:
         self.holding[job.id] = Holding(job, self.need_of(job), begun.timestamp())
 
     def _queue(self, job: Job) -> None:
-        need = self._needs[job.id] = self.need_of(job)
         groups = self.groups.setdefault(job.claim, {})
-        key = _group_key(need, job)
+        key = _group_key(job)
         group = groups.get(key)
         if group is None:
-            group = groups[key] = Group(need)
+            group = groups[key] = Group(self.need_of(job))
+        need = self._needs[job.id] = group.need
         turn = turn_of(job)
         insort(group.turns, turn)
         insort(self.turns.setdefault(need.user, []), turn)
@@ -191,7 +191,7 @@ class Queue:
         if not self.turns[need.user]:
             del self.turns[need.user]
             self.aging.pop(need.user, None)
-        self._leave_group(job.claim, _group_key(need, job), turn)
+        self._leave_group(job.claim, _group_key(job), turn)
 
     def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:
         groups = self.groups[claim]
@@ -225,10 +225,14 @@ class Queue:
         return max(1, claim.memory_on(self.capacity)) / max(1, self.capacity)
 
 
-def _group_key(need: Need, job: Job) -> Hashable:
-    """Return what the jobs of a group have in common; a job that was moved is alone."""
-    moved = None if job.queue.moved_before is None else job.id
-    return need.user, need.rank, need.nice, need.keys[0], moved
+def _group_key(job: Job) -> Hashable:
+    """Return what waiting jobs with one claim have in common if they have one need.
+
+    A job that was moved is alone.
+    """
+    options, moved = job.queue, None if job.queue.moved_before is None else job.id
+    ranked = options.priority, options.preemptible, options.nice
+    return job.owner.user, *ranked, job.usage.fingerprint, moved
 
 
 _T = TypeVar("_T", JobId, Turn)

@@ -1,13 +1,11 @@
 """The users of the queue side by side: what they used, hold and wait for, and who goes next."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
-from gpulease.domain.plan import Plan
-from gpulease.domain.queue import Group, Order, Queue
+from gpulease.domain.plan import Plan, order_of
+from gpulease.domain.queue import Order, Queue
 from gpulease.domain.snapshot import capacity, ledgers
 
 
@@ -43,7 +41,7 @@ def standings(plan: Plan) -> list[UserStanding]:
     largest = capacity(ledgers(snapshot))
     queue = snapshot.queue or Queue.of(snapshot.jobs, largest)
     order = Order(queue, now_s, snapshot.policy, snapshot.history, past)
-    turns = _turns(plan, queue, order)
+    turns = _turns(plan)
     waiting = Counter(job.owner.user for job in snapshot.jobs if not job.holds_memory)
     held: dict[str, list[Job]] = {}
     for job in snapshot.jobs:
@@ -66,20 +64,10 @@ def standings(plan: Plan) -> list[UserStanding]:
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.user))
 
 
-def _turns(plan: Plan, queue: Queue, order: Order) -> dict[str, tuple[int, Job]]:
+def _turns(plan: Plan) -> dict[str, tuple[int, Job]]:
     """Return the place of each user, and the job that goes next."""
-    best: dict[str, tuple[int, float, JobId]] = {}
-    for groups in queue.groups.values():
-        for group in groups.values():
-            job = next(_within_limits(plan, queue, group), None)
-            if job is not None:
-                user, need = job.owner.user, group.need
-                mine = need.rank, -order.score(need, job), job.id
-                best[user] = min(mine, best.get(user, mine))
-    ordered = sorted(best, key=lambda user: best[user])
-    return {user: (place, queue.jobs[best[user][2]]) for place, user in enumerate(ordered, 1)}
-
-
-def _within_limits(plan: Plan, queue: Queue, group: Group) -> Iterator[Job]:
-    jobs = (queue.jobs[JobId(turn[2])] for turn in group.turns)
-    return (job for job in jobs if plan.limits.exceeded_by(job) is None)
+    first: dict[str, Job] = {}
+    for job in order_of(plan.snapshot, plan.reservation):
+        if job.owner.user not in first and plan.limits.exceeded_by(job) is None:
+            first[job.owner.user] = job
+    return {user: (place, job) for place, (user, job) in enumerate(first.items(), 1)}

@@ -9,6 +9,7 @@ import gzip
 import io
 import math
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def read_trace(path: Path) -> Trace:
     try:
         with _opened(path) as lines:
             rows = list(_rows(csv.reader(lines, strict=True), path))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise BadValue(f"cannot read the trace {path}: {why}") from error
     except (csv.Error, UnicodeDecodeError) as error:

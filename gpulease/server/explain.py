@@ -18,8 +18,16 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import submission_of
-from gpulease.server.job_views import claim_view, instant, suggestion_view, whole_minute
+from gpulease.server.job_views import (
+    block_sentence,
+    claim_view,
+    instant,
+    suggestion_view,
+    whole_minute,
+)
 from gpulease.server.reasons import explanation
+from gpulease.service.ports import Store
+from gpulease.service.scheduler import Rehearsal
 from gpulease.wire.requests import SubmitRequest
 from gpulease.wire.views import ExplainView
 
@@ -37,27 +45,36 @@ class ExplainHandlers:
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         await slot_of_request(request).for_expensive()
-        job, plan = await context.scheduler.rehearse(submission)
-        smallest = context.scheduler.policy.smallest_lease
-        return json_response(await asyncio.to_thread(explain_view, plan, job, smallest))
+        rehearsal = await context.scheduler.rehearse(submission)
+        smallest, store = context.scheduler.policy.smallest_lease, context.scheduler.store
+        return json_response(await asyncio.to_thread(explain_view, rehearsal, smallest, store))
 
 
-def explain_view(plan: Plan, job: Job, smallest: int) -> ExplainView:
-    """Return what a plan says about a job, as a wire object."""
+def explain_view(rehearsal: Rehearsal, smallest: int, store: Store) -> ExplainView:
+    """Return what would happen to a job, as a wire object."""
+    plan, job = rehearsal.plan, rehearsal.job
     placement = dict(plan.grants).get(job.id)
+    view = _view(plan, job, placement)
     if placement is not None:
-        return _view(plan, job, placement)
-    waits = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
+        return view
     explained = Explanations(plan)
     start = explained.starts.get(job.id)
-    view = _view(plan, job, None)
-    view.reason = waits.why
-    view.position = explained.positions.get(job.id)
     view.expected_start_at = None if start is None else instant(whole_minute(start.at))
+    if (block := plan.blocked.get(job.id)) is not None:
+        view.reason = block_sentence(block, store)
+        view.begin_at = instant(block.begin_at)
+        return view
+    view.position = explained.positions.get(job.id)
+    view.suggestions = [suggestion_view(each) for each in suggestions(plan, job, smallest)]
+    view.preempts = [preempted for preempted, wanted_by in plan.preempts if wanted_by == job.id]
+    if view.preempts:
+        view.waits_for = view.preempts
+        return view
+    waits = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
+    view.reason = rehearsal.closed or waits.why
     view.refusals = waits.refusals
     view.waits_for = waits.waits_for
     view.behind = waits.behind
-    view.suggestions = [suggestion_view(each) for each in suggestions(plan, job, smallest)]
     return view
 
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from gpulease.domain.eligibility import Block
+from gpulease.domain.eligibility import Block, BlockKind
 from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuUuid, JobId
@@ -23,7 +23,7 @@ from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
-from gpulease.service.ports import Event, ProcessFinder
+from gpulease.service.ports import Event, ProcessFinder, Store
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
@@ -104,9 +104,11 @@ class JobViews:
         block = None if plan is None else plan.blocked.get(job.id)
         waits = None if plan is None or block is not None else self._wait_reasons.of(job, plan)
         explained = self._explainer.latest
-        start = explained.starts.get(job.id) if explained and plan else None
+        may_start = plan is not None and self._scheduler.closed is None and _may_start(block)
+        start = explained.starts.get(job.id) if explained and may_start else None
         why_now = self._scheduler.closed or (waits.why if waits else None)
-        why, hint = reason(job, why_now if block is None else self._sentence(block))
+        why_now = why_now if block is None else block_sentence(block, self._scheduler.store)
+        why, hint = reason(job, why_now)
         idle_since_at, idle_ends_at = self._idle(job)
         has_directory = to_owner and job.granted_at is not None and job.holder is None
         return JobView(
@@ -155,22 +157,15 @@ class JobViews:
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
 
-    def _sentence(self, block: Block) -> str:
-        return block.sentence({each.job: self._label(each.job) for each in block.after})
-
-    def _label(self, job_id: JobId) -> str:
-        job = self._scheduler.store.job(job_id)
-        return str(job_id) if job is None else job.label
-
     def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
-        array = options.array
+        array, store = options.array, self._scheduler.store
         return QueueView(
             priority=options.priority.value,
             nice=options.nice,
             held=options.held,
             begin_at=instant(options.begin_at),
             after=[
-                f"{each.job if each.whole_array else self._label(each.job)}:{each.condition}"
+                f"{each.job if each.whole_array else _label(store, each.job)}:{each.condition}"
                 for each in options.after
             ],
             requeue=options.requeue,
@@ -293,8 +288,26 @@ class QueuePositions:
         ][::-1]
 
 
+def block_sentence(block: Block, store: Store) -> str:
+    """Return what blocks a job as text; it names jobs as people do."""
+    return block.sentence({each.job: _label(store, each.job) for each in block.after})
+
+
+def _label(store: Store, job_id: JobId) -> str:
+    job = store.job(job_id)
+    return str(job_id) if job is None else job.label
+
+
 def _is_blocked(job: Job, plan: Plan | None) -> bool:
-    return job.queue.held or bool(job.queue.after) or (plan is not None and job.id in plan.blocked)
+    if job.queue.held or job.queue.after:
+        return True
+    # The explanations may be of an earlier plan.
+    return plan is not None and (job.id in plan.blocked or plan.limits.exceeded_by(job) is not None)
+
+
+def _may_start(block: Block | None) -> bool:
+    """Tell whether it is known when a block ends."""
+    return block is None or block.kind in (BlockKind.BEGIN, BlockKind.ARRAY)
 
 
 def suggestion_view(suggestion: Suggestion) -> SuggestionView:

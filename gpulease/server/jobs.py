@@ -116,7 +116,7 @@ class JobHandlers:
         count = None
         if job.state in (State.ACTIVE, State.RELEASING):
             count = await asyncio.to_thread(context.processes.count, job)
-        await context.scheduler.explainer.refresh()
+        await context.scheduler.explainer.refresh(job.id)
         smallest = context.scheduler.policy.smallest_lease
         suggested = await context.scheduler.explainer.suggestions(job, smallest)
         caller = caller_of_request(request)
@@ -152,7 +152,7 @@ class JobHandlers:
             change = self._context.scheduler.next_change
             job = self._job(job_id)
             if job.state is State.QUEUED:
-                await self._context.scheduler.explainer.refresh()
+                await self._context.scheduler.explainer.refresh(job.id)
             view = self._context.view_for(caller, job)
             if view != sent:
                 yield msgspec.json.encode(view) + b"\n"

@@ -62,7 +62,9 @@ class Listings:
         live = self._machine.live()
         view = self._machine.status(live, self._clock.now())
         view.jobs = [self._jobs.job(job) for job in live]
-        return _Status(view, msgspec.json.encode(view))
+        drawn = _Status(view, msgspec.json.encode(view))
+        self._explainer.start()
+        return drawn
 
     async def jobs(
         self,
@@ -75,9 +77,11 @@ class Listings:
         def draw() -> bytes:
             self._explainer.refresh_here()
             view = JobList([self._jobs.job(job, to_owner=to_owner(job)) for job in find()])
-            return msgspec.json.encode(
+            drawn = msgspec.json.encode(
                 view if redacted_for is None else redact_list(view, redacted_for)
             )
+            self._explainer.start()
+            return drawn
 
         return await self._in_thread(draw)
 

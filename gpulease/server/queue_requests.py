@@ -42,12 +42,26 @@ def queue_options_of(asked: QueueRequest, *, is_admin: bool) -> QueueOptions:
         _refuse_privileges(asked)
     return QueueOptions(
         priority=Priority(asked.priority),
-        nice=within("nice value in the queue", asked.nice, -20, 19),
+        nice=nice_of(asked.nice),
         held=asked.held,
         begin_at=begin_of(asked.begin_at),
         requeue=asked.requeue,
         preemptible=asked.preemptible,
     )
+
+
+def nice_of(value: int) -> int:
+    """Return a nice value that is in range.
+
+    Raises:
+        BadValue: it is not.
+    """
+    if not -20 <= value <= 19:
+        refuse(
+            f"the nice value {value} is not between -20 and 19",
+            "use a value from 0 to 19; only admins may go below 0",
+        )
+    return value
 
 
 def _refuse_privileges(asked: QueueRequest) -> None:

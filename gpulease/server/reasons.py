@@ -79,15 +79,20 @@ class WaitReasonCache:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
+        self._drawn: dict[int, WaitExplanation] = {}
+        """By the identity of the reason in the plan."""
         self._newer: dict[Hashable, WaitExplanation] = {}
         """Of the jobs that the plan does not know."""
 
     def of(self, job: Job, plan: Plan) -> WaitExplanation:
         """Return why a queued job waits."""
         if plan is not self._plan:
-            self._plan, self._newer = plan, {}
-        if job.id in plan.waiting:
-            return explanation(job.claim, plan.waiting[job.id], len(plan.gpus))
+            self._plan, self._drawn, self._newer = plan, {}, {}
+        waits = plan.waiting.get(job.id)
+        if waits is not None:
+            if id(waits) not in self._drawn:
+                self._drawn[id(waits)] = explanation(job.claim, waits, len(plan.gpus))
+            return self._drawn[id(waits)]
         kind = kind_of(job)
         if kind not in self._newer:
             self._newer[kind] = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))

@@ -4,6 +4,7 @@ The store calls `settle_dependents` before each commit, so that no way for a job
 others waiting for it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +14,7 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end
 from gpulease.domain.lease import State, Trigger
 from gpulease.domain.queue_options import Condition, Dependency, WantedDependency
-from gpulease.errors import BadValue, NoSuchJob, WrongState
+from gpulease.errors import BadValue, NoSuchJob
 from gpulease.service.ports import Event, Transaction
 
 _MET = "dependency_met"
@@ -100,24 +101,40 @@ def settle_dependents(tx: Transaction, ended: Sequence[Job]) -> None:
     """Tell the jobs that wait for `ended` jobs, and in turn those that wait for jobs that fail."""
     if not ended:
         return
-    settlement = _Settlement(tx)
+    settlement = _Settlement(tx, max(job.ended_at for job in ended if job.ended_at is not None))
     while ended and settlement.has_dependents:
         ended = settlement.round(ended)
+    settlement.save()
 
 
 class _Settlement:
-    """The dependents of all jobs, and their changes in one transaction."""
+    """The dependents of all jobs, and their changes in one transaction.
 
-    def __init__(self, tx: Transaction) -> None:
+    Thousands of jobs may wait for one array, or each for the one before. So a round looks only at
+    the dependents of what has ended, and all rounds are saved together.
+    """
+
+    def __init__(self, tx: Transaction, at: datetime) -> None:
         self._tx = tx
-        self._dependents: dict[tuple[JobId, bool], list[JobId]] = {}
-        self._changed: dict[JobId, Job] = {}
+        self._at = at
+        self._dependents: dict[JobId, dict[Dependency, list[JobId]]] = {}
+        """By the job or array that they wait for."""
         self._waiting: dict[JobId, Job] = {}
+        self._met: dict[JobId, Job] = {}
+        self._failed: dict[JobId, Job] = {}
+        self._failed_elements: dict[JobId, Job] = {}
+        """Of each array, one that has failed in this transaction."""
+        self._unsaved_ends: Counter[JobId] = Counter()
+        """Of each array, the elements that have failed and are not saved yet."""
         for job in tx.live():
             if job.queue.after and job.state is State.QUEUED:
                 self._waiting[job.id] = job
                 for each in job.queue.after:
-                    self._dependents.setdefault((each.job, each.whole_array), []).append(job.id)
+                    self._wait(job.id, each)
+
+    def _wait(self, waiting: JobId, dependency: Dependency) -> None:
+        by_dependency = self._dependents.setdefault(dependency.job, {})
+        by_dependency.setdefault(dependency, []).append(waiting)
 
     @property
     def has_dependents(self) -> bool:
@@ -125,66 +142,89 @@ class _Settlement:
 
     def round(self, ended: Sequence[Job]) -> Sequence[Job]:
         """Note the ends of jobs, and return the dependents that have ended for it."""
-        at = max(job.ended_at for job in ended if job.ended_at is not None)
+        failing: list[Job] = []
         for job in ended:
-            for waiting in self._dependents.pop((job.id, False), ()):
-                self._settle(waiting, job, at)
-        for array in {job.queue.array.job for job in ended if job.queue.array is not None}:
-            for waiting in self._dependents.get((array, True), ()):
-                self._settle_array(waiting, array, at)
-        return self._save(at)
+            again = job.usage.retried_as
+            for each in self._dependencies_on(job.id, whole_array=False):
+                if again is None:
+                    failing += self._settle(each, _verdict(each, job), job)
+                else:
+                    self._wait_instead(each, replace(each, job=again))
+        for array in self._arrays_of(ended):
+            for each in self._dependencies_on(array, whole_array=True):
+                seen, failed_element = self._array_verdict(each)
+                if seen is not Verdict.WAITS:
+                    failing += self._settle(each, seen, failed_element)
+        self._unsaved_ends.update(
+            job.queue.array.job for job in failing if job.queue.array is not None
+        )
+        return failing
 
-    def _current(self, waiting: JobId) -> Job | None:
-        """Return a dependent as it is in this round; None if it has ended."""
-        job = self._changed.get(waiting) or self._waiting.get(waiting)
-        return None if job is None or job.state is State.ENDED else job
+    def _dependencies_on(self, target: JobId, *, whole_array: bool) -> Sequence[Dependency]:
+        found = self._dependents.get(target, {})
+        return [each for each in found if each.whole_array is whole_array]
 
-    def _settle(self, waiting: JobId, ended: Job, at: datetime) -> None:
-        job = self._current(waiting)
-        if job is None:
-            return
-        after: list[Dependency] = []
-        for each in job.queue.after:
-            if each.job != ended.id or each.whole_array:
-                after.append(each)
-            elif (again := ended.usage.retried_as) is not None:
-                after.append(replace(each, job=again))
-                self._dependents.setdefault((again, False), []).append(waiting)
-            elif _verdict(each, ended) is Verdict.FAILED:
-                self._changed[waiting] = failed(job, _why(each, ended), at)
-                return
-        self._changed[waiting] = _waits_for(job, after)
-
-    def _settle_array(self, waiting: JobId, array: JobId, at: datetime) -> None:
-        job = self._current(waiting)
-        if job is None:
-            return
-        after: list[Dependency] = []
-        for each in job.queue.after:
-            if each.job != array or not each.whole_array:
-                after.append(each)
-                continue
-            seen, culprit = _array_verdict(self._tx, each)
-            if seen is Verdict.FAILED:
-                self._changed[waiting] = failed(job, _why(each, culprit), at)
-                return
-            if seen is Verdict.WAITS:
-                after.append(each)
-        if len(after) < len(job.queue.after):
-            self._changed[waiting] = _waits_for(job, after)
-
-    def _save(self, at: datetime) -> Sequence[Job]:
-        changed, self._changed = self._changed, {}
-        ended = [job for job in changed.values() if job.state is State.ENDED]
-        others = [job for job in changed.values() if job.state is not State.ENDED]
-        self._waiting.update(changed)
-        by_detail: dict[str | None, list[Job]] = {}
+    def _arrays_of(self, ended: Iterable[Job]) -> Iterable[JobId]:
+        """Return the arrays of these elements, and note which element has failed."""
+        arrays: dict[JobId, None] = {}
         for job in ended:
-            by_detail.setdefault(job.detail, []).append(job)
-        for detail, jobs in by_detail.items():
-            self._tx.save_all(jobs, Event(at, Trigger.CANCEL, detail))
-        self._tx.save_all(others, Event(at, _MET))
-        return ended
+            if job.queue.array is not None:
+                arrays[job.queue.array.job] = None
+                if job.usage.retried_as is None and not succeeded(job):
+                    self._failed_elements.setdefault(job.queue.array.job, job)
+        return arrays
+
+    def _array_verdict(self, dependency: Dependency) -> tuple[Verdict, Job | None]:
+        """Return the verdict on a whole array, and an element that failed.
+
+        While elements are live, one that failed earlier has ended its dependents already.
+        """
+        array = dependency.job
+        failed = self._failed_elements.get(array)
+        is_live = self._tx.live_elements(array) > self._unsaved_ends[array]
+        if failed is None and not is_live:
+            failed = self._tx.failed_element(array)
+        has_failed = failed is not None
+        return verdict(dependency.condition, has_failed=has_failed, is_live=is_live), failed
+
+    def _settle(self, dependency: Dependency, seen: Verdict, target: Job | None) -> Sequence[Job]:
+        """Remove a dependency that is met, or end the jobs that have it, and return these."""
+        waiting = self._pop(dependency)
+        if seen is Verdict.FAILED:
+            why = _why(dependency, target)
+            failing = [failed(job, why, self._at) for job in waiting]
+            self._failed.update((job.id, job) for job in failing)
+            for job in failing:
+                del self._waiting[job.id]
+            return failing
+        for job in waiting:
+            after = (each for each in job.queue.after if each != dependency)
+            self._change(_waits_for(job, after))
+        return ()
+
+    def _wait_instead(self, old: Dependency, new: Dependency) -> None:
+        for job in self._pop(old):
+            after = (new if each == old else each for each in job.queue.after)
+            self._change(_waits_for(job, after))
+            self._wait(job.id, new)
+
+    def _pop(self, dependency: Dependency) -> Sequence[Job]:
+        """Return the jobs that have a dependency, and forget it."""
+        numbers = dict.fromkeys(self._dependents[dependency.job].pop(dependency))
+        return [self._waiting[job] for job in numbers if job in self._waiting]
+
+    def _change(self, job: Job) -> None:
+        self._waiting[job.id] = self._met[job.id] = job
+
+    def save(self) -> None:
+        """Store the changes."""
+        met = [job for number, job in self._met.items() if number not in self._failed]
+        if met:
+            self._tx.save_all(met, Event(self._at, _MET))
+        if self._failed:
+            ended = tuple(self._failed.values())
+            why = {job.id: job.detail for job in ended}
+            self._tx.save_all(ended, Event(self._at, Trigger.CANCEL), why)
 
 
 def _waits_for(job: Job, after: Iterable[Dependency]) -> Job:
@@ -207,21 +247,23 @@ def depend_on_instead(tx: Transaction, old: JobId, new: JobId, at: datetime) -> 
     tx.save_all(changed, Event(at, "dependency_moved", f"from job {old} to job {new}"))
 
 
-def refuse_cycle(tx: Transaction, job: Job, after: Sequence[Dependency]) -> None:
-    """Check that `job` may wait for `after`.
+_MOST_SHOWN = 5
+"""Jobs of a cycle that an error names."""
+
+
+def refuse_cycle(tx: Transaction, jobs: Iterable[Job], after: Sequence[Dependency]) -> None:
+    """Check that all of `jobs` may wait for `after`.
 
     Raises:
-        BadValue: it would wait for itself, perhaps through other jobs.
-        WrongState: it is not queued.
+        BadValue: one of them would wait for itself, perhaps through other jobs.
     """
-    if job.state is not State.QUEUED:
-        raise WrongState(f"cannot change job {job.label}: it is not queued")
-    jobs: Mapping[JobId, Job] = {each.id: each for each in tx.live()}
-    found = cycle(job.id, after, jobs)
+    live: Mapping[JobId, Job] = {each.id: each for each in tx.live()}
+    found = cycle({job.id for job in jobs}, after, live)
     if found is None:
         return
-    path = " after ".join(jobs[each].label for each in found)
+    path = " after ".join(live[each].label for each in found[:_MOST_SHOWN])
+    more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     raise BadValue(
-        f"cannot change job {job.label}: it would wait for itself ({path})",
+        f"cannot change job {live[found[0]].label}: it would wait for itself ({path}{more})",
         "leave out the dependency, or remove that of another job in this chain",
     )

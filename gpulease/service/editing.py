@@ -1,6 +1,6 @@
 """Changes of waiting jobs: what they ask for, and their place among the jobs of their owner."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -78,7 +78,11 @@ def edit(
         at = clock.now()
         empty = ledgers(snapshot((), seen, policy, {}, at))
         checks = _Checks(tx, empty, policy, limits, state, at)
-        return [_edited(checks, number, wanted, who) for number in numbers]
+        jobs = [existing(tx, number) for number in numbers]
+        for job in jobs:
+            refuse_unless_queued(job, "edit")
+        options = {**wanted.options, **_new_dependencies(tx, jobs, wanted.after)}
+        return [_edited(checks, job, replace(wanted, options=options), who) for job in jobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,24 @@ class _Checks:
             )
 
 
-def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
+def _new_dependencies(
+    tx: Transaction, jobs: Sequence[Job], wanted: Iterable[WantedDependency] | None
+) -> Mapping[str, Any]:
+    if wanted is None or not jobs:
+        return {}
+    after, never = resolve(tx, wanted)
+    if never is not None:
+        raise BadValue(
+            f"cannot edit job {jobs[0].label}: {never}",
+            "leave out this dependency, or cancel the job",
+        )
+    refuse_cycle(tx, jobs, after)
+    return {"after": after}
+
+
+def _edited(checks: _Checks, before: Job, wanted: Edit, who: str) -> Edited:
     tx = checks.tx
-    before = existing(tx, number)
-    refuse_unless_queued(before, "edit")
-    after = _changed(tx, before, wanted)
+    after = _changed(before, wanted)
     if wanted.claim:
         if after.claim.time_limit is None:
             usual = checks.limits_of(after).usual_time(hold=False)
@@ -127,16 +144,7 @@ def _edited(checks: _Checks, number: JobId, wanted: Edit, who: str) -> Edited:
     return Edited(after, changes)
 
 
-def _changed(tx: Transaction, job: Job, wanted: Edit) -> Job:
-    options = dict(wanted.options)
-    if wanted.after is not None:
-        options["after"], never = resolve(tx, wanted.after)
-        if never is not None:
-            raise BadValue(
-                f"cannot edit job {job.label}: {never}",
-                "leave out this dependency, or cancel the job",
-            )
-        refuse_cycle(tx, job, options["after"])
+def _changed(job: Job, wanted: Edit) -> Job:
     usage = job.usage
     if "memory" in wanted.claim:
         # The size is the user's now.
@@ -145,7 +153,7 @@ def _changed(tx: Transaction, job: Job, wanted: Edit) -> Job:
         job,
         name=job.name if wanted.name is None else wanted.name,
         claim=replace(job.claim, **wanted.claim),
-        queue=replace(job.queue, **options),
+        queue=replace(job.queue, **wanted.options),
         usage=usage,
     )
 

@@ -1,12 +1,14 @@
 """Keeps what a recent plan says about waiting jobs: their order and predicted starts.
 
 That takes a while in a long queue, so it is computed on request, in a thread, and not for each
-plan.
+plan. An answer does not wait for it where an earlier one is good enough.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from gpulease.domain.explain import Explanations, Suggestion, suggestions
@@ -18,6 +20,11 @@ from gpulease.service.ports import Clock
 
 _RESTS = 5
 """So many times as long as a computation took, its result is used for newer plans too."""
+_OUTDATED_AFTER = timedelta(minutes=1)
+"""An answer waits for newer explanations if the latest are of a plan so long ago."""
+_SHORT = timedelta(milliseconds=50)
+"""An answer waits for computations that take no longer."""
+_LONGEST_WAIT_S = 2.0
 
 
 class Explainer:
@@ -30,36 +37,46 @@ class Explainer:
         """The first predicted start of each waiting job."""
         self._plan = plan
         self._clock = clock
+        self._took = timedelta(0)
         self._rests_until = timedelta(0)
-        self._computing = threading.Lock()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._starting = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "explanations")
+        self._computing: Future[None] | None = None
 
-    async def refresh(self) -> None:
-        """Explain the latest plan in a thread, if that is due; all who wait share the result."""
-        if self._due() is None:
-            return
-        if self._refreshing is None or self._refreshing.done():
-            refreshing = asyncio.to_thread(self.refresh_here)
-            self._refreshing = asyncio.create_task(refreshing, name="explanations")
-        await asyncio.shield(self._refreshing)
+    async def refresh(self, job: JobId) -> None:
+        """Explain the latest plan if that is due; wait if it is short or does not know the job."""
+        is_awaited, computing = self._is_awaited(job), self.start()
+        if is_awaited and computing is not None:
+            await asyncio.wait({ended := asyncio.wrap_future(computing)}, timeout=_LONGEST_WAIT_S)
+            if ended.done():
+                ended.result()
 
     def refresh_here(self) -> None:
-        """Explain the latest plan in this thread, if that is due."""
-        with self._computing:
-            plan = self._due()
-            if plan is None:
-                return
-            begun = self._clock.steady()
-            self.latest = latest = Explanations(plan)
-            starts = {job: start.at for job, start in latest.starts.items()}
-            # Replaced, not changed, for readers in other threads.
-            self.first_starts = starts | {
-                job.id: self.first_starts[job.id]
-                for job in latest.order
-                if job.id in self.first_starts
-            }
-            ended = self._clock.steady()
-            self._rests_until = ended + _RESTS * (ended - begun)
+        """Explain the latest plan if that is due and short, or if there is nothing recent."""
+        if self._is_awaited() and (computing := self.start()) is not None:
+            with contextlib.suppress(TimeoutError):
+                computing.result(_LONGEST_WAIT_S)
+
+    def start(self) -> Future[None] | None:
+        """Begin to explain the latest plan, unless that is not due; all share the result."""
+        with self._starting:
+            if self._computing is None or self._computing.done():
+                plan = self._due()
+                self._computing = None if plan is None else self._thread.submit(self._explain, plan)
+            return self._computing
+
+    def _explain(self, plan: Plan) -> None:
+        begun = self._clock.steady()
+        latest = Explanations(plan)
+        starts = {job: start.at for job, start in latest.starts.items()}
+        # Replaced, not changed, for readers in other threads.
+        self.first_starts = starts | {
+            job.id: self.first_starts[job.id] for job in latest.order if job.id in self.first_starts
+        }
+        self.latest = latest
+        ended = self._clock.steady()
+        self._took = ended - begun
+        self._rests_until = ended + _RESTS * self._took
 
     async def suggestions(self, job: Job, smallest: int) -> Sequence[Suggestion]:
         """Return the changes with which a waiting job would start now.
@@ -70,6 +87,14 @@ class Explainer:
         if plan is None or job.state is not State.QUEUED:
             return ()
         return await asyncio.to_thread(suggestions, plan, job, smallest)
+
+    def _is_awaited(self, job: JobId | None = None) -> bool:
+        """Tell whether an answer, about `job` or all jobs, waits for newer explanations."""
+        plan, latest = self._plan(), self.latest
+        if plan is None or latest is None or self._took <= _SHORT:
+            return True
+        is_outdated = plan.snapshot.at - latest.plan.snapshot.at >= _OUTDATED_AFTER
+        return is_outdated or (job is not None and job > latest.newest)
 
     def _due(self) -> Plan | None:
         """Return the plan to explain; None if there is no need."""

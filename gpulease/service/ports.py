@@ -226,8 +226,10 @@ class Transaction(Protocol):
     def save(self, job: Job, event: Event | None) -> None:
         """Store a changed job, and why it changed; None: not worth a line in its history."""
 
-    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
-        """Store many queued jobs that changed or ended for one reason."""
+    def save_all(
+        self, jobs: Sequence[Job], event: Event, details: Mapping[JobId, str | None] = {}
+    ) -> None:
+        """Store many queued jobs that changed or ended at once; `details` replaces the event's."""
 
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""

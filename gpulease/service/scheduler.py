@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
+from gpulease.domain.eligibility import BlockKind
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Outcome, asked_to_end, grant, one_line, shifted
 from gpulease.domain.lease import IllegalTransition, State, Trigger
@@ -101,13 +102,33 @@ def planned(
     return plan(state.snapshot(tx.live(), seen, policy, drained, at))
 
 
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What would happen if a job were submitted."""
+
+    job: Job
+    plan: Plan
+    closed: str | None
+    """Why no job starts now, if none does."""
+
+
 class _RolledBack(Exception):
     """Ends a transaction without a change."""
 
 
 def _why_not_yet(decided: Plan, job: Job) -> str:
     block = decided.blocked.get(job.id)
-    return "not enough memory was free in time" if block is None else block.sentence({})
+    if block is None:
+        return "not enough memory was free in time"
+    return f"{_WAS_BLOCKED[block.kind]} when its --wait time was over"
+
+
+_WAS_BLOCKED = {
+    BlockKind.HELD: "it was still held",
+    BlockKind.BEGIN: "its begin time had not come",
+    BlockKind.AFTER: "the jobs that it waited for had not ended",
+    BlockKind.ARRAY: "its array ran as many elements at once as it may",
+}
 
 
 def said(pause: QueuePause | None) -> str | None:
@@ -258,8 +279,8 @@ class Scheduler:
             self.wake()
         return job
 
-    async def rehearse(self, new_job: Submission) -> tuple[Job, Plan]:
-        """Return the job that would be queued, and the plan with it; nothing is queued.
+    async def rehearse(self, new_job: Submission) -> Rehearsal:
+        """Plan with one more job; nothing is queued.
 
         Raises what `submission.submit` raises.
         """
@@ -267,16 +288,15 @@ class Scheduler:
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
         return await self._in_writer(lambda: self._rehearse(new_job, seen, closed))
 
-    def _rehearse(
-        self, new_job: Submission, seen: Observation, closed: str | None
-    ) -> tuple[Job, Plan]:
+    def _rehearse(self, new_job: Submission, seen: Observation, closed: str | None) -> Rehearsal:
         """Submit a job and plan, in a transaction that is rolled back."""
         with contextlib.suppress(_RolledBack), self.store.write() as tx:
             unnamed = replace(new_job, key=None)
             job = submission.queue(tx, unnamed, seen, self.policy, self._clock.now(), self._state)
+            closed = closed or said(tx.pause())
             decided = planned(tx, seen, self.policy, job.submitted_at, closed, self._state)
             raise _RolledBack
-        return job, decided
+        return Rehearsal(job, decided, closed)
 
     async def cancel(self, job_id: JobId, by: str, grace: timedelta | None = None) -> Job:
         """Cancel a job, queued or running. Raises what `jobs.cancel` raises.

@@ -16,9 +16,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
+    Integer,
     Update,
     and_,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -38,7 +40,7 @@ from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import QueuePause
-from gpulease.service.ports import Event, UserCount
+from gpulease.service.ports import UserCount
 from gpulease.store.gpus import availabilities
 from gpulease.store.rows import invocation_key, job_of
 from gpulease.store.tables import (
@@ -102,12 +104,13 @@ def add_elements(first: JobId, indices: Sequence[int]) -> Insert:
     return insert(_jobs).from_select(["id", "array_index", *(each.name for each in same)], rows)
 
 
-def add_events(jobs: Sequence[JobId], event: Event) -> Insert:
-    """Return the statement that adds one event to the histories of many jobs."""
-    each = func.json_each(json.dumps(jobs)).table_valued("value")
+def add_events(details: Mapping[JobId, str | None], at: datetime, kind: str) -> Insert:
+    """Return the statement that adds an event to the histories of many jobs, with these details."""
+    each = func.json_each(json.dumps(details)).table_valued("key", "value")
     events = _tables["events"]
-    at = literal(event.at, events.c.at.type)
-    rows = select(each.c.value, at, literal(event.kind), literal(event.detail))
+    rows = select(
+        cast(each.c.key, Integer), literal(at, events.c.at.type), literal(kind), each.c.value
+    )
     return insert(events).from_select(["job", "at", "kind", "detail"], rows)
 
 

@@ -228,8 +228,13 @@ class SqlTransaction:
         self._note(before, job)
         self._drop_invocations([job])
 
-    def save_all(self, jobs: Sequence[Job], event: Event) -> None:
-        """Store many queued jobs that changed or ended for one reason; their leases stay."""
+    def save_all(
+        self, jobs: Sequence[Job], event: Event, details: Mapping[JobId, str | None] = {}
+    ) -> None:
+        """Store many queued jobs that changed or ended at once; their leases stay.
+
+        `details` are those of jobs for which that of the event does not apply.
+        """
         changes: dict[tuple[str, ...], list[dict[str, object]]] = {}
         for job in jobs:
             before = job_values(self._live[job.id])
@@ -240,7 +245,7 @@ class SqlTransaction:
                 changes.setdefault(tuple(values), []).append({**values, "this": job.id})
         for names, rows in changes.items():
             self._connection.execute(statements.change_jobs(names), rows)
-        self._log_all(jobs, event)
+        self._log_all(jobs, event, details)
         for job in jobs:
             self._note(self._live[job.id], job)
         self._drop_invocations(jobs)
@@ -326,8 +331,11 @@ class SqlTransaction:
                 changed = {**which, **lease_values(lease)}
                 self._connection.execute(statements.CHANGE_LEASE, changed)
 
-    def _log_all(self, jobs: Sequence[Job], event: Event) -> None:
-        self._connection.execute(statements.add_events([job.id for job in jobs], event))
+    def _log_all(
+        self, jobs: Sequence[Job], event: Event, details: Mapping[JobId, str | None] = {}
+    ) -> None:
+        each = {job.id: details.get(job.id, event.detail) for job in jobs}
+        self._connection.execute(statements.add_events(each, event.at, event.kind))
 
     def _log(self, job: JobId, event: Event) -> None:
         entry = {"job": job, "at": event.at, "kind": event.kind, "detail": event.detail}

@@ -258,6 +258,10 @@ class ExplainView:
     waits_for: list[int]
     behind: int | None
     suggestions: list[SuggestionView]
+    preempts: list[int] = field(default_factory=list)
+    """The preemptible jobs that would make way for it at once."""
+    begin_at: str | None = None
+    """It would not start before, if that alone blocks it."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from fakes import ALICE, NOON, FakeClock, G, order, reading
@@ -185,6 +187,62 @@ def test_ten_thousand_elements_are_added_and_ended_in_a_second_each(store: SqlSt
     assert (last.state, last.outcome) == (State.ENDED, Outcome.DEPENDENCY_FAILED)
     assert added - begun < 2
     assert ended - added < 3
+
+
+@contextmanager
+def _statements(store: SqlStore) -> Iterator[list[str]]:
+    """Collect the statements that the database gets."""
+    sent: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        sent.append(statement)
+
+    event.listen(store.engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(store.engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("condition", list(Condition))
+def test_the_end_of_an_element_costs_the_same_whatever_waits_for_its_array(
+    store: SqlStore, condition: Condition
+) -> None:
+    array = _submit(store, _array(0, 1, 2))
+    with _statements(store) as alone:
+        _run(store, array.id)
+    after = (WantedDependency(array.id, None, condition),)
+    waiting = _submit(store, replace(_array(*range(500)), after=after))
+
+    with _statements(store) as with_dependents:
+        _run(store, JobId(array.id + 1))
+    assert with_dependents == alone
+    with _statements(store) as last:
+        _run(store, JobId(array.id + 2))
+
+    assert len(last) < len(alone) + 8
+    outcomes = {job.outcome for job in store.elements(waiting.id)}
+    assert outcomes == {Outcome.DEPENDENCY_FAILED if condition is Condition.FAIL else None}
+    assert not any(job.queue.after for job in store.live())
+
+
+def test_a_failure_ends_a_long_chain_in_a_few_statements(store: SqlStore) -> None:
+    """Single jobs and arrays take turns; each link has its own reason."""
+    links = [_submit(store, order())]
+    for place in range(200):
+        after = (WantedDependency(links[-1].id),)
+        submission = _array(0, 1) if place % 2 else order()
+        links.append(_submit(store, replace(submission, after=after)))
+
+    with _statements(store) as sent:
+        cancel(store, links[0].id, "alice", CLOCK)
+
+    assert len(sent) < 20
+    assert store.live() == ()
+    for before, link in pairwise(links):
+        (_, ended) = store.events(link.id)
+        assert f"job {before.id}" in (ended.detail or "")
+        job = store.job(link.id)
+        assert job is not None
+        assert (job.outcome, job.detail) == (Outcome.DEPENDENCY_FAILED, ended.detail)
 
 
 def test_an_element_that_is_queued_again_keeps_the_command_of_its_array(store: SqlStore) -> None:

@@ -38,7 +38,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.placement import Placement
-from gpulease.domain.queue_options import QueuePause
+from gpulease.domain.queue_options import Condition, Dependency, Priority, QueuePause
 from gpulease.errors import NoSuchJob, StateUnusable
 from gpulease.service.ports import Event, Submission
 from gpulease.service.scheduler import follow_clock
@@ -358,6 +358,18 @@ def test_a_file_of_every_released_schema_is_migrated_after_a_copy(
     store.close()
     if released.stem != HEAD:
         assert path.with_name(f"gpulease.db.{released.stem}.backup").exists()
+
+
+def test_the_options_of_the_queue_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parents[1] / "data" / "0005.sql").read_text())
+    store = SqlStore(path)
+    [job] = [job for job in store.live() if job.queue.held]
+    assert job.label == "1_3"
+    assert (job.queue.priority, job.queue.nice, job.queue.requeued) == (Priority.LOW, 5, 1)
+    assert job.queue.after == (Dependency(JobId(3), Condition.ANY),)
+    store.close()
 
 
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(

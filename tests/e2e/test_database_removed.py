@@ -21,6 +21,18 @@ def remove(daemon: Daemon) -> None:
         file.unlink()
 
 
+def copied(daemon: Daemon) -> Path:
+    """Return a copy of the database."""
+
+    def try_it() -> Path | None:
+        # SQLite may refuse for a moment while the daemon that has just started checks the file.
+        with suppress(RecordUnwritable):
+            return back_up(daemon.state / "gpulease.db")
+        return None
+
+    return wait_for("it is copied", try_it)
+
+
 def running(daemon: Daemon, memory: int = 3 * G) -> tuple[int, int]:
     """Return a job that runs, and its pid."""
     job = submit(daemon, "sleep", "600", memory=memory)
@@ -77,7 +89,7 @@ def test_no_daemon_starts_with_an_older_copy_that_does_not_know_what_runs(
     short_grace: Daemon,
 ) -> None:
     daemon = short_grace
-    copy = back_up(daemon.state / "gpulease.db")
+    copy = copied(daemon)
     job, _ = running(daemon)
     daemon.kill()
     for end in ("-wal", "-shm"):
@@ -165,14 +177,7 @@ def test_another_file_in_its_place_is_left_alone_and_nothing_is_acknowledged(
 ) -> None:
     daemon = short_grace
     database = daemon.state / "gpulease.db"
-
-    def copied() -> Path | None:
-        # SQLite may refuse for a moment while the daemon that has just started checks the file.
-        with suppress(RecordUnwritable):
-            return back_up(database)
-        return None
-
-    copy = wait_for("it is copied", copied)
+    copy = copied(daemon)
     job, pid = running(daemon)
     former = database.rename(daemon.folder / "former")
     other = copy.read_bytes()

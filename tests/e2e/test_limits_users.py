@@ -45,6 +45,7 @@ def test_a_user_over_a_limit_waits_and_others_do_not(make: Make) -> None:
     second = submit(daemon, STRANGER, *SLEEP)
     daemon.wait_until(first, "active")
     assert "most_running" in why(daemon, second)
+    assert daemon.job(second)["position"] is None
     other = submit(daemon, OTHER, *SLEEP)
     daemon.wait_until(other, "active")
     root = [daemon.submit("--mem", "1G", "--", *SLEEP) for _ in range(2)]

@@ -49,6 +49,16 @@ OPERATIONS = [
     ("GET", "/v1/history"),
     ("GET", "/v1/shares"),
     ("POST", "/v1/jobs/{job_id}/cancel"),
+    ("POST", "/v1/jobs/cancel"),
+    ("POST", "/v1/jobs/edit"),
+    ("POST", "/v1/jobs/move"),
+    ("POST", "/v1/jobs/wait"),
+    ("POST", "/v1/jobs/{job_id}/requeue"),
+    ("POST", "/v1/queue/pause"),
+    ("POST", "/v1/queue/unpause"),
+    ("GET", "/v1/windows"),
+    ("POST", "/v1/windows"),
+    ("POST", "/v1/windows/{window}/cancel"),
     ("POST", "/v1/gpus/{gpu}/drain"),
     ("POST", "/v1/gpus/{gpu}/resume"),
 ]
@@ -134,6 +144,9 @@ def _one_that_has_ended(daemon: Daemon) -> int:
 
 
 def _end_all(daemon: Daemon) -> None:
+    daemon.run("unpause", check=False)
+    for window in json.loads(daemon.run("reserve", "--list", "--json").stdout)["windows"]:
+        daemon.run("reserve", "--cancel", str(window["id"]))
     for job in [each["id"] for each in daemon.status()["jobs"]]:
         daemon.run("cancel", str(job), check=False)
         daemon.wait_until(job, "ended")

@@ -46,6 +46,10 @@ def test_the_history_comes_in_pages(daemon: Daemon) -> None:
 
     assert [job.id for job in (*first.jobs, *second.jobs)] == jobs[:0:-1]
     assert daemon.client.history(before=1).jobs == []
+    shown = json.loads(daemon.run("history", "--json", "--limit", "2").stdout)
+    assert ([job["id"] for job in shown["jobs"]], shown["before"]) == (jobs[:2:-1], jobs[3])
+    everything = json.loads(daemon.run("history", "--json", "--limit", "1000").stdout)
+    assert everything["before"] is None
     assert daemon.client.history("nobody-of-this-name").before is None
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,33 @@ def test_a_dry_run_says_what_would_happen_and_submits_nothing(daemon: Daemon) ->
     report = json.loads(daemon.run("report", "--json").stdout)
     assert report["predictions"]["starts"] > 0
     assert report["predictions"]["start_error"] > 0
+
+
+def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> None:
+    def said(*options: str) -> dict[str, Any]:
+        done = daemon.run("run", "--dry-run", "--json", *options, "--", "true", check=False)
+        assert done.returncode == 75
+        return dict(json.loads(done.stdout), text=done.stdout)
+
+    job = daemon.submit("--mem", "7G", "--gpus", "2", "--preemptible", "--", "sleep", "60")
+    daemon.wait_until(job, "active")
+    assert mentions(said("--mem", "1G", "--after", str(job))["reason"], f"job {job}")
+    unknown = daemon.run("run", "--dry-run", "--after", "999", "--", "true", check=False)
+    assert (unknown.returncode, unknown.stdout) == (125, "")
+    assert mentions(said("--held")["reason"], "held")
+    later = said("--begin", "+2h")
+    assert later["begin_at"] is not None
+    assert later["begin_at"] <= later["expected_start_at"]
+
+    preempting = said("--mem", "4G", "--gpus", "2")
+    assert (preempting["preempts"], preempting["waits_for"]) == ([job], [job])
+    done = daemon.run("run", "--mem", "4G", "--gpus", "2", "--dry-run", "--", "true", check=False)
+    assert mentions(done.stdout, f"job {job} has made way")
+
+    daemon.run("pause")
+    held_up = said("--mem", "4G", "--gpus", "2")
+    assert held_up["reason"] == daemon.status()["closed"]
+    assert daemon.job(job)["state"] == "active"
 
 
 def test_alone_on_a_gpu_means_alone(daemon: Daemon) -> None:

@@ -69,6 +69,10 @@ def test_no_pointer_hides_a_verb_and_each_points_to_one() -> None:
         (["attach", "17", "18"], "unexpected extra argument"),
         (["extend", "17"], "no span of time"),
         (["list", "--state", "gone"], "is not one of queued"),
+        (["history", "--limit", "0"], "0 is below 1"),
+        (["history", "--limit", "-3"], "-3 is below 1"),
+        (["history", "--limit", "9" * 30], "is above"),
+        (["logs", "--tail", "-1", "17"], "-1 is below 0"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_exit_2(

@@ -180,6 +180,7 @@ def requeued() -> JobView:
         reason="it made way for job 19; requeued as job 20",
         retry_of=12,
         retried_as=20,
+        events=[EventView("2026-03-01T09:00:00Z", "requeued", "continues job 12: it made way")],
         queue=QueueView(
             "low", 5, False, None, [], True, True,
             array=None, array_index=None, array_most=None, requeued=1,
@@ -300,6 +301,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "report-empty": report.page(ReportView(None, []), " in the last 7d"),
         "report-shares": report.shares_page(shares()),
         "history": history.page(past_jobs(), NOW),
+        "history-cut": history.page(past_jobs(), NOW, more=True),
         "history-empty": history.page([], NOW),
         "doctor": doctor.page(DoctorView(checks)),
     }

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
 
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from daemon_stand_in import views
 from gpulease.cli import queue_options
 from gpulease.cli.array_page import page
-from gpulease.cli.format import alike, id_of, ids_of, ranges
+from gpulease.cli.edit import results
+from gpulease.cli.format import alike, id_of, ids_of, ranges, reason_of
+from gpulease.cli.messages import waiting_text
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.tables import draw
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
-from gpulease.wire.views import JobList, JobView, QueueView
+from gpulease.units import GIB
+from gpulease.wire.views import EditedJobView, EditedView, JobList, JobView, QueueView
 
 
 @pytest.fixture
@@ -114,6 +118,34 @@ def test_elements_share_a_row_while_they_wait_for_the_same_reason() -> None:
         views.job(40, label="40", reason="no room"),
     ]
     assert [ids_of(group) for group in alike(jobs)] == ["17_0", "17_[1-3,7]", "17_8", "40"]
+
+
+def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:
+    def later(number: int, begin_at: str) -> JobView:
+        job = _element(17 + number, number, reason="not before its begin time")
+        assert job.queue is not None
+        return replace(job, queue=replace(job.queue, blocked_by="begin", begin_at=begin_at))
+
+    now = datetime(2026, 7, 1, 10, tzinfo=UTC)
+    jobs = [later(0, "2026-07-01T19:14:00Z"), later(1, "2026-07-01T20:00:00Z")]
+    assert [reason_of(job, now) for job in jobs] == ["not before 19:14", "not before 20:00"]
+    assert len(alike(jobs)) == 2
+    assert "not before 19:14" in waiting_text(jobs[0], [], now)
+    assert "not before 20:00" in draw(page(jobs, now), None)
+
+
+def test_an_edit_shows_begin_times_as_other_commands_do() -> None:
+    changes = ["begin none to 2026-07-01T19:14:00+00:00", "name a to 2026-07-01T19:14:00+00:00"]
+    view = EditedView(1, [EditedJobView(17, "17", "a", changes)])
+    now = datetime(2026, 7, 1, 10, tzinfo=UTC)
+    assert results(view, now) == [f"job 17: begin none to 19:14; {changes[1]}"]
+
+
+def test_an_array_shows_all_sizes_that_its_elements_ask_for() -> None:
+    sizes = [views.claim(size * GIB) for size in (4, 10, 5)]
+    jobs = [_element(17 + n, n, claim=claim) for n, claim in enumerate(sizes)]
+    said = draw(page(jobs, datetime(2026, 7, 1, 10, 6, tzinfo=UTC)), None)
+    assert "4G to 10G" in said
 
 
 def test_a_job_of_an_older_daemon_has_its_number() -> None:

@@ -169,8 +169,8 @@ def test_a_job_that_would_wait_for_itself_is_refused() -> None:
             Dependency(array.id, whole_array=True),
         ):
             with pytest.raises(BadValue):
-                refuse_cycle(tx, first, (target,))
-        refuse_cycle(tx, third, (Dependency(first.id),))
+                refuse_cycle(tx, [first], (target,))
+        refuse_cycle(tx, [third], (Dependency(first.id),))
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), max_size=20))
@@ -178,7 +178,7 @@ def test_edges_that_cycle_lets_through_never_make_one(edges: list[tuple[int, int
     jobs = {JobId(number): order().queued(JobId(number), NOON) for number in range(1, 9)}
     for source, target in edges:
         job, more = jobs[JobId(source)], Dependency(JobId(target))
-        found = cycle(job.id, (more,), jobs)
+        found = cycle({job.id}, (more,), jobs)
         if found is not None:
             assert found[0] == found[-1] == job.id
             for waiting, awaited in pairwise(found):
@@ -194,6 +194,34 @@ def test_edges_that_cycle_lets_through_never_make_one(edges: list[tuple[int, int
         }
         assert ready, "a cycle"
         ended |= ready
+
+
+def test_elements_that_all_wait_for_an_array_are_searched_once() -> None:
+    class Counted(dict[JobId, Job]):
+        reads = 0
+
+        def __getitem__(self, job: JobId) -> Job:
+            self.reads += 1
+            return super().__getitem__(job)
+
+    store = MemoryStore()
+    array = _add(store, indices=Indices(tuple(range(100))))
+    second = _add(store, Dependency(array.id, whole_array=True), indices=Indices(tuple(range(100))))
+    edited = _add(store)
+    jobs = Counted({job.id: job for job in store.live()})
+
+    assert cycle({edited.id}, (Dependency(second.id, whole_array=True),), jobs) is None
+    assert jobs.reads == 200
+
+
+def test_a_dependent_of_a_job_and_of_its_retry_fails_once() -> None:
+    store = MemoryStore()
+    first, retry = _add(store), _add(store)
+    second = _add(store, Dependency(first.id), Dependency(retry.id))
+    _end(store, first.id, 1, retried_as=retry.id)
+    _end(store, retry.id, 1)
+    assert _seen(store, second).outcome is Outcome.DEPENDENCY_FAILED
+    assert len(store.events(second.id)) == 2
 
 
 def test_a_failure_ends_a_queued_job_with_its_reason() -> None:

@@ -117,6 +117,47 @@ def test_a_job_cannot_wait_for_itself_through_others() -> None:
     assert edited(store, Edit(after=()), second) == [(f"after {third.id}:any to none",)]
 
 
+def test_a_new_dependency_of_many_jobs_is_looked_up_once() -> None:
+    class Counted(MemoryStore):
+        reads = 0
+
+        def live(self) -> Sequence[Job]:
+            self.reads += 1
+            return super().live()
+
+    reads = set()
+    for count in (1, 50):
+        store = Counted()
+        target = waiting(store)
+        jobs = [waiting(store) for _ in range(count)]
+        before = store.reads
+        edited(store, Edit(after=(WantedDependency(target.id),)), *jobs)
+        reads.add(store.reads - before)
+        assert all(current(store, job).queue.after for job in jobs)
+    assert len(reads) == 1
+
+
+def test_jobs_that_are_edited_together_may_not_wait_for_one_of_them() -> None:
+    store = MemoryStore()
+    first, second = waiting(store), waiting(store)
+    after_second = waiting(store, after=(Dependency(second.id),))
+    with pytest.raises(BadValue):
+        edited(store, Edit(after=(WantedDependency(after_second.id),)), first, second)
+    # The old dependency of a job that is edited does not count.
+    edited(store, Edit(after=(WantedDependency(first.id),)), after_second, second)
+
+
+def test_a_long_cycle_is_shortened() -> None:
+    store = MemoryStore()
+    chain = [waiting(store)]
+    for _ in range(100):
+        chain.append(waiting(store, after=(Dependency(chain[-1].id),)))
+    with pytest.raises(BadValue) as refused:
+        edited(store, Edit(after=(WantedDependency(chain[-1].id),)), chain[0])
+    assert mentions(refused.value.message, "1 after 101 after 100", "97 more")
+    assert len(refused.value.message) < 120
+
+
 def test_the_signal_ahead_of_the_time_limit_stays_within_it() -> None:
     store = MemoryStore()
     submission = order(time_limit=timedelta(hours=1))

@@ -115,6 +115,14 @@ def test_a_job_that_others_make_way_for_is_expected_after_their_grace_of_at_most
         assert Explanations(decided).starts[JobId(2)].at == NOON + timedelta(minutes=minutes)
 
 
+def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
+    limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
+    first = running(1, 8 * G, limit=3 * HOUR)
+    decided = world([first], [waiting := job(2, 8 * G)], gpus(), limits=limits)
+    assert decided.limits.exceeded_by(waiting) is None
+    assert Explanations(decided).starts == {}
+
+
 # Properties.
 
 ENDS_ALONE = {ObstacleKind.LEASED, ObstacleKind.BUSY, ObstacleKind.RESERVED}

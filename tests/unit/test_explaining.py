@@ -52,10 +52,61 @@ def test_the_first_expected_start_is_kept_while_the_job_waits() -> None:
     assert explainer.first_starts == {}
 
 
+class SlowClock(FakeClock):
+    """A clock by which each computation takes a second."""
+
+    def steady(self) -> timedelta:
+        self.forward(seconds=1)
+        return super().steady()
+
+
+def test_in_a_long_queue_only_an_answer_about_a_new_job_waits() -> None:
+    async def scenario() -> None:
+        explainer = Explainer(lambda: plans[-1], clock)
+        explainer.refresh_here()
+        first = explainer.latest
+        clock.forward(hours=1)
+        plans.append(decided(2, 3))
+
+        explainer.refresh_here()
+        assert explainer.latest is first
+
+        await explainer.refresh(JobId(3))
+        assert explainer.latest is not None
+        assert 3 in explainer.latest.positions
+
+    clock, plans = SlowClock(), [decided(2)]
+    asyncio.run(scenario())
+
+
+def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
+    clock, plans = SlowClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock)
+    explainer.refresh_here()
+    clock.forward(hours=1)
+    plans.append(decided(3, at_hour=1))
+    explainer.refresh_here()
+    assert explainer.latest is not None
+    assert explainer.latest.plan is plans[-1]
+
+
+def test_an_answer_that_does_not_wait_leaves_a_newer_one_for_the_next() -> None:
+    clock, plans = SlowClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock)
+    explainer.refresh_here()
+    clock.forward(hours=1)
+    plans.append(decided(2, 3))
+    computing = explainer.start()
+    assert computing is not None
+    computing.result(10)
+    assert explainer.latest is not None
+    assert explainer.latest.plan is plans[-1]
+
+
 def test_many_that_ask_at_once_share_one_answer() -> None:
     async def scenario() -> None:
         explainer = Explainer(lambda: now, FakeClock())
-        await asyncio.gather(*(explainer.refresh() for _ in range(20)))
+        await asyncio.gather(*(explainer.refresh(JobId(2)) for _ in range(20)))
         assert explainer.latest is not None
         assert explainer.latest.plan is now
 

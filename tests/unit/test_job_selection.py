@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 
 from daemon_stand_in import views
+from goldens import mentions
 from gpulease.cli import job_selection
-from gpulease.cli.job_selection import Verb, select_jobs, selection
+from gpulease.cli.job_selection import Verb, names_array, select_jobs, selection
 from gpulease.client import Client
 from gpulease.errors import BadUsage, NoSuchJob
 from gpulease.wire.views import JobList, JobView, QueueView
@@ -186,7 +187,10 @@ ARRAY = (
         ("show", "20", [20]),
         ("extend", "99", [99]),
         ("cancel", "last", [21, 22, 23]),
-        ("show", "last", [23]),
+        ("show", "last", [20]),
+        ("logs", "sweep", [20]),
+        ("attach", "last", [20]),
+        ("wait", "sweep", [20, 21, 22, 23]),
         ("keep", "sweep", [21, 22, 23]),
     ],
 )
@@ -194,6 +198,34 @@ def test_an_element_is_found_by_its_index_and_an_array_is_all_its_elements(
     verb: Verb, word: str, found: list[int]
 ) -> None:
     assert select(Arrays(*ARRAY), verb, word) == found
+
+
+def test_the_elements_of_an_array_are_not_several_jobs_of_one_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    select(Arrays(*ARRAY), "wait", "sweep")
+    assert capsys.readouterr().err == ""
+    before = views.over(3, 0, user="alice", name="sweep")
+    select(Arrays(before, *ARRAY), "wait", "sweep")
+    assert mentions(capsys.readouterr().err, "2 of your jobs", "this is array 20")
+
+
+def test_an_array_without_its_first_element_is_shown_by_its_newest() -> None:
+    assert select(Arrays(*ARRAY[1:]), "show", "last") == [23]
+
+
+def test_last_and_a_name_mean_the_array_unless_its_first_element_is_named() -> None:
+    first, second = ARRAY[:2]
+    assert names_array(["last"], first) and names_array(["sweep"], first)
+    assert names_array(["20"], first)
+    assert not names_array(["20_0", "last"], first)
+    assert not names_array(["last"], second)
+
+
+def test_a_verb_of_two_words_reads_well_where_nothing_matches() -> None:
+    with pytest.raises(NoSuchJob) as refused:
+        select(Listing(), "wait", pattern="x*")
+    assert mentions(refused.value.message, "wait for 'x*'")
 
 
 def test_an_index_that_an_array_does_not_have_is_refused() -> None:

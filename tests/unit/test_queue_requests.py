@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from goldens import mentions
 from gpulease.domain.gpu import JobId
 from gpulease.domain.queue_options import Condition, Indices, Priority, WantedDependency
 from gpulease.errors import BadValue, NotAllowed
@@ -80,5 +81,7 @@ def test_only_admins_go_before_others() -> None:
     assert (options.priority, options.nice, options.held) == (Priority.HIGH, -20, True)
     assert options.requeue
     assert options.preemptible
-    with pytest.raises(BadValue):
+    with pytest.raises(BadValue) as refused:
         queue_options_of(QueueRequest(nice=20), is_admin=True)
+    assert mentions(refused.value.message, "20", "-20", "19")
+    assert mentions(refused.value.hint, "0 to 19", "admins")

@@ -152,6 +152,15 @@ def test_a_file_that_is_no_csv_is_refused(path: Path, content: bytes) -> None:
         read_trace(path)
 
 
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    whole = gzip.compress(HEADER.encode() * 100)
+    path.write_bytes(whole[:12] + b"\xff" * 20 + whole[32:])
+    with pytest.raises(BadValue) as refused:
+        read_trace(path)
+    assert mentions(refused.value.message, str(path))
+
+
 @pytest.mark.parametrize("name", ["no.csv", "no.csv.gz", "."])
 def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadValue, match="cannot read"):

@@ -81,6 +81,13 @@ def test_use_halves_with_each_half_life() -> None:
     assert use.at(100 * DAY_S + 1)["alice"] == pytest.approx(2 * 0.5**100, rel=1e-3)
 
 
+def test_use_in_the_future_does_not_grow() -> None:
+    """A wrong clock may have stored it; 2,000 half-lives would be too large for a float."""
+    use = PastUse(60.0)
+    use.add("alice", 1.0, 200_000.0, 200_060.0)
+    assert use.at(80_000.0) == use.at(200_060.0)
+
+
 def test_the_order_of_ends_does_not_matter_for_use() -> None:
     spans = [(0.0, 3 * DAY_S), (DAY_S, 2 * DAY_S), (50 * DAY_S, 50.5 * DAY_S)]
     forward, backward = PastUse(DAY_S), PastUse(DAY_S)

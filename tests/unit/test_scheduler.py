@@ -339,6 +339,20 @@ def test_who_waited_long_enough_gives_up() -> None:
     run(scenario)
 
 
+def test_a_job_that_gave_up_says_what_blocked_it_until_then() -> None:
+    async def scenario(world: World) -> None:
+        held = replace(order(wait_for=timedelta(minutes=5)), queue=QueueOptions(held=True))
+        job = await world.scheduler.submit(held)
+        world.clock.forward(minutes=5)
+        await world.scheduler.one_pass()
+        ended = world.store.job(job.id)
+        assert ended is not None
+        assert ended.outcome is Outcome.GAVE_UP
+        assert mentions(ended.detail, "still held", "--wait")
+
+    run(scenario)
+
+
 def test_a_running_worker_is_told_its_new_time_limit() -> None:
     async def scenario(world: World) -> None:
         job = await world.submit(time_limit=timedelta(hours=1))

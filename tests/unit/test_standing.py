@@ -73,6 +73,15 @@ def test_the_turns_are_the_order_in_which_a_plan_starts_jobs() -> None:
     assert job == first.next_job.id
 
 
+def test_a_user_has_no_turn_with_jobs_that_may_not_start() -> None:
+    held = waiting(1, "alice")
+    held = replace(held, queue=replace(held.queue, held=True))
+
+    users = by_user(standings(decided([held, waiting(2, "bob")])))
+
+    assert (users["alice"].turn, users["bob"].turn) == (None, 1)
+
+
 def test_what_is_held_and_waits_is_counted_by_user() -> None:
     jobs = [running(1, "alice", 3 * G), running(2, "alice", 2 * G), waiting(3, "bob")]
 
