@@ -180,6 +180,7 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "assumed_utilization": parse_factor,
     "settling_time": parse_span,
     "most_sharing": parse_count,
+    "preemption_grace": parse_grace,
 }
 """The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
 _TABLES = ("queue", "users", "groups")

@@ -363,6 +363,8 @@ class FakeLauncher:
         self.notices: list[tuple[JobId, str]] = []
         self.reasons: list[str] = []
         """Why workers were asked to go."""
+        self.graces: list[timedelta | None] = []
+        """With what grace."""
         self._news: dict[JobId, asyncio.Queue[WorkerNews]] = {}
 
     def _of(self, job: JobId) -> asyncio.Queue[WorkerNews]:
@@ -394,6 +396,7 @@ class FakeLauncher:
     async def stop(self, job: Job, reason: str, grace: timedelta | None = None) -> None:
         self.stopped.append(job.id)
         self.reasons.append(reason)
+        self.graces.append(grace)
         await self.may_stop.wait()
 
     def grace(self, job: Job) -> timedelta | None:

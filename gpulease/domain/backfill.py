@@ -10,8 +10,10 @@ it.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim
 from gpulease.domain.queue import Holding, Need
 from gpulease.domain.queue_policy import QueuePolicy
@@ -85,6 +87,15 @@ def latest_end(held: Holding, now_s: float, policy: QueuePolicy) -> float:
         return max(held.start_s + held.need.limit_s, now_s)
     assumed = policy.unlimited_run_time.total_seconds()
     return held.start_s + assumed if elapsed < assumed else now_s + elapsed
+
+
+def grace_to_make_way(job: Job, policy: QueuePolicy) -> float:
+    """Return the seconds that a preempted job takes to end: what it asked for, within bounds.
+
+    A job that asked for none is expected to end at once.
+    """
+    asked = timedelta(0) if job.grace is None else job.grace
+    return min(asked, policy.preemption_grace).total_seconds()
 
 
 def reserve(

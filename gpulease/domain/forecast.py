@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
-from gpulease.domain.backfill import expected_end
+from gpulease.domain.backfill import expected_end, grace_to_make_way
 from gpulease.domain.eligibility import BlockKind, blocks
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
-from gpulease.domain.job import Job
-from gpulease.domain.lease import State
+from gpulease.domain.job import Job, Outcome, aging, asked_to_end
+from gpulease.domain.lease import State, Trigger
 from gpulease.domain.limits import RecentUse
 from gpulease.domain.placement import Placement, granted
 from gpulease.domain.plan import Plan, plan, started
@@ -85,8 +85,7 @@ class _ForwardRun:
         for job in decided.after.jobs:
             if job.holds_memory:
                 self._hold(job)
-        for victim, _ in decided.preempts:
-            heapq.heappush(self.ends, (self.now_s, victim))
+        self._preempt(decided)
         self.gpus = {uuid: self._with_load(gpu) for uuid, gpu in self.gpus.items()}
         self.blocked = _may_start_later(decided)
         self.wakes = sorted(_wakes(decided))
@@ -126,14 +125,16 @@ class _ForwardRun:
         self.promised = decided.promised
         for job_id, placement in decided.grants:
             self._start(job_id, placement, at)
-        for victim, _ in decided.preempts:
-            heapq.heappush(self.ends, (self.now_s, victim))
+        self._preempt(decided)
         for job_id in decided.gives_up:
             self.queue.remove(job_id)
-        for job_id in decided.aging:
+        self._note_aging(decided.aging, at)
+        self._note_aging(decided.stops_aging, None)
+
+    def _note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
+        for job_id in jobs:
             if job_id in self.queue.jobs:
-                job = self.queue.jobs[job_id]
-                self.queue.add(replace(job, queue=replace(job.queue, aging_since_at=at)))
+                self.queue.add(aging(self.queue.jobs[job_id], since))
 
     def _start(self, job_id: JobId, placement: Placement, at: datetime) -> None:
         running = started(self.queue.jobs[job_id], placement, at)
@@ -147,10 +148,21 @@ class _ForwardRun:
         """Add a job that holds memory, and return its predicted end."""
         self.queue.add(job)
         held, base = self.queue.holding[job.id], self.base
-        is_ending = job.state is State.RELEASING
-        end = self.now_s if is_ending else expected_end(held, self.now_s, base.history, base.policy)
+        end = expected_end(held, self.now_s, base.history, base.policy)
+        if job.outcome is Outcome.PREEMPTED:
+            end = self.now_s + grace_to_make_way(job, base.policy)
+        elif job.state is State.RELEASING:
+            end = self.now_s
         heapq.heappush(self.ends, (end, job.id))
         return end
+
+    def _preempt(self, decided: Plan) -> None:
+        at = datetime.fromtimestamp(self.now_s, UTC)
+        for victim, _ in decided.preempts:
+            job = self.queue.holding[victim].job
+            stopping = asked_to_end(job, Trigger.REVOKE, Outcome.PREEMPTED, "", at)
+            if stopping is not None:
+                self._hold(stopping)
 
     def _end(self, job_id: JobId) -> None:
         if job_id not in self.queue.holding:

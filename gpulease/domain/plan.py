@@ -57,7 +57,8 @@ class Plan:
     rooms: Mapping[GpuUuid, Room]
     """What the GPUs have free after the grants."""
     stops_aging: tuple[JobId, ...] = ()
-    """The jobs that may not start now: they begin to age again when they may."""
+    """The jobs that may not start now or are behind the first of their user: they lose their age,
+    and begin to age again when that has changed."""
     closed: JobId | None = None
     """The job that all others wait for, under strict order."""
     preempts: tuple[tuple[JobId, JobId], ...] = ()

@@ -11,7 +11,14 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 
-from gpulease.domain.backfill import End, Reservation, expected_end, latest_end, reserve
+from gpulease.domain.backfill import (
+    End,
+    Reservation,
+    expected_end,
+    grace_to_make_way,
+    latest_end,
+    reserve,
+)
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
 from gpulease.domain.eligibility import Block, blocks
@@ -195,8 +202,10 @@ class PlanningPass:
         )
 
     def _end(self, held: Holding, memory: Sequence[tuple[GpuUuid, int]], *, hard: bool) -> End:
-        """Return when the memory of a job is expected to be free; at once if it makes way."""
-        latest = self.now_s if held.need.preemptible else latest_end(held, self.now_s, self.policy)
+        """Return when the memory of a job is expected to be free; soon if it makes way."""
+        latest = latest_end(held, self.now_s, self.policy)
+        if held.need.preemptible:
+            latest = min(latest, self.now_s + grace_to_make_way(held.job, self.policy))
         expected = min(latest, expected_end(held, self.now_s, self.history, self.policy))
         return End(
             latest if hard else expected,
@@ -428,9 +437,15 @@ class PlanningPass:
         return tuple(job.id for job in new if self.limits.exceeded_by(job) is None)
 
     def stops_aging(self) -> tuple[JobId, ...]:
-        """Return the jobs that gained age, and are blocked or over a limit now."""
-        aging = [job for job in self._first() if job.queue.aging_since_at is not None]
-        over = [job.id for job in aging if self.limits.exceeded_by(job) is not None]
+        """Return the jobs that gained age, and are not among the first, blocked or over a limit."""
+        first = {job.id: job for job in self._first() if job.queue.aging_since_at is not None}
+        over = [job.id for job in first.values() if self.limits.exceeded_by(job) is not None]
+        over += (
+            job
+            for aging in self.queue.aging.values()
+            for job in sorted(aging)
+            if job not in first and job not in self.grants
+        )
         if self.blocked:
             over += (
                 job.id

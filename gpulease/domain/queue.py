@@ -116,6 +116,8 @@ class Queue:
         """When jobs with a longest wait leave the queue."""
         self.moved: dict[JobId, Job] = {}
         """The jobs that go before another one by request."""
+        self.aging: dict[str, set[JobId]] = {}
+        """The waiting jobs of each user that gain age: few of them."""
         self._needs: dict[JobId, Need] = {}
 
     @classmethod
@@ -169,6 +171,8 @@ class Queue:
             self.impatient[job.id] = job.gives_up_at
         if job.queue.moved_before is not None:
             self.moved[job.id] = job
+        if job.queue.aging_since_at is not None:
+            self.aging.setdefault(need.user, set()).add(job.id)
 
     def remove(self, job_id: JobId) -> None:
         """Remove a job, if it is there."""
@@ -179,11 +183,14 @@ class Queue:
         need = self._needs.pop(job_id)
         self.impatient.pop(job_id, None)
         self.moved.pop(job_id, None)
+        if job.queue.aging_since_at is not None:
+            self.aging[need.user].discard(job_id)
         turn = turn_of(job)
         _discard(self.order, job_id)
         _discard(self.turns[need.user], turn)
         if not self.turns[need.user]:
             del self.turns[need.user]
+            self.aging.pop(need.user, None)
         self._leave_group(job.claim, _group_key(job), turn)
 
     def _leave_group(self, claim: Claim, key: Hashable, turn: Turn) -> None:

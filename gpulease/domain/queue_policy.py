@@ -62,3 +62,6 @@ class QueuePolicy:
     one: it is loading, and does not compute yet."""
     most_sharing: int = 2
     """The most jobs on a GPU whose utilization is unknown."""
+    preemption_grace: timedelta = timedelta(minutes=5)
+    """A preempted job has at most so long to end, whatever grace it asked for: enough to save its
+    work. Another job waits for its memory meanwhile."""

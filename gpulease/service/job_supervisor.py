@@ -61,8 +61,12 @@ class JobSupervisor:
         changes: Changes,
         wake: Callable[[], None],
         settle_exit: SettleExit,
+        grace_to_stop: Callable[[Job], timedelta | None],
     ) -> None:
-        """`wake` wakes the scheduler, after memory was freed."""
+        """`wake` wakes the scheduler, after memory was freed.
+
+        `grace_to_stop` shortens the grace of a job that is stopped; None leaves its own.
+        """
         self.try_again_after_s = 5.0
         """After a failure that may pass, such as a full disk."""
         self.unrecorded: dict[JobId, Job] = {}
@@ -78,6 +82,7 @@ class JobSupervisor:
         self._changes = changes
         self._wake = wake
         self._settle_exit = settle_exit
+        self._grace_to_stop = grace_to_stop
         self._failures = LogOnce(_log)
         self._following: dict[JobId, asyncio.Task[None]] = {}
         self._retries: set[JobId] = set()
@@ -195,7 +200,8 @@ class JobSupervisor:
             return
         if job.state is State.RELEASING:
             # It was cancelled during its launch, or just before a restart of the daemon.
-            self.background(self._launcher_of(job).stop(job, reason_to_stop(job)))
+            grace = self._grace_to_stop(job)
+            self.background(self._launcher_of(job).stop(job, reason_to_stop(job), grace))
         elif job.claim.time_limit is not None:
             # It may have been extended during its launch, or just before a restart.
             self.background(self.send_time_limit(job_id))

@@ -233,8 +233,9 @@ class Scheduler:
         self._changes = Changes()
         self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
-            store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit
-        )
+            store, launcher_of, clock, in_writer, self._changes, self.wake, settle_exit,
+            self._grace_to_stop,
+        )  # fmt: skip
 
     @property
     def policy(self) -> Policy:
@@ -359,7 +360,8 @@ class Scheduler:
 
     def grace(self, job: Job) -> timedelta | None:
         """Return the time between SIGTERM and SIGKILL of a job; None: it has no process."""
-        return self._launcher_of(job).grace(job)
+        own, shortened = self._launcher_of(job).grace(job), self._grace_to_stop(job)
+        return own if own is None or shortened is None else min(own, shortened)
 
     async def edit(
         self, numbers: Collection[JobId], wanted: editing.Edit, who: str
@@ -484,7 +486,11 @@ class Scheduler:
     async def _notify_and_stop(self, job: Job, notice: str) -> None:
         launcher = self._launcher_of(job)
         await launcher.notify(job, notice)
-        await launcher.stop(job, reason_to_stop(job))
+        await launcher.stop(job, reason_to_stop(job), self._grace_to_stop(job))
+
+    def _grace_to_stop(self, job: Job) -> timedelta | None:
+        """Return to what the grace of a job that is stopped is shortened, if it is."""
+        return self.policy.queue.preemption_grace if job.outcome is Outcome.PREEMPTED else None
 
     # Passes over the queue.
 

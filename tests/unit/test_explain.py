@@ -11,8 +11,8 @@ from fakes import ALICE, BOB, NOON, G, reading
 from gpulease.domain.backfill import expected_end
 from gpulease.domain.explain import Explanations, start_of, suggestions
 from gpulease.domain.gpu import GpuReading, JobId
-from gpulease.domain.job import Job
-from gpulease.domain.lease import Claim
+from gpulease.domain.job import Job, Outcome, asked_to_end
+from gpulease.domain.lease import Claim, Trigger
 from gpulease.domain.limits import RecentUse, UserLimits
 from gpulease.domain.placement import ObstacleKind
 from gpulease.domain.plan import Plan, plan, started, why_waiting
@@ -103,6 +103,18 @@ def test_a_job_is_expected_when_the_job_before_it_is_predicted_to_end() -> None:
     }
 
 
+def test_a_job_that_others_make_way_for_is_expected_after_their_grace_of_at_most_five_minutes() -> (
+    None
+):
+    for asked_min, minutes in ((None, 0), (1, 1), (60, 5)):
+        asked = None if asked_min is None else timedelta(minutes=asked_min)
+        spare = replace(running(1, 8 * G, limit=9 * HOUR), grace=asked)
+        spare = replace(spare, queue=replace(spare.queue, preemptible=True))
+        decided = world([spare], [job(2, 8 * G)], gpus())
+        assert decided.preempts == ((1, 2),)
+        assert Explanations(decided).starts[JobId(2)].at == NOON + timedelta(minutes=minutes)
+
+
 def test_no_start_is_expected_when_the_weekly_limit_will_be_used_up() -> None:
     limits = {ALICE.uid: UserLimits(gib_hours_per_week=16)}
     first = running(1, 8 * G, limit=3 * HOUR)
@@ -125,7 +137,8 @@ def jobs(draw: st.DrawFn, number: int, hours: Sequence[float]) -> Job:
     )
     submitted = NOON - draw(st.sampled_from(hours)) * HOUR
     owner = draw(st.sampled_from([ALICE, BOB]))
-    made = Job(JobId(number), owner, "job", "true", claim, submitted)
+    grace = draw(st.sampled_from([None, None, timedelta(minutes=1), HOUR]))
+    made = Job(JobId(number), owner, "job", "true", claim, submitted, grace=grace)
     priority = draw(st.sampled_from([Priority.NORMAL, Priority.NORMAL, Priority.LOW]))
     options = replace(NO_OPTIONS, aging_since_at=submitted, priority=priority)
     kind = draw(st.integers(0, 7))
@@ -208,7 +221,7 @@ def run_on(decided: Plan) -> dict[JobId, datetime]:
     live = {each.id: each for each in decided.after.jobs}
     base = settled(decided.snapshot)
     ends = [(end_of(base, each), each.id) for each in live.values() if each.holds_memory]
-    ends += [(base.at.timestamp(), victim) for victim, _ in decided.preempts]
+    ends += make_way(live, decided)
     wakes = [each.queue.begin_at.timestamp() for each in live.values() if each.queue.begin_at]
     starts = {}
     promised = decided.promised
@@ -228,8 +241,20 @@ def run_on(decided: Plan) -> dict[JobId, datetime]:
         for number, placement in now.grants:
             live[number], starts[number] = started(live[number], placement, at), at
             ends.append((end_of(base, live[number]), number))
-        ends += [(now_s, victim) for victim, _ in now.preempts]
+        ends += make_way(live, now)
     return starts
+
+
+def make_way(live: dict[JobId, Job], decided: Plan) -> list[tuple[float, JobId]]:
+    """Stop the jobs that make way, and return when they end."""
+    at, ends = decided.snapshot.at, []
+    for number, _ in decided.preempts:
+        stopping = asked_to_end(live[number], Trigger.REVOKE, Outcome.PREEMPTED, "", at)
+        assert stopping is not None
+        live[number] = stopping
+        grace = min(stopping.grace or timedelta(0), timedelta(minutes=5))
+        ends.append(((at + grace).timestamp(), number))
+    return ends
 
 
 def settled(base: Snapshot) -> Snapshot:

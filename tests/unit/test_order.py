@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from fakes import ALICE, BOB, NOON, G, reading
 from gpulease.domain.gpu import JobId
-from gpulease.domain.job import CommandFingerprint, Job, JobUsage, Owner, grant, worker_started
+from gpulease.domain.job import (
+    CommandFingerprint,
+    Job,
+    JobUsage,
+    Owner,
+    aging,
+    grant,
+    worker_started,
+)
 from gpulease.domain.lease import Claim
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
@@ -114,9 +122,46 @@ def test_age_counts_for_the_first_ten_jobs_of_a_user_only() -> None:
     full = running(job(100))
     waiting = [job(number) for number in range(1, 31)] + [job(40, owner=BOB)]
     assert decide([full, *waiting]).aging == (*range(1, 11), 40)
-    aging = [job(number, age=HOUR if number <= 10 else None) for number in range(1, 31)]
-    assert decide([full, *aging]).aging == ()
-    assert decide([full, *aging[1:]]).aging == (11,)
+    old = [job(number, age=HOUR if number <= 10 else None) for number in range(1, 31)]
+    assert decide([full, *old]).aging == ()
+    assert decide([full, *old[1:]]).aging == (11,)
+
+
+def test_a_job_behind_the_first_ten_of_its_user_loses_its_age() -> None:
+    full = running(job(100))
+    old = [job(number, age=HOUR) for number in range(2, 12)]
+    first = job(20)
+    first = replace(first, queue=replace(first.queue, moved_before=JobId(0)))
+    decided = decide([full, *old, first, job(40, owner=BOB, age=HOUR)])
+    assert (decided.aging, decided.stops_aging) == ((20,), (11,))
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans()), max_size=30),
+    most=st.integers(1, 5),
+)
+def test_whatever_the_moves_no_more_jobs_of_a_user_gain_age_than_may(
+    moves: list[tuple[int, int, bool]], most: int
+) -> None:
+    """Jobs are moved, or end, and each pass is carried out."""
+    live = {number: job(number, owner=(ALICE, BOB)[number % 4 == 0]) for number in range(1, 21)}
+    queue = Queue(8 * G)
+    for number, before, ends in moves:
+        found = live.pop(number, None)
+        if found is not None and not ends:
+            options = replace(found.queue, moved_before=JobId(before))
+            live[number] = replace(found, queue=options)
+        queue.update([running(job(100)), *(live[each] for each in sorted(live))])
+        jobs = [*(held.job for held in queue.holding.values()), *queue.jobs.values()]
+        decided = decide(jobs, queue=queue, blocked={}, policy=QueuePolicy(aging_jobs=most))
+        for changed, since in ((decided.aging, NOON), (decided.stops_aging, None)):
+            for each in changed:
+                live[each] = aging(live[each], since)
+        for owner in (ALICE, BOB):
+            mine = [each for each in live.values() if each.owner == owner]
+            assert sum(each.queue.aging_since_at is not None for each in mine) == min(
+                most, len(mine)
+            )
 
 
 def test_ten_thousand_jobs_of_one_user_delay_a_job_of_another_by_one_end() -> None:
@@ -216,7 +261,8 @@ def test_the_index_is_the_same_whatever_the_way_to_it(steps: list[tuple[int, boo
     live: dict[int, Job] = {}
     for number, there, kind in steps:
         if there:
-            made = job(number, (kind + 1) * G, owner=(ALICE, BOB, CAROL)[kind])
+            age = HOUR if number % 2 else None
+            made = job(number, (kind + 1) * G, owner=(ALICE, BOB, CAROL)[kind], age=age)
             live[number] = running(made) if kind == 2 else made
         else:
             live.pop(number, None)
@@ -224,6 +270,7 @@ def test_the_index_is_the_same_whatever_the_way_to_it(steps: list[tuple[int, boo
     fresh = Queue.of((live[each] for each in sorted(live)), 8 * G)
     assert queue.jobs == fresh.jobs
     assert queue.turns == fresh.turns
+    assert {user: jobs for user, jobs in queue.aging.items() if jobs} == fresh.aging
     assert queue.order == fresh.order
     assert queue.holding == fresh.holding
     groups = [

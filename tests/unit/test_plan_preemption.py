@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,10 +30,10 @@ def waiting(
     size: int,
     options: QueueOptions = NO_OPTIONS,
     owner: Owner = ALICE,
-    **more: int,
+    **more: Any,
 ) -> Job:
     """Return a queued job that claims so many GiB."""
-    job = order(size * G, owner=owner, **more).queued(JobId(number), NOON)  # type: ignore[arg-type]
+    job = order(size * G, owner=owner, **more).queued(JobId(number), NOON)
     return replace(job, queue=options)
 
 
@@ -148,6 +149,17 @@ def test_preemptible_jobs_use_what_is_reserved_and_make_way_when_the_job_fits() 
     assert granted(held) == {3}
     fits_now = planned(wide, active(waiting(3, 8, SPARE), B), gpus=2)
     assert (fits_now.preempts, fits_now.promised.keys()) == (((3, 2),), {2})
+
+
+def test_a_reservation_counts_with_a_grace_of_at_most_five_minutes() -> None:
+    """Job 2 needs both GPUs, and the job on the first ends in 3 minutes."""
+    wide = waiting(2, 8, QueueOptions(aging_since_at=NOON - timedelta(days=3)), gpus=2)
+    fixed = active(waiting(1, 8, time_limit=timedelta(minutes=3)), A)
+    for asked, reserved_min in ((None, 3), (timedelta(minutes=4), 5), (timedelta(hours=1), 6)):
+        spare = replace(active(waiting(3, 8, SPARE), B), grace=asked)
+        held = planned(fixed, wide, spare, gpus=2)
+        assert held.reservation is not None
+        assert held.reservation.at_s == (NOON + timedelta(minutes=reserved_min)).timestamp()
 
 
 def test_under_strict_order_the_first_has_others_make_way_and_the_rest_wait() -> None:

@@ -755,6 +755,37 @@ def test_a_preemptible_job_makes_way_and_runs_again_when_the_memory_is_free() ->
     run(scenario)
 
 
+def test_a_preemptible_job_makes_way_within_five_minutes_whatever_grace_it_asked_for() -> None:
+    async def scenario(world: World) -> None:
+        for preempted_in_launch in (False, True):
+            if preempted_in_launch:
+                world.launcher.may_launch.clear()
+            plain = order(6 * G)
+            asks = replace(plain.invocation, grace=timedelta(hours=1))
+            await world.scheduler.submit(replace(plain, queue=SPARE, invocation=asks))
+            await world.settle()
+            job = await world.submit(4 * G)
+            await world.settle()
+            going = world.store.job(JobId(job - 1))
+            assert going is not None
+            assert world.scheduler.grace(going) == timedelta(minutes=5)
+            world.launcher.may_launch.set()
+            await world.settle()
+            world.launcher.exits(job - 1, outcome=Outcome.PREEMPTED)
+            await world.scheduler.cancel(JobId(job), "alice")
+            await world.settle()
+            again = continuation(world, JobId(job - 1))
+            await world.scheduler.cancel(again, "alice")
+            world.launcher.exits(again)
+            await world.settle()
+        graces = zip(world.launcher.reasons, world.launcher.graces, strict=True)
+        shortened = [grace for reason, grace in graces if reason == "preempted"]
+        assert len(shortened) >= 2
+        assert set(shortened) == {timedelta(minutes=5)}
+
+    run(scenario)
+
+
 def test_a_job_that_ended_while_no_daemon_ran_is_queued_again_once() -> None:
     """The daemon is killed when it has revoked the job, and finds its end at the next start."""
 
