@@ -4,7 +4,7 @@ A job over a limit waits and delays nobody. Running jobs are never stopped for a
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -223,7 +223,8 @@ class LimitCheck:
         self._held: dict[int, Held] = {}
         self._budgets: dict[int, OverLimit] = {}
         """By uid: the users who have used all of their budget."""
-        self._known: dict[tuple[int, Claim], OverLimit | None] = {}
+        self._kept: Job | None = None
+        self._known: dict[tuple[int, Claim, bool], OverLimit | None] = {}
         """Answers until something starts: most claims repeat."""
 
     @classmethod
@@ -268,15 +269,31 @@ class LimitCheck:
     def _held_by(self, uid: int) -> Held:
         return self._held.setdefault(uid, Held())
 
+    def keep_for(self, job: Job) -> None:
+        """Leave what a job with a reservation needs: its user's other jobs must not take it."""
+        self._kept = job
+        self._known.clear()
+
+    def _held_beside(self, job: Job) -> Held:
+        held, kept = self._held_by(job.owner.uid), self._kept
+        if kept is None or kept.id == job.id or kept.owner.uid != job.owner.uid:
+            return held
+        return replace(
+            held,
+            running=held.running + 1,
+            gpus=held.gpus + kept.claim.gpus,
+            memory=held.memory + memory_of(kept.claim, self._largest),
+        )
+
     def exceeded_by(self, job: Job) -> OverLimit | None:
         """Return the limit that a queued job would exceed if it started now."""
         uid = job.owner.uid
         limits = self._limits_of.get(uid)
         if limits is None:
             return None
-        key = uid, job.claim
+        key = uid, job.claim, self._kept is not None and self._kept.id == job.id
         if key not in self._known:
-            held = self._held_by(uid)
+            held = self._held_beside(job)
             self._known[key] = over_limit(limits, held, job.claim, self._largest) or (
                 self._budgets.get(uid)
             )

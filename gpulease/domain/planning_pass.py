@@ -155,6 +155,7 @@ class PlanningPass:
                 continue
             self.reservation = self._reserve(job, need)
             if self.reservation is not None:
+                self.limits.keep_for(job)
                 if self.policy.name is PolicyName.FIFO:
                     self.closed = job.id
                 return

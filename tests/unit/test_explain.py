@@ -157,7 +157,7 @@ def worlds(draw: st.DrawFn) -> Plan:
     policy = QueuePolicy(name=draw(st.sampled_from(PolicyName)))
     history = RunTimes()
     for hours in draw(st.lists(st.integers(1, 12), max_size=3)):
-        history.record((None,), hours * 3600, 0.4)
+        history.record((ALL_JOBS,), hours * 3600, 0.4)
     limits = {ALICE.uid: UserLimits(most_running=2)} if draw(st.booleans()) else {}
     readings = gpus(draw(st.integers(1, 3)), busy)
     return world(early, late, readings, policy=policy, history=history, limits=limits)

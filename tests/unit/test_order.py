@@ -19,6 +19,7 @@ from gpulease.domain.job import (
     worker_started,
 )
 from gpulease.domain.lease import Claim
+from gpulease.domain.limits import UserLimits
 from gpulease.domain.placement import Placement
 from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue import Queue
@@ -223,6 +224,16 @@ def test_nothing_is_reserved_for_a_job_that_no_end_helps() -> None:
     decided = plan(Snapshot(jobs, there, NOON, drained={there[1].uuid: "fan"}))
     assert decided.reservation is not None
     assert decided.reservation.job == 3
+
+
+def test_other_jobs_of_a_user_leave_the_limit_to_the_reserved_one() -> None:
+    """Otherwise it would be over the limit, and lose its reservation and its age."""
+    held = running(job(1, limit=9 * HOUR), [0])
+    wide = job(2, gpus=2, age=40 * HOUR)
+    jobs = [held, wide, job(3, G, limit=HOUR), job(4, G, owner=BOB, limit=HOUR)]
+    limits = {ALICE.uid: UserLimits(most_running=2)}
+    assert sorted(starts(decide(jobs, 2))) == [3, 4]
+    assert starts(decide(jobs, 2, limits=limits)) == [4]
 
 
 def test_easy_reserves_for_the_first_and_starts_what_ends_before() -> None:
