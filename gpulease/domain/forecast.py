@@ -91,6 +91,7 @@ class _ForwardRun:
         self.wakes = sorted(_wakes(decided))
         for job in waiting:
             self.queue.add(job)
+        self._note_ages(decided, decided.snapshot.at)
 
     def run(self) -> Mapping[JobId, Start]:
         for _ in range(MOST_PASSES):
@@ -128,13 +129,15 @@ class _ForwardRun:
         self._preempt(decided)
         for job_id in decided.gives_up:
             self.queue.remove(job_id)
-        self._note_aging(decided.aging, at)
-        self._note_aging(decided.stops_aging, None)
+        self._note_ages(decided, at)
 
-    def _note_aging(self, jobs: Sequence[JobId], since: datetime | None) -> None:
-        for job_id in jobs:
-            if job_id in self.queue.jobs:
-                self.queue.add(aging(self.queue.jobs[job_id], since))
+    def _note_ages(self, decided: Plan, at: datetime) -> None:
+        for jobs, since in ((decided.aging, at), (decided.stops_aging, None)):
+            for job_id in jobs:
+                if job_id in self.queue.jobs:
+                    self.queue.add(aging(self.queue.jobs[job_id], since))
+                elif job_id in self.blocked:
+                    self.blocked[job_id] = aging(self.blocked[job_id], since)
 
     def _start(self, job_id: JobId, placement: Placement, at: datetime) -> None:
         running = started(self.queue.jobs[job_id], placement, at)
