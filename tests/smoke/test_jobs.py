@@ -133,8 +133,9 @@ def test_a_dry_run_says_what_blocks_a_job_other_than_memory(daemon: Daemon) -> N
     assert mentions(done.stdout, f"job {job} has made way")
 
     daemon.run("pause")
-    held_up = said("--mem", "4G", "--gpus", "2")
-    assert held_up["reason"] == daemon.status()["closed"]
+    held_up, closed = said("--mem", "4G", "--gpus", "2"), daemon.status()["closed"]
+    daemon.run("unpause")
+    assert held_up["reason"] == closed
     assert held_up["expected_start_at"] is None
     assert daemon.job(job)["state"] == "active"
 
