@@ -41,8 +41,10 @@ def test_a_hardware_fault_drains_its_gpu_until_a_check_finds_it_well(
     machine: tuple[Daemon, StandIn],
 ) -> None:
     daemon, stand_in = machine
-    stand_in.change(0, xids=[95], pages_pending=True)
+    # One after the other: the daemon reads them in any order.
+    stand_in.change(0, xids=[95])
     wait_for("it is drained", lambda: state(daemon, 0) == "drained")
+    stand_in.change(0, pages_pending=True)
     shown = daemon.status()["gpus"][0]
     assert "gpulease" in shown["detail"]
     kinds = [each["kind"] for each in shown["events"]]
