@@ -116,7 +116,7 @@ def best_fit(claim: Claim, room: Room) -> float:
 
 
 def fits(claim: Claim, room: Room) -> bool:
-    """Tell whether the memory of a claim is free on a GPU, whoever else is on it."""
+    """Tell whether a GPU has the free memory that a claim needs, however busy it is."""
     memory = claim.memory_on(room.allocatable)
     if not 0 < memory <= room.free or (claim.gpus > 1 and not room.combines):
         return False

@@ -231,22 +231,6 @@ def _waits_for(job: Job, after: Iterable[Dependency]) -> Job:
     return replace(job, queue=replace(job.queue, after=tuple(after)))
 
 
-def depend_on_instead(tx: Transaction, old: JobId, new: JobId, at: datetime) -> None:
-    """Let the jobs that wait for job `old` wait for job `new`, which replaces it."""
-    changed = [
-        _waits_for(
-            job,
-            (
-                replace(each, job=new) if each.job == old and not each.whole_array else each
-                for each in job.queue.after
-            ),
-        )
-        for job in tx.live()
-        if any(each.job == old and not each.whole_array for each in job.queue.after)
-    ]
-    tx.save_all(changed, Event(at, "dependency_moved", f"from job {old} to job {new}"))
-
-
 _MOST_SHOWN = 5
 """Jobs of a cycle that an error names."""
 

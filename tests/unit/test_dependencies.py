@@ -16,7 +16,7 @@ from gpulease.domain.lease import State, Trigger
 from gpulease.domain.placement import Placement
 from gpulease.domain.queue_options import Condition, Dependency, Indices, WantedDependency
 from gpulease.errors import BadValue, NoSuchJob
-from gpulease.service.dependencies import depend_on_instead, failed, refuse_cycle, resolve
+from gpulease.service.dependencies import failed, refuse_cycle, resolve
 from gpulease.service.jobs import cancel
 from gpulease.service.ports import Event
 
@@ -102,17 +102,6 @@ def test_dependents_of_a_retried_job_wait_for_the_retry() -> None:
 
     _end(store, retry.id)
     assert _seen(store, second).queue.after == ()
-
-
-def test_a_replaced_job_passes_its_dependents_on() -> None:
-    store = MemoryStore()
-    first, other = _add(store), _add(store)
-    second = _add(store, Dependency(first.id, Condition.ANY))
-
-    with store.write() as tx:
-        depend_on_instead(tx, first.id, other.id, NOON)
-
-    assert _seen(store, second).queue.after == (Dependency(other.id, Condition.ANY),)
 
 
 @pytest.mark.parametrize("condition", list(Condition))
