@@ -171,7 +171,10 @@ def waiting_after(decided: Plan) -> list[Job]:
 @given(worlds())
 def test_a_job_starts_with_what_is_suggested(decided: Plan) -> None:
     for each in waiting_after(decided):
-        assert start_of(decided, each) is None
+        if start_of(decided, each) is not None:
+            # When jobs make way, a start may take one pass more.
+            assert decided.promised
+            continue
         for suggestion in suggestions(decided, each, GIB_STEP):
             changed = replace(each, claim=suggestion.claim)
             queue = [changed if other.id == each.id else other for other in decided.after.jobs]
