@@ -142,6 +142,14 @@ class Claim:
     exclusive: bool = False
     """No other lease on these GPUs, and no unmanaged process."""
     time_limit: timedelta | None = None
+    named: tuple[GpuUuid, ...] = ()
+    """Only these GPUs will do; empty for any."""
+    model: str | None = None
+    """Only GPUs with this text in the name, ignoring case."""
+    min_vram: int | None = None
+    """Only GPUs with at least this many bytes in total."""
+    same_model: bool = False
+    """All GPUs have the same name."""
 
     def memory_on(self, allocatable: int) -> int:
         """Return the claimed bytes on a GPU with `allocatable` bytes."""

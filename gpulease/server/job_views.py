@@ -340,6 +340,10 @@ def claim_view(claim: Claim) -> ClaimView:
         gpus=claim.gpus,
         exclusive=claim.exclusive,
         time_limit=_seconds(claim.time_limit),
+        named=list(claim.named),
+        model=claim.model,
+        min_vram=claim.min_vram,
+        same_model=claim.same_model,
     )
 
 

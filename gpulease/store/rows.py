@@ -56,6 +56,10 @@ def job_values(job: Job) -> dict[str, object]:
         "gpus": claim.gpus,
         "exclusive": claim.exclusive,
         "time_limit_us": claim.time_limit // _MICROSECOND if claim.time_limit else None,
+        "gpu_uuids": ",".join(claim.named) or None,
+        "gpu_model": claim.model,
+        "min_vram": claim.min_vram,
+        "same_model": claim.same_model,
         "state": job.state.value,
         "submitted_at": job.submitted_at,
         "gives_up_at": job.gives_up_at,
@@ -259,6 +263,10 @@ def _claim_of(row: JobRow) -> Claim:
         row.gpus,
         row.exclusive,
         None if limit is None else limit * _MICROSECOND,
+        tuple(GpuUuid(uuid) for uuid in (row.gpu_uuids or "").split(",") if uuid),
+        row.gpu_model,
+        row.min_vram,
+        row.same_model,
     )
 
 

@@ -36,6 +36,14 @@ class ClaimRequest:
     gpus: int = 1
     exclusive: bool = False
     time_limit: float | None = None
+    named: list[str] = field(default_factory=list)
+    """Only these GPUs will do: by index, UUID or the beginning of a UUID; empty: any."""
+    model: str | None = None
+    """Only GPUs with this text in the name, ignoring case."""
+    min_vram: int | None = None
+    """Only GPUs with at least this total memory, in bytes."""
+    same_model: bool = False
+    """All GPUs of the job have the same name."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,13 @@ class WorkerOptionsRequest:
     log_placement: bool = False
     soft_placement: bool = False
     strict: bool = False
+    split_sizes: list[int] = field(default_factory=list)
+    """Bytes of each logical GPU on every leased GPU; empty: `split` equal ones."""
+    deterministic: bool = False
+    """Frameworks use deterministic operations."""
+    omp_threads: int | None = None
+    processes: int | None = None
+    """Divide the memory equally between this many processes; null: see docs/frameworks.md."""
 
 
 @dataclass(slots=True)

@@ -58,6 +58,11 @@ class ClaimView:
     gpus: int
     exclusive: bool
     time_limit: float | None
+    named: list[str] = field(default_factory=list)
+    """The UUIDs of the GPUs that it was asked for; empty for any."""
+    model: str | None = None
+    min_vram: int | None = None
+    same_model: bool = False
 
 
 @dataclass(slots=True)

@@ -136,6 +136,13 @@ class WorkerOptions:
     soft_placement: bool = False
     strict: bool = False
     """End the job with status 97 if a hook fails."""
+    split_sizes: Sequence[int] = ()
+    """Bytes of each logical GPU on every leased GPU; empty: `split` equal ones."""
+    deterministic: bool = False
+    """Frameworks use deterministic operations."""
+    omp_threads: int | None = None
+    processes: int | None = None
+    """Divide the memory equally between this many processes."""
 
 
 def worker_environment(  # noqa: PLR0913  a lease and its context
@@ -344,6 +351,9 @@ def _for_the_hooks(
             "intra_op": options.intra_op,
             "log_placement": options.log_placement,
             "soft_placement": options.soft_placement,
+            "split_sizes": list(options.split_sizes),
+            "deterministic": options.deterministic,
+            "processes": options.processes,
         },
     }
     # Compact, since sitecustomize searches for `"visible":"..."` without parsing.
