@@ -3,7 +3,7 @@
 Every Python of a job runs this file at its start, in any version. So it is small, imports nothing
 that is not loaded yet, and leaves no trace: it removes its folder from sys.path and imports the
 sitecustomize that it shadows in its place. The hooks of the frameworks are in _gpulease_hooks,
-which is loaded by path. Before Python 3.7 this file has no effect (and no syntax error: keep it
+which is loaded by path. Before Python 3.6 this file has no effect (and no syntax error: keep it
 valid for Python 2).
 
 An interpreter that already runs loads this file as _gpulease_site. Then nothing happens here;
@@ -76,7 +76,10 @@ class GpuleaseFinder(object):
             spec = find(name, path, target) if find else None
             if spec is not None:
                 # Not a folder or a file of the user's with this name.
-                if spec.origin is not None and spec.submodule_search_locations is not None:
+                if (
+                    spec.origin not in (None, "namespace")
+                    and spec.submodule_search_locations is not None
+                ):
                     self.hook_after_import(spec.loader, name)
                 return spec
         return None
@@ -184,7 +187,7 @@ def install():
     """Enforce the lease of this interpreter's job, if it has one and that is not done yet."""
     lease = os.environ.get(LEASE)
     done = any(type(finder).__name__ == "GpuleaseFinder" for finder in sys.meta_path)
-    if lease is None or done or sys.version_info < (3, 7):
+    if lease is None or done or sys.version_info < (3, 6):
         return
     enforce(lease)
 

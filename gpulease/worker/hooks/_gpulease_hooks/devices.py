@@ -5,15 +5,13 @@ are indices or UUIDs; a UUID may be a unique prefix; the first invalid entry end
 listed twice makes no GPU visible.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Optional
 
 NONE = "-1"
 
 
-def inside(value: str | None, raw: str) -> str:
+def inside(value: "str | None", raw: str) -> str:
     """Return `value` limited to the lease `raw`; None, for an unset variable, means all of it."""
     fields = json.loads(raw)
     if value is None:
@@ -23,7 +21,7 @@ def inside(value: str | None, raw: str) -> str:
     return choose(value, leased, uuids)
 
 
-def choose(value: str, leased: list[str], uuids: list[str]) -> str:
+def choose(value: str, leased: "list[str]", uuids: "list[str]") -> str:
     """Return the entries of `leased` that `value` names; `uuids` are theirs, in the same order."""
     entries = [entry.strip() for entry in value.split(",")]
     # A script that splits the variable it was given must get the entries it took, even where they
@@ -40,9 +38,9 @@ def choose(value: str, leased: list[str], uuids: list[str]) -> str:
     return ",".join(chosen)
 
 
-def _named(entry: str, leased: list[str], uuids: list[str]) -> Optional[str]:
+def _named(entry: str, leased: "list[str]", uuids: "list[str]") -> Optional[str]:
     if entry.isdecimal():
         return leased[int(entry)] if int(entry) < len(leased) else None
-    pairs = zip(leased, uuids)  # noqa: B905  (no strict= before Python 3.10)
+    pairs = zip(leased, uuids)
     matching = [name for name, uuid in pairs if entry and uuid.startswith(entry)]
     return matching[0] if len(matching) == 1 else None

@@ -5,8 +5,6 @@ nothing, and ends with the interpreter. A forked process starts another if it us
 daemon does not trust the reports beyond what they say about their owner's jobs.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -44,7 +42,9 @@ class _Reporter:
 
     def _run(self) -> None:
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            # Python 3.8 and later warn about reserved numbers in the range.
+            signals = getattr(signal, "valid_signals", lambda: range(1, signal.NSIG))
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals())
             pauses = list(FIRST_PAUSES)
             while not self._stopped.wait(pauses.pop(0) if pauses else PAUSE):
                 if self._lease.lifted or not self._report():
@@ -66,7 +66,7 @@ class _Reporter:
         return True
 
 
-_reporter: _Reporter | None = None
+_reporter: "_Reporter | None" = None
 
 
 def begin(lease: Lease, framework: str, version: str, pools: Pools) -> None:
