@@ -29,13 +29,23 @@ FRACTION = FRACTIONS[0]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def report_failure(text):
-    """Write one line about a failure of the hooks; with GPULEASE_STRICT=1, end the process."""
+def write_line(text):
+    """Write one line for the user."""
     try:
         sys.stderr.write("gpulease: %s\n" % text)
         sys.stderr.flush()
     except Exception:
         pass  # there is no stderr
+
+
+def report_failure(text):
+    """Write one line about a failure of the hooks; with GPULEASE_STRICT=1, end the process."""
+    write_line(text)
+    end_if_strict()
+
+
+def end_if_strict():
+    """End the process with status 97 if the job runs with --strict."""
     if os.environ.get("GPULEASE_STRICT") == "1":
         try:
             sys.stdout.flush()
@@ -105,6 +115,13 @@ class GpuleaseFinder(object):
             report_failure("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
 
 
+def notify_of_devices(text, is_complete):
+    """Write what became of a value of CUDA_VISIBLE_DEVICES; --strict accepts no lost entry."""
+    write_line(text)
+    if not is_complete:
+        end_if_strict()
+
+
 class GuardedEnviron(os.environ.__class__):
     """The class of os.environ in a job: values that the script sets stay inside the lease."""
 
@@ -147,7 +164,7 @@ class GuardedEnviron(os.environ.__class__):
     def leased_devices(self, value):
         """Return a value of CUDA_VISIBLE_DEVICES limited to the lease; None means all of it."""
         try:
-            return hooks_module("devices").inside(value, self.lease)
+            return hooks_module("devices").inside(value, self.lease, notify_of_devices)
         except Exception as error:
             report_failure("cannot read %s=%s: %s" % (DEVICES, value, error))
             return "-1"
