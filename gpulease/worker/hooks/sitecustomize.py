@@ -38,16 +38,26 @@ def report_failure(text, lease=None, framework="", version=""):
     if text in FAILURES:
         return
     FAILURES.append(text)
-    try:
-        sys.stderr.write("gpulease: %s\n" % text)
-        sys.stderr.flush()
-    except Exception:
-        pass  # there is no stderr
+    write_line(text)
     try:
         lease = hooks_module("lease").Lease(lease or os.environ[LEASE])
         hooks_module("report").failed(lease, framework, version, text)
     except Exception:
         pass  # the daemon shows a lease as limited only if a hook says so
+    end_if_strict()
+
+
+def write_line(text):
+    """Write one line for the user."""
+    try:
+        sys.stderr.write("gpulease: %s\n" % text)
+        sys.stderr.flush()
+    except Exception:
+        pass  # there is no stderr
+
+
+def end_if_strict():
+    """End the process with status 97 if the job runs with --strict."""
     if os.environ.get("GPULEASE_STRICT") == "1":
         try:
             sys.stdout.flush()
@@ -146,6 +156,13 @@ class GpuleaseFinder(object):
                 )
 
 
+def notify_of_devices(text, is_complete):
+    """Write what became of a value of CUDA_VISIBLE_DEVICES; --strict accepts no lost entry."""
+    write_line(text)
+    if not is_complete:
+        end_if_strict()
+
+
 class GuardedEnviron(os.environ.__class__):
     """The class of os.environ in a job: values that the script sets stay inside the lease."""
 
@@ -188,7 +205,7 @@ class GuardedEnviron(os.environ.__class__):
     def leased_devices(self, value):
         """Return a value of CUDA_VISIBLE_DEVICES limited to the lease; None means all of it."""
         try:
-            return hooks_module("devices").inside(value, self.lease)
+            return hooks_module("devices").inside(value, self.lease, notify_of_devices)
         except Exception as error:
             report_failure("cannot read %s=%s: %s" % (DEVICES, value, error))
             return "-1"
