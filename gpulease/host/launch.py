@@ -78,6 +78,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         keep_free=context.keep_free,
         terminal=_terminal(invocation),
         early_signal=_early_signal(invocation),
+        ends_with_client=invocation.ends_with_client,
         # A user may ask for an hour, but a shutdown must not take that long.
         grace_at_shutdown=min(grace_of(job, context), context.grace),
         gpus=_nodes(job, context),

@@ -42,6 +42,25 @@ ENVIRONMENTS = {
     "torch": Environment(("torch==2.15.0", "numpy"), "3.11"),
     "jax": Environment(("jax[cuda12]",), "3.11"),
     "cupy": Environment(("cupy-cuda12x[ctk]",), "3.11"),
+    # With what gpulease itself imports, which is found through PYTHONPATH.
+    "jupyter": Environment(
+        (
+            "ipykernel==7.4.0",
+            "nbclient==0.11.0",
+            "jupyter_client==8.10.0",
+            "jupyterhub==6.1.1",
+            "jupyter_server==2.21.1",
+            "cloudpickle==3.1.2",
+            "joblib==1.6.0",
+            "hydra-core==1.3.8",
+            "hydra-joblib-launcher",
+            "submitit==1.5.4",
+            "msgspec",
+            "rich",
+            "typer<0.30",
+        ),
+        "3.11",
+    ),
 }
 
 
