@@ -25,12 +25,15 @@ from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
+from gpulease.cli.run_defaults import CommandWithUsersDefaults as Command
 from gpulease.cli.signals import Signals
 from gpulease.cli.snapshot import take_snapshot
 from gpulease.client import Client
 from gpulease.errors import AlreadyLeased, BadUsage, BadValue, CommandNotExecutable
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire, to_wire
 from gpulease.wire.views import JobView, NestedView
+
+__all__ = ["Command", "run"]
 
 _NEW_LEASE = "for a second lease: gpulease run --new-lease"
 _SHELL = "/bin/sh"
@@ -82,6 +85,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     soft_placement: given.SoftPlacementOption = False,
     log_placement: given.LogPlacementOption = False,
     strict: given.StrictOption = False,
+    no_defaults: given.NoDefaultsOption = False,
     socket: SocketOption = None,
 ) -> int:
     """Lease GPU memory, wait until it is free, and run COMMAND as you.
