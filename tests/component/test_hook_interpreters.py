@@ -35,7 +35,7 @@ SHARE = LEASE["XLA_PYTHON_CLIENT_MEM_FRACTION"]
 
 def interpreters() -> list[str]:
     named = os.environ.get("GPULEASE_TEST_PYTHONS", "")
-    on_path = [shutil.which(f"python3.{minor}") for minor in range(7, 16)]
+    on_path = [shutil.which(f"python3.{minor}") for minor in range(6, 16)]
     found = [sys.executable, *filter(None, named.split(os.pathsep)), *filter(None, on_path)]
     return [path for path in dict.fromkeys(found) if works(path)]
 
@@ -47,6 +47,12 @@ def works(path: str) -> bool:
     except OSError:
         return False
     return probe.returncode == 0
+
+
+def pyenvs(versions: str) -> list[str]:
+    """Return the interpreters of pyenv that match, which are not on PATH."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    return [str(path) for path in sorted(root.glob(f"{versions}/bin/python")) if works(str(path))]
 
 
 @pytest.fixture(params=interpreters(), ids=lambda path: "-".join(Path(path).parts[-3::2]))
@@ -87,6 +93,26 @@ print(json.dumps([
 def both_ways(python: str, *arguments: str, **options: str) -> list[tuple[int, str, str]]:
     children = [run(python, *arguments, hooked=hooked, **options) for hooked in (False, True)]
     return [(child.returncode, child.stdout, child.stderr) for child in children]
+
+
+def test_every_python_from_3_6_can_import_all_modules_of_the_hooks() -> None:
+    names = sorted(path.stem for path in (HOOKS / "_gpulease_hooks").glob("*.py"))
+    source = f"""
+        import importlib, json, sys
+        sys.path.insert(0, {str(HOOKS)!r})
+        print(json.dumps([importlib.import_module("_gpulease_hooks." + name).__name__
+                          for name in {names!r}]))
+        """
+
+    for python in {*interpreters(), *pyenvs("3.*")}:
+        assert said(python, source) == [f"_gpulease_hooks.{name}" for name in names], python
+
+
+@pytest.mark.parametrize("python", pyenvs("2.*"))
+def test_python_2_runs_unhooked_and_in_silence(python: str) -> None:
+    source = "import sys; print(['Gpulease' in str(each) for each in sys.meta_path])"
+
+    assert run(python, "-c", source).stdout == "[]\n"
 
 
 def test_a_script_finds_itself_as_in_a_plain_interpreter(python: str, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20"), "3.6"),
+    "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20", "wheel<0.38"), "3.6"),
     "tensorflow-1.15": Environment(("tensorflow==1.15.5", "protobuf<3.20"), "3.7"),
     "tensorflow-2.4": Environment(("tensorflow-cpu==2.4.4", "protobuf<3.20"), "3.8"),
     "tensorflow-2.12": Environment(("tensorflow-cpu==2.12.1",), "3.11"),
@@ -85,7 +85,8 @@ def _build(name: str, wanted: Environment, folder: Path) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-q"]
     _run(python, "-m", "venv", str(folder))
     if wanted.python in ("3.6", "3.7"):
-        _run(*pip, "install", "--upgrade", "pip")  # theirs knows no wheel of TensorFlow 1.15
+        # Theirs knows no manylinux2010 wheel; newer ones need a newer Python.
+        _run(*pip, "install", "pip<22")
     _run(*pip, "install", *wanted.requirements)
     (folder / "complete").touch()
     was_built.touch()

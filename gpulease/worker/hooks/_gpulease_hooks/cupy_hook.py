@@ -5,8 +5,6 @@ allocation, and then restores it. A pool reports only the thread's current GPU, 
 one current would open a context there. So a process that sees several GPUs reports nothing.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Callable
 
@@ -62,7 +60,7 @@ class _Pool:
         self._lease = lease
         self._peak = 0
 
-    def held(self) -> list[dict[str, Any]]:
+    def held(self) -> "list[dict[str, Any]]":
         """Return the report about the pool on the one GPU."""
         gpus = self._lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         if len(gpus) != 1 or self._cupy.cuda.runtime.getDeviceCount() != 1:

@@ -5,8 +5,6 @@ that was changed behind os.environ, and allocators without a limit. A jaxlib wit
 reads the variable only.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -66,7 +64,9 @@ def _replace(owner: Any, name: str, new: Any) -> Undo:
     return undo
 
 
-def _limit(jax: Any, options: dict[str, Any], lease: Lease, report_failure: ReportFailure) -> None:
+def _limit(
+    jax: Any, options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure
+) -> None:
     try:
         _limit_options(options, lease)
         version = getattr(jax, "__version__", "unknown")
@@ -77,7 +77,7 @@ def _limit(jax: Any, options: dict[str, Any], lease: Lease, report_failure: Repo
         )
 
 
-def _hook_maker(client: Any, lease: Lease) -> Undo | None:
+def _hook_maker(client: Any, lease: Lease) -> "Undo | None":
     """Refuse a lease too small for JAX where the GPU client is created; None: no such function.
 
     JAX only logs what is raised while it builds the options, and goes on without the GPU
@@ -97,7 +97,7 @@ def _hook_maker(client: Any, lease: Lease) -> Undo | None:
     return _replace(client, MAKER, make_c_api_client)
 
 
-def _limit_options(options: dict[str, Any], lease: Lease) -> None:
+def _limit_options(options: "dict[str, Any]", lease: Lease) -> None:
     """Set the smaller of the script's memory fraction and the lease's."""
     fraction = min(gpu["pools"]["jax"] / gpu["total"] for gpu in lease.gpus)
     asked = float(options.get("memory_fraction") or 1.0)
@@ -106,7 +106,7 @@ def _limit_options(options: dict[str, Any], lease: Lease) -> None:
         options["allocator"] = "default"
 
 
-def _pools(lease: Lease) -> list[dict[str, Any]]:
+def _pools(lease: Lease) -> "list[dict[str, Any]]":
     bridge = sys.modules.get("jax._src.xla_bridge")
     # Listing the devices would create a client, with a CUDA context.
     if bridge is None or not bridge.backends_are_initialized():

@@ -1,7 +1,5 @@
 """The lease as the hooks see it, read from the variable that the daemon set."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -36,12 +34,12 @@ class Lease:
         """Limit nothing from now on."""
         self.lifted = True
 
-    def named(self, value: str) -> list[dict[str, Any]]:
+    def named(self, value: str) -> "list[dict[str, Any]]":
         """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names, in its order."""
-        known = dict(zip(self.visible.split(","), self.gpus))  # noqa: B905  (Python 3.7)
+        known = dict(zip(self.visible.split(","), self.gpus))
         return [known[entry] for entry in value.split(",") if entry in known]
 
-    def pools(self, framework: str, entries: list[str]) -> list[tuple[int, int]]:
+    def pools(self, framework: str, entries: "list[str]") -> "list[tuple[int, int]]":
         """Return (pool limit, total) in MiB of each GPU that the visible devices `entries` name."""
         return [
             (gpu["pools"][framework] // MIB, gpu["total"] // MIB)

@@ -4,8 +4,6 @@ At the start of a job's interpreter, sitecustomize does this. Here the framework
 since then are hooked as well.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -29,6 +27,7 @@ def enforce(site: Any, raw: str) -> Callable[[], None]:
     def lift() -> None:
         sys.meta_path[:] = [each for each in sys.meta_path if each is not finder]
         os.environ.__class__ = original
+        finder.lease = ""
         while finder.undos:
             finder.undos.pop()()
 
@@ -41,6 +40,6 @@ def _is_framework(module: Any) -> bool:
     return (
         isinstance(module, ModuleType)
         and spec is not None
-        and spec.origin is not None
+        and spec.origin not in (None, "namespace")  # the latter in Python 3.6
         and spec.submodule_search_locations is not None
     )

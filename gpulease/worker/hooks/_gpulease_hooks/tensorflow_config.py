@@ -5,8 +5,6 @@ allow_growth. Beside them it refuses a memory fraction, and it requires one entr
 GPU (gpu_device.cc, VerifyVirtualDeviceSettings).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -14,7 +12,7 @@ from .lease import Lease, LeaseTooSmall
 
 
 def limit_config(
-    config: Any, lease: Lease, pools: list[tuple[int, int]], cpu_count_is_set: bool
+    config: Any, lease: Lease, pools: "list[tuple[int, int]]", cpu_count_is_set: bool
 ) -> None:
     """Apply the job's options and its memory limits to `config`.
 
@@ -31,7 +29,7 @@ def limit_config(
         _limit_memory(config, lease, pools)
 
 
-def _apply_options(config: Any, options: dict[str, Any]) -> None:
+def _apply_options(config: Any, options: "dict[str, Any]") -> None:
     if options["inter_op"] is not None:
         config.inter_op_parallelism_threads = options["inter_op"]
     if options["intra_op"] is not None:
@@ -51,7 +49,7 @@ def _simulate(config: Any, devices: int, cpu_count_is_set: bool) -> None:
         config.device_count["CPU"] = devices
 
 
-def _limit_memory(config: Any, lease: Lease, pools: list[tuple[int, int]]) -> None:
+def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> None:
     options = config.gpu_options
     fraction = options.per_process_gpu_memory_fraction
     split = _split(options, lease.options["split"])
@@ -73,7 +71,7 @@ def _limit_memory(config: Any, lease: Lease, pools: list[tuple[int, int]]) -> No
     options.visible_device_list = ",".join(visible)
 
 
-def _visible(config: Any, gpus: int) -> list[str]:
+def _visible(config: Any, gpus: int) -> "list[str]":
     """Return the GPUs that `config` leaves visible, as it names them."""
     options = config.gpu_options
     count = config.device_count["GPU"] if "GPU" in config.device_count else gpus
@@ -88,7 +86,7 @@ def _visible(config: Any, gpus: int) -> list[str]:
     return visible if options.visible_device_list else visible[: len(virtual)]
 
 
-def _pool(visible: list[str], place: int, pools: list[tuple[int, int]]) -> tuple[int, int]:
+def _pool(visible: "list[str]", place: int, pools: "list[tuple[int, int]]") -> "tuple[int, int]":
     name = visible[place] if place < len(visible) else ""
     if name.isdigit() and int(name) < len(pools):
         return pools[int(name)]
@@ -112,7 +110,7 @@ def _disable_unlimited_allocators(options: Any) -> None:
         options.experimental.use_cuda_malloc_async = False
 
 
-def partition(requests: list[float], limit: int, split: int) -> list[int | float]:
+def partition(requests: "list[float]", limit: int, split: int) -> "list[int | float]":
     """Return the sizes in MiB of a GPU's logical GPUs, at most `limit` in total.
 
     `requests` are the sizes that the script asks for: kept if they fit together, else scaled down
@@ -134,7 +132,7 @@ def partition(requests: list[float], limit: int, split: int) -> list[int | float
     return list(asked) if sum(asked) <= limit else list(_scaled(asked, limit))
 
 
-def _scaled(requests: list[float], limit: int) -> list[int]:
+def _scaled(requests: "list[float]", limit: int) -> "list[int]":
     largest = max(requests)  # divided out first: the sum of huge requests would be infinite
     total = sum(each / largest for each in requests)
     sizes = [max(1, int(each / largest * limit / total)) for each in requests]

@@ -7,8 +7,6 @@ without a config), a TF1 Session, a server, and device_lib, which creates the GP
 when it lists devices. They are private names of TensorFlow; if one is missing, that is reported.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -82,7 +80,7 @@ def _report(config: Any, lease: Lease, version: str) -> None:
     report.begin(lease, "tensorflow", version, lambda: _pools_of(layout))
 
 
-def _layout(config: Any, lease: Lease) -> list[dict[str, Any]]:
+def _layout(config: Any, lease: Lease) -> "list[dict[str, Any]]":
     """Return the logical devices on each GPU and the limit of its pool, from a ConfigProto.
 
     TensorFlow allocates a pool that may not grow as a whole at its start. On simulated GPUs,
@@ -99,7 +97,7 @@ def _layout(config: Any, lease: Lease) -> list[dict[str, Any]]:
     names = [name for name in options.visible_device_list.split(",") if name.isdigit()]
     grows = bool(options.allow_growth) or os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
     found, first = [], 0
-    for name, device in zip(names, virtual):  # noqa: B905  (Python 3.7)
+    for name, device in zip(names, virtual):
         count = len(device.memory_limit_mb)
         if int(name) < len(gpus):
             found.append(
@@ -114,7 +112,7 @@ def _layout(config: Any, lease: Lease) -> list[dict[str, Any]]:
     return found
 
 
-def _pools_of(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _pools_of(places: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
     """Return the size and peak of the pools in `places`; nothing before TensorFlow starts.
 
     Uses the existing context and never creates one.
@@ -139,14 +137,14 @@ def _pools_of(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return pools
 
 
-def _pool_size(place: dict[str, Any], current: int) -> int | None:
+def _pool_size(place: "dict[str, Any]", current: int) -> "int | None":
     if place["limit"] is None:
         return current
     # A growing pool holds more than is in use, and TensorFlow does not report how much.
     return None if place["grows"] else int(place["limit"])
 
 
-def _memory_info(context: Any, device: str) -> list[dict[str, int]]:
+def _memory_info(context: Any, device: str) -> "list[dict[str, int]]":
     try:
         return [context.get_memory_info(device)]
     except Exception:  # noqa: BLE001  (no such device, or one without counters)
@@ -171,7 +169,7 @@ def _disable_unlimited_allocators() -> None:
             del os.environ[name]
 
 
-def _pool_limits(lease: Lease) -> list[tuple[int, int]]:
+def _pool_limits(lease: Lease) -> "list[tuple[int, int]]":
     """Return (pool limit, total) in MiB of the GPUs that TensorFlow sees, in its order."""
     if lease.simulated:
         return []

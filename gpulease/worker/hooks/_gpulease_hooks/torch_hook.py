@@ -10,8 +10,6 @@ cudaMemGetInfo). So the current device is restored. A rank of torchrun works on 
 ranks on theirs, so it is limited on the others only when it uses them.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os
@@ -72,7 +70,7 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
 
 
 def _limiter(
-    torch: Any, limits: _Limits, lease: Lease, report_failure: ReportFailure
+    torch: Any, limits: "_Limits", lease: Lease, report_failure: ReportFailure
 ) -> Callable[[], None]:
     """Return the function that PyTorch calls once CUDA is initialised."""
 
@@ -93,7 +91,7 @@ def _limiter(
     return limit
 
 
-def _hook_setter(torch: Any, original: Any, lease: Lease, limits: _Limits) -> Undo:
+def _hook_setter(torch: Any, original: Any, lease: Lease, limits: "_Limits") -> Undo:
     cuda = torch.cuda
 
     @functools.wraps(original)
@@ -119,7 +117,7 @@ def _hook_setter(torch: Any, original: Any, lease: Lease, limits: _Limits) -> Un
     return undo
 
 
-def _device_number(cuda: Any, device: Any) -> int | None:
+def _device_number(cuda: Any, device: Any) -> "int | None":
     """Return the index of a device in any form that PyTorch accepts; None if it is invalid."""
     try:
         return int(
@@ -131,7 +129,7 @@ def _device_number(cuda: Any, device: Any) -> int | None:
         return None
 
 
-def _allowed_at(torch: Any, lease: Lease, number: int | None) -> float:
+def _allowed_at(torch: Any, lease: Lease, number: "int | None") -> float:
     try:
         if number is not None:
             return _allowed(torch, lease, number)
@@ -150,13 +148,13 @@ def _allowed(torch: Any, lease: Lease, device: int) -> float:
     return min(_fraction(gpu, total) for gpu in lease.gpus)
 
 
-def _fraction(gpu: dict[str, Any], total: int) -> float:
+def _fraction(gpu: "dict[str, Any]", total: int) -> float:
     # PyTorch multiplies and truncates. Subtracting a little keeps the result within the limit.
     fraction = gpu["pools"]["torch"] / total - 1e-9
     return max(1e-9, min([fraction, 1.0] + _requested_fractions()))
 
 
-def _requested_fractions() -> list[float]:
+def _requested_fractions() -> "list[float]":
     """Return the fractions that the variables of PyTorch ask for."""
     found = []
     for name in CONFIGURATIONS:
@@ -169,7 +167,7 @@ def _requested_fractions() -> list[float]:
     return [each for each in found if 0 < each <= 1]
 
 
-def _pools(cuda: Any, lease: Lease) -> list[dict[str, Any]]:
+def _pools(cuda: Any, lease: Lease) -> "list[dict[str, Any]]":
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     if not cuda.is_initialized() or cuda.device_count() != len(gpus):
         return []
@@ -249,14 +247,14 @@ class _Limits:
                 self._set_fraction(self._fraction_of(device), device)
                 self._limited.add(device)
 
-    def _own(self, devices: int) -> int | None:
+    def _own(self, devices: int) -> "int | None":
         """Return the device of this process if it is one of several ranks, each with a device."""
         rank, ranks = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         is_rank = rank.isdigit() and int(rank) < devices and ranks != "1"
         can_look = hasattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext")
         return int(rank) if is_rank and can_look and _is_old(self._torch) else None
 
-    def _watch(self, devices: list[int], report_failure: ReportFailure) -> None:
+    def _watch(self, devices: "list[int]", report_failure: ReportFailure) -> None:
         """Limit a rank on the GPUs of other ranks once it has a context there.
 
         In a thread, since C++ creates most contexts without calling a hook. A thread has its own
