@@ -128,7 +128,11 @@ def _quoted(value: str, syntax: ShellSyntax) -> str:
 def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     ctx: typer.Context,
     mem: given.MemOption = None,
-    gpus: given.GpusOption = 1,
+    gpus: given.GpusOption = None,
+    gpu: given.GpuOption = None,
+    gpu_model: given.GpuModelOption = None,
+    min_vram: given.MinVramOption = None,
+    same_model: given.SameModelOption = False,
     exclusive: given.ExclusiveOption = False,
     lasts: Annotated[
         str | None,
@@ -180,6 +184,10 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     options = RunOptions(
         mem=mem,
         gpus=gpus,
+        gpu=tuple(gpu or ()),
+        gpu_model=gpu_model,
+        min_vram=min_vram,
+        same_model=same_model,
         exclusive=exclusive,
         time=lasts,
         name=name,

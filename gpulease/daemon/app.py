@@ -15,7 +15,7 @@ from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
 from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
-from gpulease.daemon.foundation import Foundation, open_foundation, simulated_sizes
+from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
@@ -424,7 +424,7 @@ def checked(settings: Settings) -> Settings:
         BadConfiguration: a daemon cannot start with them.
     """
     if settings.simulate is not None:
-        simulated_sizes(settings.simulate)
+        simulated_gpus(settings.simulate)
     usual, least = settings.default_memory, settings.smallest_lease
     if not isinstance(usual, Share) and usual < least:
         raise BadConfiguration(

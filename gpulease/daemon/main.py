@@ -218,8 +218,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--simulate", metavar="GPUS",
-        help="simulate GPUs, such as 2x24G or 1x80G,2x24G; the resident memory of a job counts as "
-        "its GPU memory",
+        help="simulate GPUs, such as 2x24G or 1x80G:A100,2x24G; the resident memory of a "
+        "job counts as its GPU memory",
     )  # fmt: skip
     parser.add_argument("--socket", type=Path, metavar="PATH", help="listen on this Unix socket")
     parser.add_argument(
