@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     # What the tester has configured for jobs of their own.
-    os.environ.pop("GPULEASE_RUN_OPTIONS", None)
+    for name in ("GPULEASE_RUN_OPTIONS", "CUDA_VISIBLE_DEVICES"):
+        os.environ.pop(name, None)
     os.environ["XDG_CONFIG_HOME"] = os.devnull
     _refuse_a_mixture(config)
 

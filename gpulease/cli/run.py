@@ -21,6 +21,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.dry_run import dry_run
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import clean, id_of, requested, size
+from gpulease.cli.messages import preset_devices
 from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
@@ -177,7 +178,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         print_stderr(started_message(client))
     outer = None if new_lease else _outer_lease(client, request, options)
     if outer is None:
-        request.queue.after = dependencies(client, options.after)
+        _complete(client, request, options)
     if dry:
         return dry_run(client, request, outer, json=json)
     if outer is not None:
@@ -205,6 +206,13 @@ def _request(options: RunOptions, command: list[str]) -> SubmitRequest:
     found = resolve(command, Path(caller.cwd), caller.environment)
     request.argv = [to_wire(word) for word in found]
     return request
+
+
+def _complete(client: Client, request: SubmitRequest, options: RunOptions) -> None:
+    """Add what concerns a job of its own only, and not a command within a lease."""
+    request.queue.after = dependencies(client, options.after)
+    if not options.gpu and (text := preset_devices(environment())) is not None:
+        print_stderr(text)
 
 
 def _refuse_with_array(options: RunOptions) -> None:
