@@ -167,3 +167,7 @@ StrictOption = Annotated[
     bool,
     _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
 ]
+NoDefaultsOption = Annotated[
+    bool,
+    _option("--no-defaults", help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS."),
+]
