@@ -27,6 +27,7 @@ from gpulease.server.validation import (
     checked_name,
     claim_of,
     environment_of,
+    gpu_names,
     options_of,
     printable,
     refuse_oversized_exec,
@@ -132,6 +133,7 @@ def hold_submission_of(
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, find)),
         key=checked_key(request.key),
+        named=gpu_names(request.claim.named),
     )
 
 

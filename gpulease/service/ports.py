@@ -79,6 +79,8 @@ class Submission:
     """What it waits for, before `queue.after` is known."""
     indices: Indices | None = None
     """Of an array of jobs; None for a single job."""
+    named: tuple[str, ...] = ()
+    """The GPUs that it asks for, before `claim.named` is known."""
 
     def queued(self, number: JobId, at: datetime) -> Job:
         """Return the job in its first state."""

@@ -39,9 +39,9 @@ class ClaimRequest:
     named: list[str] = field(default_factory=list)
     """Only these GPUs will do: by index, UUID or the beginning of a UUID; empty: any."""
     model: str | None = None
-    """Only GPUs with this text in the name, ignoring case."""
+    """Only GPUs with these words in the name, such as "A100"; upper and lower case are the same."""
     min_vram: int | None = None
-    """Only GPUs with at least this total memory, in bytes."""
+    """Only GPUs of at least this size, in bytes; up to 8% that the driver keeps may be missing."""
     same_model: bool = False
     """All GPUs of the job have the same name."""
 
@@ -268,6 +268,13 @@ class EditRequest:
     memory: int | None = None
     share: float | None = None
     gpus: int | None = None
+    named: list[str] | None = None
+    """As in `ClaimRequest`; an empty list: any."""
+    model: str | None = None
+    """As in `ClaimRequest`; empty: any."""
+    min_vram: int | None = None
+    """As in `ClaimRequest`; 0: any."""
+    same_model: bool | None = None
     time_limit: float | None = None
     """Seconds; 0: no limit."""
     name: str | None = None
