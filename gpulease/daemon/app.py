@@ -29,6 +29,7 @@ from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
+from gpulease.host.ledger import ensure_ledger
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
@@ -199,7 +200,12 @@ def _launch_context(
         remove_limits=enforcement.lift,
         socket=str(settings.socket),
         overhead=usage.beside,
+        ledger=lambda job: ensure_ledger(base.state.job(job.id), _owner(job)),
     )
+
+
+def _owner(job: Job) -> tuple[int, int] | None:
+    return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
 
 
 def _scheduler(
@@ -332,7 +338,7 @@ def _request_context(
     records: _UsageRecords,
     health: HealthWatch,
     *,
-    environment: Callable[[Job, Invocation], Mapping[str, str]],
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]],
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
