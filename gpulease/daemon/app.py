@@ -15,7 +15,7 @@ from gpulease.daemon.clock import SystemClock
 from gpulease.daemon.disk_space import kept_free
 from gpulease.daemon.doctor import Doctor, health_checks
 from gpulease.daemon.enforcement_setup import EnforcementSetup, build_enforcement
-from gpulease.daemon.foundation import Foundation, open_foundation, simulated_sizes
+from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gpus
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
@@ -29,6 +29,7 @@ from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
+from gpulease.host.ledger import ensure_ledger
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
@@ -199,7 +200,12 @@ def _launch_context(
         remove_limits=enforcement.lift,
         socket=str(settings.socket),
         overhead=usage.beside,
+        ledger=lambda job: ensure_ledger(base.state.job(job.id), _owner(job)),
     )
+
+
+def _owner(job: Job) -> tuple[int, int] | None:
+    return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
 
 
 def _scheduler(
@@ -332,7 +338,7 @@ def _request_context(
     records: _UsageRecords,
     health: HealthWatch,
     *,
-    environment: Callable[[Job, Invocation], Mapping[str, str]],
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]],
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
@@ -433,7 +439,7 @@ def checked(settings: Settings) -> Settings:
         BadConfiguration: a daemon cannot start with them.
     """
     if settings.simulate is not None:
-        simulated_sizes(settings.simulate)
+        simulated_gpus(settings.simulate)
     usual, least = settings.default_memory, settings.smallest_lease
     if not isinstance(usual, Share) and usual < least:
         raise BadConfiguration(

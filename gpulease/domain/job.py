@@ -197,6 +197,8 @@ class Invocation:
     early_signal: EarlySignal | None = None
     grace: timedelta | None = None
     """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
+    ends_with_client: bool = False
+    """The job ends when the client that is attached has gone."""
 
 
 @dataclass(frozen=True, slots=True)

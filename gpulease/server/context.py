@@ -60,7 +60,7 @@ class RequestContext:
     drains: Drains
     pauses: Pauses
     windows: Windows
-    environment: Callable[[Job, Invocation], Mapping[str, str]]
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
     usage: Usage
     hooks: HookReports

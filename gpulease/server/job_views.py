@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpulease.domain.eligibility import Block, BlockKind
 from gpulease.domain.enforcement import EnforcementLevel, UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion
-from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.hook_reports import HookReport, Reports, as_reported, summary
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, PredictionErrors, UserUsage
@@ -132,7 +132,7 @@ class JobViews:
             position=self._positions.of(job, explained),
             expected_start_at=instant(whole_minute(start.at)) if start else None,
             command=job.command,
-            claim=claim_view(job.claim),
+            claim=claim_view(job.claim, self._scheduler.observer.readings()),
             leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
@@ -367,8 +367,8 @@ def _seconds(span: timedelta | None) -> float | None:
     return None if span is None else span.total_seconds()
 
 
-def claim_view(claim: Claim) -> ClaimView:
-    """Return a claim as a wire object."""
+def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
+    """Return a claim as a wire object; `gpus` are the GPUs that are known."""
     share = claim.memory if isinstance(claim.memory, Share) else None
     return ClaimView(
         memory=None if isinstance(claim.memory, Share) else claim.memory,
@@ -377,6 +377,7 @@ def claim_view(claim: Claim) -> ClaimView:
         exclusive=claim.exclusive,
         time_limit=_seconds(claim.time_limit),
         named=list(claim.named),
+        named_labels=[gpus[uuid].label if uuid in gpus else uuid for uuid in claim.named],
         model=claim.model,
         min_vram=claim.min_vram,
         same_model=claim.same_model,

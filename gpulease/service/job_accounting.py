@@ -67,7 +67,7 @@ class JobAccounting:
         self._idle_pool_memory = idle_pool_memory
         self._stops = stops
         self._offered: dict[Hashable, int] = {}
-        """By number and choice of GPUs, the bytes that each offered when all of them could be read."""
+        """By number and choice of GPUs, the bytes that each offered when all could be read."""
 
     async def settle_exit(self, job_id: JobId, news: WorkerExited) -> Settle:
         """Return the function that settles the account of a job that has ended."""

@@ -289,6 +289,7 @@ def pack(invocation: Invocation) -> bytes:
         "groups": invocation.groups,
         "terminal": invocation.terminal and asdict(invocation.terminal),
         "early_signal": invocation.early_signal and _early_signal_values(invocation.early_signal),
+        "ends_with_client": invocation.ends_with_client,
         "grace_us": None if invocation.grace is None else invocation.grace // _MICROSECOND,
     }
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)

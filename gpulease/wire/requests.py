@@ -121,6 +121,8 @@ class SubmitRequest:
     name: str | None = None
     attached: bool = False
     """A client will attach at once: the output waits for it, and it provides stdin."""
+    ends_with_client: bool = False
+    """The job ends when the attached client has gone, also if that was killed."""
     wait: float | None = None
     """Seconds to wait for a grant; 0: do not wait, null: without limit."""
     terminal: TerminalRequest | None = None

@@ -60,6 +60,8 @@ class ClaimView:
     time_limit: float | None
     named: list[str] = field(default_factory=list)
     """The UUIDs of the GPUs that it was asked for; empty for any."""
+    named_labels: list[str] = field(default_factory=list)
+    """These GPUs as people know them, such as 0 or 0:1."""
     model: str | None = None
     min_vram: int | None = None
     same_model: bool = False
