@@ -1,7 +1,7 @@
 """Turn a granted job into a launch: its lease and invocation become environment and settings."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
+from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
 from gpulease.worker.environment import (
     LeasedGpu,
     OverheadOf,
@@ -62,10 +63,11 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
     """
     owner = job.owner
     identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
+    command = _command(job, invocation, context)
     return Launch(
         job=job.id,
         directory=directory,
-        argv=invocation.argv,
+        argv=command.argv,
         cwd=invocation.cwd,
         environment=environment_of(job, invocation, context),
         identity=identity if context.as_other_users else None,
@@ -80,12 +82,35 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         keep_free=context.keep_free,
         terminal=_terminal(invocation),
         early_signal=_early_signal(invocation),
+        ends_with_client=invocation.ends_with_client,
         # A user may ask for an hour, but a shutdown must not take that long.
         grace_at_shutdown=min(grace_of(job, context), context.grace),
         gpus=_nodes(job, context),
         memory={lease.gpu: lease.memory for lease in job.leases},
         environment_within=partial(environment_of, job, invocation, context),
+        notice=_notice(command, context),
     )
+
+
+def _command(job: Job, invocation: Invocation, context: LaunchContext) -> ContainerCommand:
+    """Return the command of the worker; one that starts a container passes the lease to it."""
+    if not starts_container(invocation.argv):
+        return ContainerCommand(invocation.argv, ())
+    alone = replace(invocation, environment={})
+    return with_lease(
+        invocation.argv,
+        gpus=() if context.simulated else [lease.gpu for lease in job.leases],
+        variables=environment_of(job, alone, context).keys(),
+        hooks=context.hooks,
+    )
+
+
+def _notice(command: ContainerCommand, context: LaunchContext) -> str:
+    """Return what the owner should know about a rewritten command; "" for nothing."""
+    if not command.dropped:
+        return ""
+    instead = "no GPU, because they are simulated" if context.simulated else "the leased GPUs"
+    return f"the container gets {instead}, in place of: {', '.join(command.dropped)}"
 
 
 def _nodes(job: Job, context: LaunchContext) -> tuple[str, ...] | None:
@@ -126,7 +151,8 @@ def environment_of(
         options=_options(invocation.options),
         overhead_of=_overhead(job, context),
         daemon=context.socket,
-        alone=exclusive,
+        # A container has no other GPU, too.
+        alone=exclusive or starts_container(invocation.argv),
         ledger=context.ledger(job),
     )
 

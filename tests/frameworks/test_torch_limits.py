@@ -27,6 +27,7 @@ from gpulease.worker.environment import (
 
 LEASES = (8192 * MIB, 4096 * MIB)
 TOTALS = (81559 * MIB, 24576 * MIB)
+GIB = 1024 * MIB
 SEEN_TOTALS = [80000 * MIB, 24000 * MIB]
 """CUDA shows programs a little less than NVML."""
 
@@ -308,6 +309,54 @@ os.wait()
 print(os.read(sender[0], 4096).decode())
 """
     assert [device for _, device in torch.said(TWO_GPUS + source)] == [0, 1]
+
+
+MEMORY = """
+reserved = 1 << 30
+torch._C._cuda_memoryStats = lambda device: {"reserved_bytes": {"all": {"current": reserved}}}
+torch._C._accelerator_getMemoryInfo = memory
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+torch.accelerator.current_device_index = lambda: at[0]
+free = [70 << 30, 1 << 30]
+
+def memory(device):
+    return free[device], driver_shows[device]
+
+torch.cuda._cudart.cudaMemGetInfo = torch._C._accelerator_getMemoryInfo = memory
+"""
+
+
+def test_free_and_total_memory_are_those_of_the_pool(torch: Torch) -> None:
+    ask = """
+calls = [(), (0,), ("cuda",), (torch.device("cuda:1"),), (1,)]
+print(json.dumps([torch.cuda.mem_get_info(*each) for each in calls]))
+"""
+    found = torch.said(TWO_GPUS + MEMORY + ask)
+
+    pools = [LEASES[gpu] - default_overhead("torch", 2) for gpu in (0, 1)]
+    first = [pools[0] - GIB, pools[0]]
+    second = [GIB, pools[1]]
+    for (free, total), expected in zip(found, [first, first, first, second, second], strict=True):
+        assert free == pytest.approx(expected[0], abs=MIB)
+        assert total == pytest.approx(expected[1], abs=MIB)
+        assert total <= expected[1]
+
+
+def test_the_newer_function_shows_the_same() -> None:
+    ask = """
+found = [torch.accelerator.get_memory_info(*each) for each in [(), ("cuda:0",)]]
+print(json.dumps([found, torch.cuda.mem_get_info()]))
+"""
+    found, known = Torch("torch").said(TWO_GPUS + MEMORY + ask)
+
+    assert found == [known, known]
+
+
+def test_memory_that_pytorch_cannot_tell_stays_an_error_of_pytorch(torch: Torch) -> None:
+    child = torch.run("import torch; torch.cuda.mem_get_info(0)")
+
+    assert child.returncode == 1
+    assert "gpulease" not in child.stderr.splitlines()[-1]
 
 
 def test_a_torch_that_renamed_what_the_hook_needs_is_told_of_and_works(tmp_path: Path) -> None:
