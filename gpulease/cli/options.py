@@ -167,6 +167,13 @@ StrictOption = Annotated[
     bool,
     _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
 ]
+VerboseOption = Annotated[
+    bool, _job("--verbose", help="Say which GPU each device name of the frameworks is.")
+]
+SummaryOption = Annotated[
+    bool,
+    _job("--summary", help="At the end, say what the job used: peaks, utilization, steps."),
+]
 NoDefaultsOption = Annotated[
     bool,
     _option("--no-defaults", help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS."),
