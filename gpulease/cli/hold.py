@@ -24,6 +24,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN, RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.format import clean, clock, size
+from gpulease.cli.messages import preset_devices
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
@@ -203,6 +204,8 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     if started:
         print_stderr(started_message(client))
     _refuse_inside_another(client)
+    if not options.gpu and (text := preset_devices(environment())) is not None:
+        print_stderr(text)
     written_for = shell or syntax_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
 

@@ -119,6 +119,10 @@ DryRunOption = Annotated[
     _waiting("--dry-run", help="Say when it would start, and submit nothing; exit 75: not now."),
 ]
 RunJsonOption = Annotated[bool, _waiting("--json", help="With --dry-run: print JSON.")]
+EndWithCommandOption = Annotated[
+    bool,
+    _job("--end-with-command", help="End the job when this command ends, also if it is killed."),
+]
 NameOption = Annotated[
     str | None, _job("--name", metavar="TEXT", help="Name in listings; default: the command's.")
 ]
@@ -162,4 +166,8 @@ LogPlacementOption = Annotated[
 StrictOption = Annotated[
     bool,
     _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
+]
+NoDefaultsOption = Annotated[
+    bool,
+    _option("--no-defaults", help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS."),
 ]

@@ -190,7 +190,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
     if file is not None:
         refuse_if_changeable(file)
     unnamed = ("state",) if given.personal and given.config is None else ()
-    settings = read_settings(file, base, unnamed=unnamed)
+    settings = read_settings(file, base, unnamed=unnamed, is_users=given.personal)
     if given.personal and given.config is None and settings.state != base.state:
         raise BadConfiguration(
             f"cannot use the configuration {file}: state cannot be set for a personal daemon",

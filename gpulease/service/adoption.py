@@ -11,8 +11,10 @@ from datetime import datetime
 from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import Job, grant
 from gpulease.domain.lease import Claim, Trigger
+from gpulease.domain.limits import LimitCheck, OverLimit
 from gpulease.domain.placement import Obstacle, Placement, find_obstacle
 from gpulease.domain.plan import Plan, why_waiting
+from gpulease.domain.snapshot import capacity
 from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.observation import Observation
@@ -132,8 +134,7 @@ def adopt(
     sizes = {uuid: part.memory_on(0) for uuid, part in parts.items()}
     whole = replace(each, memory=max(sizes.values()), gpus=len(gpus), named=tuple(sizes))
     job = tx.add(replace(submission, claim=whole), at)
-    over = None if wanted.by_admin else decided.limits.exceeded_by(job)
-    if over is not None:
+    if not wanted.by_admin and (over := _over_limit(decided, job, policy)) is not None:
         raise _refused(wanted, str(over))
     for gpu in gpus:
         obstacle = _obstacle(parts[gpu.uuid], gpu, uses[gpu.uuid], decided, job)
@@ -144,6 +145,15 @@ def adopt(
     granted = grant(job, Placement(tuple(sizes.items())), at)
     tx.save(granted, Event(at, Trigger.GRANT, f"{', '.join(sizes)}; adopted by {wanted.by}"))
     return granted
+
+
+def _over_limit(decided: Plan, job: Job, policy: Policy) -> OverLimit | None:
+    """Return the limit of its user that a job exceeds that the plan does not know."""
+    before = decided.snapshot
+    holders = (each for each in before.jobs if each.holds_memory)
+    limits = {job.owner.uid: policy.limits(job.owner)}
+    largest = capacity(decided.gpus)
+    return LimitCheck.of(limits, before.recent_use, holders, largest, before.at).exceeded_by(job)
 
 
 def _refuse_more_gpus(wanted: Adoption, count: int) -> None:
