@@ -41,7 +41,7 @@ GpuOption = Annotated[
     _resource("--gpu", metavar="GPU", help="Only these: 1,3, UUIDs; all of them unless --gpus."),
 ]
 GpuModelOption = Annotated[
-    str | None, _resource("--gpu-model", metavar="TEXT", help="Only GPUs of this model: A100.")
+    str | None, _resource("--gpu-model", metavar="MODEL", help="Only GPUs of this model: A100.")
 ]
 MinVramOption = Annotated[
     str | None, _resource("--min-vram", metavar="SIZE", help="Only GPUs of this size or larger.")
