@@ -19,6 +19,8 @@ HOOKS = {
     "torch": "torch_hook",
     "jax": "jax_hook",
     "cupy": "cupy_hook",
+    "rmm": "rmm_hook",
+    "onnxruntime": "onnxruntime_hook",
 }
 LEASE = "GPULEASE_HOOK"
 DEVICES = "CUDA_VISIBLE_DEVICES"
