@@ -162,9 +162,7 @@ def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:
         "--same-model": {"same_model": False},
     }
     given = {
-        option: without
-        for option, without in wishes.items()
-        if replace(claim, **without) != claim
+        option: without for option, without in wishes.items() if replace(claim, **without) != claim
     }
     together = {field: value for without in given.values() for field, value in without.items()}
     ways = [*given.items(), (", ".join(given), together)] if len(given) > 1 else given.items()

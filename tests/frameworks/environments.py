@@ -47,7 +47,7 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20", "wheel<0.38"), "3.6"),
+    "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20"), "3.6"),
     "tensorflow-1.15": Environment(("tensorflow==1.15.5", "protobuf<3.20"), "3.7"),
     "tensorflow-2.4": Environment(("tensorflow-cpu==2.4.4", "protobuf<3.20"), "3.8"),
     "tensorflow-2.12": Environment(("tensorflow-cpu==2.12.1",), "3.11"),
@@ -66,6 +66,25 @@ ENVIRONMENTS = {
     "cupy": Environment(("cupy-cuda12x==14.2.0",)),
     "onnxruntime": Environment(("onnxruntime-gpu==1.31.1",)),
     "rmm": Environment(("rmm-cu12==26.10.0",)),
+    # With what gpulease itself imports, which is found through PYTHONPATH.
+    "jupyter": Environment(
+        (
+            "ipykernel==7.4.0",
+            "nbclient==0.11.0",
+            "jupyter_client==8.10.0",
+            "jupyterhub==6.1.1",
+            "jupyter_server==2.21.1",
+            "cloudpickle==3.1.2",
+            "joblib==1.6.0",
+            "hydra-core==1.3.8",
+            "hydra-joblib-launcher",
+            "submitit==1.5.4",
+            "msgspec",
+            "rich",
+            "typer<0.30",
+        ),
+        "3.11",
+    ),
 }
 
 
