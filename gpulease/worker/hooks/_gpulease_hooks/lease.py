@@ -66,13 +66,13 @@ class Lease:
             LeaseTooSmall: other frameworks and processes have taken the lease.
         """
         most = max(0, gpu["pools"][framework])
-        wanted = most if wanted is None else min(wanted, most)
+        least = shares.SMALLEST if wanted is None else min(wanted, shares.SMALLEST)
         self._taken.add(framework)
         try:
             return self._shares().take(
                 self._place(gpu),
                 framework,
-                wanted,
+                (least, most if wanted is None else min(wanted, most)),
                 self.overhead(framework, gpu),
                 lower,
                 self._report_failure,
