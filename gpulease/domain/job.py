@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
+from typing import Final
 
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
@@ -214,6 +215,19 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class JobActivity:
+    """What a job did with its GPUs, as far as its frameworks or the driver report it."""
+
+    first_use_at: datetime | None = None
+    steps: int | None = None
+    """Training steps; known after its end, like the rate."""
+    steps_per_second: float | None = None
+
+
+NO_ACTIVITY: Final = JobActivity()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job and its state."""
 
@@ -257,6 +271,7 @@ class Job:
     """The start that was expected first."""
     utilization: int | None = None
     """Percent, the mean over its run and its GPUs; known after its end."""
+    activity: JobActivity = NO_ACTIVITY
 
     @property
     def label(self) -> str:

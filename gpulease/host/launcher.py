@@ -203,6 +203,8 @@ class Launch:
     environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
     """Returns the environment, given the driver's limits in bytes by GPU UUID, and whether the job
     can open its own GPUs only. None: `environment` in any case."""
+    notice: str = ""
+    """A line for the owner in the job's output."""
 
 
 PrepareSandbox = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from gpulease.domain.gpu import GpuMemory, JobId
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
@@ -177,7 +177,8 @@ def _edited(checks: _Checks, before: Job, wanted: Edit) -> Edited:
         checks.check(after)
         if "time_limit" in wanted.claim:
             checks.check_signal(after)
-    changes = tuple(_differences(before, after))
+    labels = {gpu.uuid: gpu.reading.label for gpu in checks.empty}
+    changes = tuple(_differences(before, after, labels))
     return Edited(after, (*changes, *_limits_instead(wanted, after, checks.limits_of(after))))
 
 
@@ -230,19 +231,19 @@ def refuse_unless_queued(job: Job, verb: str) -> None:
     )
 
 
-def _differences(before: Job, after: Job) -> Iterator[str]:
-    old, new = dict(_described(before)), dict(_described(after))
+def _differences(before: Job, after: Job, labels: Mapping[GpuUuid, str]) -> Iterator[str]:
+    old, new = dict(_described(before, labels)), dict(_described(after, labels))
     for what, value in new.items():
         if value != old[what]:
             yield f"{what} {old[what]} to {value}"
 
 
-def _described(job: Job) -> Iterator[tuple[str, str]]:
+def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, str]]:
     claim, options = job.claim, job.queue
     yield "name", job.name
     yield "memory", _memory(claim)
     yield "GPUs", str(claim.gpus)
-    yield "named GPUs", ", ".join(claim.named) or "any"
+    yield "which GPU", ", ".join(labels.get(uuid, uuid) for uuid in claim.named) or "any"
     yield "model", claim.model or "any"
     yield "total memory", "any" if claim.min_vram is None else format_size(claim.min_vram)
     yield "same model", "yes" if claim.same_model else "no"

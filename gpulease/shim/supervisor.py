@@ -223,8 +223,10 @@ class Supervisor:
             self._outlive_main()
         elif changes.stopped_by is not None:
             self._clients.send_json(FrameKind.SUSPENDED, {"signal": changes.stopped_by})
-        elif changes.orphan_stopped and self._events.main_exited is not None:
-            process_tree.hang_up_the_stopped(os.getpid())
+        elif self._events.main_exited is not None:
+            if changes.orphan_stopped:
+                process_tree.hang_up_the_stopped(os.getpid())
+            process_tree.end_pause_processes(os.getpid())
 
     def _outlive_main(self) -> None:
         """Continue with the other processes of the worker after its main process has ended."""
@@ -237,6 +239,7 @@ class Supervisor:
             process_tree.terminate(os.getpid())
         else:
             process_tree.hang_up_the_stopped(os.getpid())
+        process_tree.end_pause_processes(os.getpid())
 
     def _end(self) -> None:
         for output in self._outputs:

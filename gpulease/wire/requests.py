@@ -183,8 +183,16 @@ class UsageRequest:
     """What a process of a job reports of one framework in it."""
 
     framework: str
+    """Empty if all frameworks failed."""
     version: str
     gpus: list[PoolUsage]
+    state: str | None = None
+    """limited or failed: what the hook did about it; null if only the pools are reported."""
+    why: str | None = None
+    """What failed."""
+    steps: int | None = None
+    """Training steps so far, and the seconds that they took."""
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
