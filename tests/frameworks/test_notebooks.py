@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -323,3 +324,95 @@ def test_without_nbclient_a_notebook_is_refused_with_what_is_missing(
     assert done.returncode == 126
     assert mentions(done.stderr, "nbclient", "pip install")
     assert daemon.jobs() == []
+
+
+HUB = """\
+import os, runpy, sys
+from jupyterhub.proxy import Proxy
+
+class NoProxy(Proxy):
+    should_start = False
+    routes = {}
+    async def add_route(self, routespec, target, data): self.routes[routespec] = data
+    async def delete_route(self, routespec): self.routes.pop(routespec, None)
+    async def get_all_routes(self):
+        return {spec: {"routespec": spec, "target": "", "data": data}
+                for spec, data in self.routes.items()}
+
+exec(open(os.environ["EXAMPLE"]).read())
+c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.hub_port = int(os.environ["HUB_PORT"])
+c.JupyterHub.hub_connect_ip = "127.0.0.1"
+c.JupyterHub.db_url = "sqlite:///" + os.path.join(os.environ["TMPDIR"], "hub.sqlite")
+c.JupyterHub.cookie_secret_file = os.path.join(os.environ["TMPDIR"], "cookie")
+c.JupyterHub.authenticator_class = "dummy"
+c.JupyterHub.services = [{"name": "test", "api_token": "secret-of-the-test"}]
+c.JupyterHub.load_roles = [
+    {"name": "test", "services": ["test"], "scopes": ["admin:users", "admin:servers"]}]
+c.GpuleaseSpawner.gpulease = os.environ["GPULEASE"]
+c.Spawner.args = ["--allow-root"]
+c.Spawner.environment = {"GPULEASE_SOCKET": os.environ["GPULEASE_SOCKET"]}
+c.Spawner.notebook_dir = os.environ["TMPDIR"]
+"""
+ASK_HUB = """
+import getpass, json, urllib.request
+def ask(method, path="", body=None):
+    request = urllib.request.Request(
+        "http://127.0.0.1:%s/hub/api/users/%s%s" % (
+            os.environ["HUB_PORT"], getpass.getuser(), path),
+        body, {"Authorization": "token secret-of-the-test"}, method=method)
+    return json.loads(urllib.request.urlopen(request, timeout=60).read() or b"{}")
+def until(condition):
+    for _ in range(600):
+        try:
+            if condition(): return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit("never happened")
+until(lambda: ask("POST"))
+ask("POST", "/server", b'{"memory": "3G"}')
+until(lambda: ask("GET")["servers"].get("", {}).get("ready"))
+tell("ready")
+input()
+ask("DELETE", "/server")
+until(lambda: not ask("GET")["servers"])
+tell("stopped")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_jupyterhub_starts_a_users_server_as_a_job(daemon: Daemon, user: User) -> None:
+    (user.folder / "config.py").write_text(HUB)
+    user.environment |= {
+        "EXAMPLE": str(REPOSITORY / "examples" / "jupyterhub_config.py"),
+        "GPULEASE": str(Path(sys.executable).parent / "gpulease"),
+        "HUB_PORT": str(free_port()),
+    }
+    log = user.folder / "hub.log"
+    with log.open("w") as file:
+        hub = subprocess.Popen(
+            [user.python, "-m", "jupyterhub", "-f", "config.py"], env=user.environment,
+            cwd=user.folder, stdout=file, stderr=file,
+        )  # fmt: skip
+    client = user.start(ASK_HUB)
+    assert client.stdin is not None and client.stdout is not None
+    try:
+        assert client.stdout.readline() == "ready\n", log.read_text()
+        job = daemon.job(1)
+        assert (job["name"], job["state"]) == ("jupyterhub", "active")
+        assert job["leases"][0]["memory"] == 3 * 2**30
+        output, errors = client.communicate("\n", timeout=PATIENCE_S)
+        assert output == "stopped\n", errors
+        daemon.wait_until(1, "ended")
+    finally:
+        client.kill()
+        client.communicate()
+        hub.send_signal(signal.SIGTERM)
+        hub.wait(PATIENCE_S)
