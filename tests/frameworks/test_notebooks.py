@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -205,41 +206,82 @@ def test_an_idle_kernel_ends_and_a_busy_one_does_not(daemon: Daemon, user: User)
     assert daemon.wait_until(1, "ended")
 
 
-def test_a_jupyter_server_does_not_start_an_idle_kernel_again(daemon: Daemon, user: User) -> None:
-    user.gpulease("kernel", "install", "--mem", "1G", "--name", "one", "--idle", "3s")
+SERVER = """\
+import json, urllib.request
+def ask(path, body=None):
+    request = urllib.request.Request(
+        os.environ["URL"] + path, body, {"Authorization": "token secret"})
+    for _ in range(100):
+        try:
+            return json.load(urllib.request.urlopen(request))
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the server does not answer")
+"""
+
+
+@contextmanager
+def jupyter_server(user: User, *options: str) -> Iterator[None]:
+    """Run a Jupyter server for the scripts of the user that begin with SERVER."""
     server = subprocess.Popen(
         [user.python, "-m", "jupyter_server", "--allow-root", "--no-browser", "--port=0",
-         "--ServerApp.port_retries=0", "--IdentityProvider.token=secret"],
+         "--IdentityProvider.token=secret", *options],
         env=user.environment, cwd=user.folder, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         found = user.folder / "runtime" / f"jpserver-{server.pid}.json"
-        wait_for("the server listens", found.exists)
-        url = json.loads(found.read_text())["url"]
+        wait_for("the server listens", lambda: found.exists() and found.read_text())
+        user.environment["URL"] = json.loads(found.read_text())["url"]
+        yield
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(PATIENCE_S)
+
+
+def test_a_jupyter_server_does_not_start_an_idle_kernel_again(daemon: Daemon, user: User) -> None:
+    user.gpulease("kernel", "install", "--mem", "1G", "--name", "one", "--idle", "3s")
+    with jupyter_server(user):
         shown = user.run(
-            """\
-            import json, urllib.request
-            def ask(path, body=None):
-                request = urllib.request.Request(os.environ["URL"] + path, body,
-                    {"Authorization": "token secret"})
-                for _ in range(100):
-                    try:
-                        return json.load(urllib.request.urlopen(request))
-                    except OSError:
-                        time.sleep(0.1)
-            ask("api/kernels", b'{"name": "one"}')
-            while ask("api/kernels"): time.sleep(0.2)
-            tell("gone")
-            """,
-            URL=url,
+            SERVER
+            + """\
+ask("api/kernels", b'{"name": "one"}')
+while ask("api/kernels"): time.sleep(0.2)
+tell("gone")
+"""
         )
         assert shown == "gone\n"
         assert daemon.wait_until(1, "ended")
         assert len(daemon.jobs()) == 1
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(PATIENCE_S)
+
+
+def test_a_jupyter_server_keeps_a_kernel_that_waits_for_longer_than_its_timeout(
+    daemon: Daemon, user: User
+) -> None:
+    user.gpulease("kernel", "install", "--mem", "8G", "--name", "all")
+    blocker = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "600")
+    with jupyter_server(user, "--MappingKernelManager.kernel_info_timeout=2"):
+        shown = user.run(
+            SERVER
+            + f"""\
+import gpulease
+from jupyter_client import BlockingKernelClient
+made = ask("api/kernels", b'{{"name": "all"}}')
+time.sleep(6)
+tell(len(ask("api/kernels")))
+gpulease.Client().cancel({blocker})
+name = "kernel-%s.json" % made["id"]
+path = os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], name)
+client = BlockingKernelClient(connection_file=path)
+client.load_connection_file()
+client.start_channels()
+client.wait_for_ready(60)
+tell(printed(client, "print(7)"), len(ask("api/kernels")))
+client.stop_channels()
+"""
+        )
+        assert shown == "1\n7 1\n"
+        assert daemon.job(blocker + 1)["state"] == "active"
 
 
 def test_kernels_are_listed_and_removed(user: User, tmp_path: Path) -> None:
@@ -278,6 +320,28 @@ def test_the_magic_leases_for_the_kernel_of_the_notebook(daemon: Daemon, user: U
     assert lines[6].startswith("no lease") and lines[7].startswith("no lease")
     job = daemon.job(1)
     assert (job["name"], job["kind"], job["claim"]["time_limit"]) == ("nb", "hold", 8 * 3600)
+
+
+def test_the_magic_says_why_it_waits_and_an_interrupt_leaves_the_queue(
+    daemon: Daemon, user: User
+) -> None:
+    blocker = daemon.submit("--mem", "8G", "--gpus", "2", "sleep", "600")
+    shown = user.run(
+        """\
+        import threading
+        manager, client = kernel("python3")
+        printed(client, "%load_ext gpulease")
+        def interrupt():
+            time.sleep(4)
+            manager.interrupt_kernel()
+        threading.Thread(target=interrupt).start()
+        tell(printed(client, "%gpulease 8G").replace("\\n", " "))
+        client.stop_channels()
+        manager.shutdown_kernel()
+        """
+    )
+    assert mentions(shown, f"job {blocker + 1} waits", "KeyboardInterrupt")
+    assert daemon.wait_until(blocker + 1, "ended")["outcome"] == "cancelled"
 
 
 def notebook(path: Path, *cells: str) -> None:
