@@ -183,6 +183,8 @@ QUEUE_KEYS: Mapping[str, Callable[[str], Any]] = {
     "preemption_grace": parse_grace,
 }
 """The keys of [queue], which `domain.queue_policy` explains, and the parsers of their values."""
+RUN_TABLE = "run"
+"""In a user's file: defaults for the options of `gpulease run`, see cli/run_defaults.py."""
 _TABLES = ("queue", "users", "groups")
 ONLY_AT_START = frozenset({"socket", "state", "simulate", "driver_deadline", "leave_when_idle"})
 """The settings that need a restart; a running daemon can change the others."""
@@ -210,10 +212,13 @@ def read_settings(
     base: Settings,
     environment: Mapping[str, str] = os.environ,
     unnamed: Collection[str] = (),
+    *,
+    is_users: bool = False,
 ) -> Settings:
     """Return `base` changed by the TOML file at `path` and by GPULEASE_* of the environment.
 
-    Suggestions for unknown keys leave out the `unnamed` ones.
+    Suggestions for unknown keys leave out the `unnamed` ones. A file that `is_users` may also have
+    a table for `gpulease run`, which is not read here.
 
     Raises:
         BadConfiguration: the file cannot be read, or has mistakes. Names all of them.
@@ -222,7 +227,7 @@ def read_settings(
     known = [name for name in (*parsers, *_TABLES) if name not in unnamed]
     mistakes = Mistakes(path)
     given: dict[str, Any] = {}
-    for key, value in (read_toml(path) if path is not None else {}).items():
+    for key, value in _content(path, mistakes, is_users=is_users).items():
         if key == "queue":
             given[key] = _queue(mistakes, value)
         elif key in _TABLES:
@@ -236,6 +241,13 @@ def read_settings(
         if environment.get(variable):
             given[key] = parsers[key](environment[variable])
     return replace(base, **given)
+
+
+def _content(path: Path | None, mistakes: Mistakes, *, is_users: bool) -> Mapping[str, Any]:
+    content = {} if path is None else read_toml(path)
+    if content.pop(RUN_TABLE, None) is not None and not is_users:
+        mistakes.misplaced(RUN_TABLE, "it belongs in ~/.config/gpulease/config.toml of a user")
+    return content
 
 
 def _parsers() -> Mapping[str, Callable[[str], Any]]:

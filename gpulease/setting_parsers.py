@@ -208,6 +208,10 @@ class Mistakes:
         """Add something else in the place of a table."""
         self._add(f"{table} is a table", hint)
 
+    def misplaced(self, table: str, hint: str) -> None:
+        """Add a table that belongs in another file."""
+        self._add(f"[{table}] is not for the daemon of a machine", hint)
+
     def raise_if_any(self) -> None:
         """Report all mistakes, each with its hint.
 

@@ -49,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # The size of the terminal, if any, is told to who asks it: readline(3) exports it here.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
+    # What the tester has configured for jobs of their own.
+    for name in ("GPULEASE_RUN_OPTIONS", "CUDA_VISIBLE_DEVICES"):
+        os.environ.pop(name, None)
+    os.environ["XDG_CONFIG_HOME"] = os.devnull
     _refuse_a_mixture(config)
 
 

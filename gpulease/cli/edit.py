@@ -12,13 +12,15 @@ from gpulease.cli.job_selection import select_jobs, selection
 from gpulease.cli.options import JobsArgument
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stdout
+from gpulease.cli.request import gpu_names
 from gpulease.client import Client
 from gpulease.errors import BadUsage
-from gpulease.units import Share, parse_memory, parse_span
+from gpulease.units import Share, parse_memory, parse_size, parse_span
 from gpulease.wire.requests import EditRequest
 from gpulease.wire.views import EditedJobView, EditedView
 
 _NONE = "none"
+_ANY = "any"
 _INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 """As the daemon writes begin times."""
 
@@ -30,6 +32,20 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 40%.")
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Number of GPUs.")] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="GPU", help="Only these, as 1,3, and so many; or any."),
+    ] = None,
+    gpu_model: Annotated[
+        str | None, typer.Option("--gpu-model", metavar="TEXT", help="Model: A100; or any.")
+    ] = None,
+    min_vram: Annotated[
+        str | None,
+        typer.Option("--min-vram", metavar="SIZE", help="Least size of a GPU: 40G; or any."),
+    ] = None,
+    same_model: Annotated[
+        bool | None, typer.Option("--same-model/--no-same-model", help="All GPUs of one model.")
+    ] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="SPAN", help="Time limit: 30m, 4h; or none.")
     ] = None,
@@ -68,6 +84,7 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     \b
     Examples:
       gpulease edit 17 --mem 6G --time 2h
+      gpulease edit 17 --gpu any --gpu-model A100
       gpulease edit 17 18 --after 12 --name evaluation
       gpulease edit last --no-held
       gpulease edit 17 --after none --begin now
@@ -76,6 +93,9 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     request = EditRequest(
         [],
         gpus=gpus,
+        model="" if gpu_model == _ANY else gpu_model,
+        min_vram=_min_vram(min_vram),
+        same_model=same_model,
         time_limit=_seconds(time),
         name=name,
         priority=priority,
@@ -84,6 +104,7 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         begin_at=begin if begin in (None, "now") else _instant(begin),
     )
     _set_memory(request, mem)
+    _set_gpus(request, gpu)
     if request == EditRequest([]) and after is None:
         raise BadUsage("cannot edit: nothing is to change", "gpulease edit 17 --mem 6G --time 2h")
     client = connect(ctx, socket)
@@ -110,6 +131,20 @@ def _set_memory(request: EditRequest, mem: str | None) -> None:
         request.share = float(memory.percent)
     else:
         request.memory = memory
+
+
+def _set_gpus(request: EditRequest, gpu: list[str] | None) -> None:
+    if gpu is None:
+        return
+    request.named = [] if gpu == [_ANY] else gpu_names(gpu)
+    if request.gpus is None and request.named:
+        request.gpus = len(request.named)
+
+
+def _min_vram(size: str | None) -> int | None:
+    if size is None:
+        return None
+    return 0 if size == _ANY else parse_size(size)
 
 
 def _after(client: Client, words: list[str]) -> list[str]:

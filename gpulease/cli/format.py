@@ -112,15 +112,30 @@ SUSPENDED = "suspended"
 
 
 def requested(job: JobView) -> str:
-    """Write what a job asked for: 4G, 2 x 40%, 4G exclusive."""
+    """Write what a job asked for: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1."""
     return claimed(job.claim)
 
 
 def claimed(claim: ClaimView) -> str:
-    """Write a claim: 4G, 2 x 40%, 4G exclusive."""
+    """Write a claim: 4G, 2 x 40%, 4G exclusive, 4G on GPU 1, 4G on A100."""
     amount = f"{claim.share:g}%" if claim.share is not None else size(claim.memory)
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
-    return f"{times} exclusive" if claim.exclusive else times
+    times = f"{times} exclusive" if claim.exclusive else times
+    which = [_named(claim), clean(claim.model) if claim.model else None]
+    which += [f"{size(claim.min_vram)} or more" if claim.min_vram else None]
+    which += ["one model" if claim.same_model else None]
+    wanted = ", ".join(each for each in which if each)
+    return f"{times} on {wanted}" if wanted else times
+
+
+def _named(claim: ClaimView) -> str | None:
+    """Write the GPUs that a claim names; a job may get any of those that are too many."""
+    if not claim.named:
+        return None
+    labels = [clean(each) for each in claim.named_labels or claim.named]
+    if len(labels) == claim.gpus:
+        return f"GPU {labels[0]}" if len(labels) == 1 else f"GPUs {', '.join(labels)}"
+    return f"{'GPU' if claim.gpus == 1 else 'GPUs'} {', '.join(labels[:-1])} or {labels[-1]}"
 
 
 def id_of(job: JobView) -> str:

@@ -24,6 +24,7 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.exit_codes import last_words, status_of_job
 from gpulease.cli.follow import CANCEL_WITHIN, RECONNECT_EVERY, current, wait_for_start
 from gpulease.cli.format import clean, clock, size
+from gpulease.cli.messages import preset_devices
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
@@ -128,7 +129,11 @@ def _quoted(value: str, syntax: ShellSyntax) -> str:
 def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     ctx: typer.Context,
     mem: given.MemOption = None,
-    gpus: given.GpusOption = 1,
+    gpus: given.GpusOption = None,
+    gpu: given.GpuOption = None,
+    gpu_model: given.GpuModelOption = None,
+    min_vram: given.MinVramOption = None,
+    same_model: given.SameModelOption = False,
     exclusive: given.ExclusiveOption = False,
     lasts: Annotated[
         str | None,
@@ -180,6 +185,10 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     options = RunOptions(
         mem=mem,
         gpus=gpus,
+        gpu=tuple(gpu or ()),
+        gpu_model=gpu_model,
+        min_vram=min_vram,
+        same_model=same_model,
         exclusive=exclusive,
         time=lasts,
         name=name,
@@ -194,6 +203,8 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     if started:
         print_stderr(started_message(client))
     _refuse_inside_another(client)
+    if not options.gpu and (text := preset_devices(environment())) is not None:
+        print_stderr(text)
     written_for = shell or syntax_of(name_of(reader), environment().get("SHELL"))
     return _hold(client, request, partial(_written, as_json=as_json, shell=written_for))
 

@@ -3,9 +3,10 @@
 While it waits there is one line, which is rewritten on a terminal.
 """
 
+import shlex
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.cli.exit_codes import SIGNALED
@@ -14,6 +15,7 @@ from gpulease.errors import TooMany
 from gpulease.units import format_span
 from gpulease.wire.views import JobView
 
+_LONGEST_VALUE = 100
 _NO_RUN = {
     "gave_up": "gave up waiting",
     "launch_failed": "could not be started",
@@ -27,6 +29,25 @@ _ENDED_BY_US = {
     "preempted": "made way for another job",
     "requeued": "was stopped to be queued again",
 }
+
+
+_NO_GPU = frozenset({"", "-1", "none", "nodevfiles"})
+"""Values of CUDA_VISIBLE_DEVICES that choose the CPU."""
+
+
+def preset_devices(environment: Mapping[str, str]) -> str | None:
+    """Say that the caller's CUDA_VISIBLE_DEVICES chooses no GPU; None if there is nothing to say.
+
+    Within a job the variable is that of its lease.
+    """
+    value = environment.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if value.lower() in _NO_GPU or environment.get("GPULEASE_JOB"):
+        return None
+    shown = clean(shorten(value, _LONGEST_VALUE))
+    hint = f"to ask for {'these' if ',' in value else 'this one'}, use --gpu {shlex.quote(shown)}"
+    if environment.get("SLURM_JOB_ID"):
+        hint = 'to stay within what Slurm allocated, use --gpu "$SLURM_JOB_GPUS"'
+    return f"gpulease: CUDA_VISIBLE_DEVICES={shown} has no effect: gpulease chooses the GPU; {hint}"
 
 
 def not_followed(job: JobView, error: TooMany) -> str:

@@ -33,7 +33,20 @@ AllOption = Annotated[bool, _option("--all", help="All your jobs that wait or ru
 MemOption = Annotated[
     str | None, _resource("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%.")
 ]
-GpusOption = Annotated[int, _resource("--gpus", metavar="N", help="Number of GPUs; default: 1.")]
+GpusOption = Annotated[
+    int | None, _resource("--gpus", metavar="N", help="Number of GPUs; default: 1.")
+]
+GpuOption = Annotated[
+    list[str] | None,
+    _resource("--gpu", metavar="GPU", help="Only these: 1,3, UUIDs; all of them unless --gpus."),
+]
+GpuModelOption = Annotated[
+    str | None, _resource("--gpu-model", metavar="TEXT", help="Only GPUs of this model: A100.")
+]
+MinVramOption = Annotated[
+    str | None, _resource("--min-vram", metavar="SIZE", help="Only GPUs of this size or larger.")
+]
+SameModelOption = Annotated[bool, _resource("--same-model", help="With --gpus: all of one model.")]
 ExclusiveOption = Annotated[bool, _resource("--exclusive", help="No other job on these GPUs.")]
 TimeOption = Annotated[
     str | None, _resource("--time", metavar="SPAN", help="Time limit: 90s, 30m, 4h, 1d12h.")
@@ -106,6 +119,10 @@ DryRunOption = Annotated[
     _waiting("--dry-run", help="Say when it would start, and submit nothing; exit 75: not now."),
 ]
 RunJsonOption = Annotated[bool, _waiting("--json", help="With --dry-run: print JSON.")]
+EndWithCommandOption = Annotated[
+    bool,
+    _job("--end-with-command", help="End the job when this command ends, also if it is killed."),
+]
 NameOption = Annotated[
     str | None, _job("--name", metavar="TEXT", help="Name in listings; default: the command's.")
 ]
@@ -149,4 +166,8 @@ LogPlacementOption = Annotated[
 StrictOption = Annotated[
     bool,
     _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
+]
+NoDefaultsOption = Annotated[
+    bool,
+    _option("--no-defaults", help="Ignore [run] in your configuration and GPULEASE_RUN_OPTIONS."),
 ]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gpulease.cli.caller import Caller, Streams
 from gpulease.errors import BadValue, TooLarge
-from gpulease.units import Share, format_size, parse_memory, parse_span
+from gpulease.units import Share, format_size, parse_memory, parse_size, parse_span
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_RETRY,
@@ -42,7 +42,13 @@ class RunOptions:
     """The options of `run` as they were typed."""
 
     mem: str | None = None
-    gpus: int = 1
+    gpus: int | None = None
+    """None: as many as `gpu` names, or else one."""
+    gpu: Sequence[str] = ()
+    """GPUs by index, UUID or the beginning of a UUID, also several with commas: "1,3"."""
+    gpu_model: str | None = None
+    min_vram: str | None = None
+    same_model: bool = False
     exclusive: bool = False
     time: str | None = None
     name: str | None = None
@@ -51,6 +57,7 @@ class RunOptions:
     detach: bool = False
     early_signal: str | None = None
     grace: str | None = None
+    end_with_command: bool = False
     retry_oom: str | None = None
     array: str | None = None
     after: Sequence[str] = ()
@@ -93,6 +100,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         options=_worker_options(options),
         name=_name(options.name),
         attached=not options.detach,
+        ends_with_client=options.end_with_command,
         wait=_wait(options),
         terminal=_terminal(options, caller.streams),
         early_signal=_early_signal(options),
@@ -103,19 +111,39 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
 
 
 def _claim(options: RunOptions) -> ClaimRequest:
-    if options.gpus < 1:
+    named = gpu_names(options.gpu)
+    gpus = len(named) or 1 if options.gpus is None else options.gpus
+    if gpus < 1:
         raise BadValue(
-            f"cannot lease {options.gpus} GPUs: a lease has at least one",
+            f"cannot lease {gpus} GPUs: a lease has at least one",
             "run a command that needs no GPU without gpulease",
         )
     memory = None if options.mem is None else parse_memory(options.mem)
     return ClaimRequest(
         memory=None if isinstance(memory, Share) else memory,
         share=float(memory.percent) if isinstance(memory, Share) else None,
-        gpus=options.gpus,
+        gpus=gpus,
         exclusive=options.exclusive,
         time_limit=None if options.time is None else parse_span(options.time).total_seconds(),
+        named=named,
+        model=options.gpu_model,
+        min_vram=None if options.min_vram is None else parse_size(options.min_vram),
+        same_model=options.same_model,
     )
+
+
+def gpu_names(given: Sequence[str]) -> list[str]:
+    """Return the names of GPUs in --gpu 1,3 --gpu GPU-5f3a, each once.
+
+    Raises:
+        BadValue: one is empty.
+    """
+    names = [name.strip() for each in given for name in each.split(",")]
+    if not all(names):
+        raise BadValue(
+            "cannot use --gpu: a GPU is missing", "such as --gpu 1,3; gpulease status shows them"
+        )
+    return list(dict.fromkeys(names))
 
 
 def _queue(options: RunOptions) -> QueueRequest:

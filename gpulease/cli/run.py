@@ -21,16 +21,20 @@ from gpulease.cli.connect import SocketOption, connect_or_start, started_message
 from gpulease.cli.dry_run import dry_run
 from gpulease.cli.follow import FollowOptions, follow
 from gpulease.cli.format import clean, id_of, requested, size
+from gpulease.cli.messages import preset_devices
 from gpulease.cli.program import find, resolve, shell_of
 from gpulease.cli.queue_options import begin_instant, dependencies
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
 from gpulease.cli.request import RunOptions, build
+from gpulease.cli.run_defaults import CommandWithUsersDefaults as Command
 from gpulease.cli.signals import Signals
 from gpulease.cli.snapshot import take_snapshot
 from gpulease.client import Client
 from gpulease.errors import AlreadyLeased, BadUsage, BadValue, CommandNotExecutable
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire, to_wire
 from gpulease.wire.views import JobView, NestedView
+
+__all__ = ["Command", "run"]
 
 _NEW_LEASE = "for a second lease: gpulease run --new-lease"
 _SHELL = "/bin/sh"
@@ -49,7 +53,11 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         ),
     ] = None,
     mem: given.MemOption = None,
-    gpus: given.GpusOption = 1,
+    gpus: given.GpusOption = None,
+    gpu: given.GpuOption = None,
+    gpu_model: given.GpuModelOption = None,
+    min_vram: given.MinVramOption = None,
+    same_model: given.SameModelOption = False,
     exclusive: given.ExclusiveOption = False,
     time: given.TimeOption = None,
     early_signal: given.SignalOption = None,
@@ -71,6 +79,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     dry: given.DryRunOption = False,
     json: given.RunJsonOption = False,
     name: given.NameOption = None,
+    end_with_command: given.EndWithCommandOption = False,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
@@ -82,6 +91,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     soft_placement: given.SoftPlacementOption = False,
     log_placement: given.LogPlacementOption = False,
     strict: given.StrictOption = False,
+    no_defaults: given.NoDefaultsOption = False,
     socket: SocketOption = None,
 ) -> int:
     """Lease GPU memory, wait until it is free, and run COMMAND as you.
@@ -122,6 +132,10 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     options = RunOptions(
         mem=mem,
         gpus=gpus,
+        gpu=tuple(gpu or ()),
+        gpu_model=gpu_model,
+        min_vram=min_vram,
+        same_model=same_model,
         exclusive=exclusive,
         time=time,
         early_signal=early_signal,
@@ -141,6 +155,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         priority=priority,
         nice=nice,
         snapshot=snapshot,
+        end_with_command=end_with_command,
         shell=shell,
         pty=pty,
         visible=visible,
@@ -153,6 +168,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     _refuse_with_array(options)
+    _refuse_to_end_with_nobody(options)
     if json and not dry:
         raise BadValue(
             "cannot use --json without --dry-run: the output is that of the command",
@@ -165,7 +181,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         print_stderr(started_message(client))
     outer = None if new_lease else _outer_lease(client, request, options)
     if outer is None:
-        request.queue.after = dependencies(client, options.after)
+        _complete(client, request, options)
     if dry:
         return dry_run(client, request, outer, json=json)
     if outer is not None:
@@ -195,6 +211,13 @@ def _request(options: RunOptions, command: list[str]) -> SubmitRequest:
     return request
 
 
+def _complete(client: Client, request: SubmitRequest, options: RunOptions) -> None:
+    """Add what concerns a job of its own only, and not a command within a lease."""
+    request.queue.after = dependencies(client, options.after)
+    if not options.gpu and (text := preset_devices(environment())) is not None:
+        print_stderr(text)
+
+
 def _refuse_with_array(options: RunOptions) -> None:
     if options.array is None:
         return
@@ -204,6 +227,14 @@ def _refuse_with_array(options: RunOptions) -> None:
                 f"cannot use --array and {option} together",
                 "the elements of an array run in the background, each when there is room",
             )
+
+
+def _refuse_to_end_with_nobody(options: RunOptions) -> None:
+    if options.end_with_command and options.detach:
+        raise BadValue(
+            "cannot use --end-with-command in the background: this command ends at once",
+            "leave out -d, or leave out --end-with-command",
+        )
 
 
 def _run_a_copy(request: SubmitRequest) -> None:

@@ -4,7 +4,7 @@ The bounds on typer in pyproject.toml are those of this module.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -15,6 +15,7 @@ from gpulease.cli.signals import EndedByInterrupt
 
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
+_WITHOUT_DEFAULT = frozenset({"help", "no_defaults"})
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -53,6 +54,68 @@ class CommandWithSpan(Command):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the line of usage, where all words would be one argument."""
         return ["[OPTIONS]", "[JOB]...", "+SPAN"]
+
+
+class CommandWithDefaults(Command):
+    """A verb with the user's defaults; --no-NAME switches off a flag that a default sets."""
+
+    def defaults(self, ctx: Any, typed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values by the names of parameters; `typed` are those of the command line."""
+        raise NotImplementedError
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line, then the defaults."""
+        ctx.default_map = dict(self.defaults(ctx, self._parsed(ctx, args)))
+        return list(super().parse_args(ctx, args))
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser, which also knows the opposite of each flag."""
+        parser = super().make_parser(ctx)
+        for option, (name, is_flag) in self.long_names(ctx).items():
+            param = next(each for each in self.get_params(ctx) if each.name == name)
+            if is_flag and not param.secondary_opts:
+                parser.add_option(param, [_opposite(option)], name, "store_const", const=False)
+        return parser
+
+    def read(self, ctx: Any, words: Sequence[str]) -> dict[str, Any]:
+        """Return the values that a command line gives, by the names of parameters.
+
+        Raises:
+            TyperException: it cannot be read.
+        """
+        values = self._parsed(ctx, words)
+        for param in self.get_params(ctx):
+            if param.name in values:
+                param.process_value(ctx, values[param.name])
+        return values
+
+    def long_names(self, ctx: Any) -> Mapping[str, tuple[str, bool]]:
+        """Return the parameter of each option that may have a default, and whether it is a flag."""
+        return {
+            option: (param.name, bool(param.is_flag))
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option" and param.name not in _WITHOUT_DEFAULT
+            for option in param.opts
+            if option.startswith("--")
+        }
+
+    def long_name(self, ctx: Any, name: str) -> str:
+        """Return the option of a parameter."""
+        return next(option for option, (each, _) in self.long_names(ctx).items() if each == name)
+
+    @staticmethod
+    def was_typed(ctx: Any, name: str) -> bool:
+        """Tell whether a parameter was given on the command line."""
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    def _parsed(self, ctx: Any, words: Sequence[str]) -> dict[str, Any]:
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(words))
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def _opposite(option: str) -> str:
+    return f"--no-{option.removeprefix('--')}"
 
 
 class VerbGroup(TyperGroup):

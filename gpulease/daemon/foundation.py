@@ -22,7 +22,7 @@ from gpulease.errors import (
     state_fault,
 )
 from gpulease.gpu.nvml import NvmlProbe
-from gpulease.gpu.simulated import SimulatedGpus, parse_simulation
+from gpulease.gpu.simulated import SimulatedGpu, SimulatedGpus, parse_simulation
 from gpulease.host.process_finder import claims
 from gpulease.host.state_dir import StateDirectory
 from gpulease.service.ports import Clock
@@ -96,13 +96,13 @@ def open_probe(settings: Settings, store: SqlStore) -> NvmlProbe | SimulatedGpus
         BadConfiguration: the simulation cannot be parsed.
     """
     if settings.simulate is not None:
-        sizes = simulated_sizes(settings.simulate)
-        return SimulatedGpus.here(sizes, str(settings.state), lambda: claims(store.live()))
+        gpus = simulated_gpus(settings.simulate)
+        return SimulatedGpus.here(gpus, str(settings.state), lambda: claims(store.live()))
     return NvmlProbe.open(settings.driver_deadline)
 
 
-def simulated_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of the GPUs to simulate, in bytes.
+def simulated_gpus(text: str) -> Sequence[SimulatedGpu]:
+    """Return the GPUs to simulate.
 
     Raises:
         BadConfiguration: `text` cannot be parsed.

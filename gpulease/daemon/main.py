@@ -190,7 +190,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
     if file is not None:
         refuse_if_changeable(file)
     unnamed = ("state",) if given.personal and given.config is None else ()
-    settings = read_settings(file, base, unnamed=unnamed)
+    settings = read_settings(file, base, unnamed=unnamed, is_users=given.personal)
     if given.personal and given.config is None and settings.state != base.state:
         raise BadConfiguration(
             f"cannot use the configuration {file}: state cannot be set for a personal daemon",
@@ -218,8 +218,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--simulate", metavar="GPUS",
-        help="simulate GPUs, such as 2x24G or 1x80G,2x24G; the resident memory of a job counts as "
-        "its GPU memory",
+        help="simulate GPUs, such as 2x24G or 1x80G:A100,2x24G; the resident memory of a "
+        "job counts as its GPU memory",
     )  # fmt: skip
     parser.add_argument("--socket", type=Path, metavar="PATH", help="listen on this Unix socket")
     parser.add_argument(

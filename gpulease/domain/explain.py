@@ -7,6 +7,7 @@ and a suggestion is a claim that it grants.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from gpulease.domain.forecast import Start, forecast
 from gpulease.domain.gpu import JobId
@@ -95,6 +96,7 @@ def suggestions(decided: Plan, job: Job, smallest: int) -> tuple[Suggestion, ...
         _less_time(decided, job, starts),
         _fewer_gpus(job.claim, starts),
         _sharing(job.claim, starts),
+        _any_gpu(job.claim, starts),
     )
     return tuple(each for each in found if each is not None)
 
@@ -149,3 +151,22 @@ def _fewer_gpus(claim: Claim, starts: _Starts) -> Suggestion | None:
 def _sharing(claim: Claim, starts: _Starts) -> Suggestion | None:
     shared = replace(claim, exclusive=False)
     return Suggestion("no --exclusive", shared) if claim.exclusive and starts(shared) else None
+
+
+def _any_gpu(claim: Claim, starts: _Starts) -> Suggestion | None:
+    """Suggest the GPUs that were not asked for: each wish alone, then all together."""
+    wishes: dict[str, dict[str, Any]] = {
+        "--gpu": {"named": ()},
+        "--gpu-model": {"model": None},
+        "--min-vram": {"min_vram": None},
+        "--same-model": {"same_model": False},
+    }
+    given = {
+        option: without for option, without in wishes.items() if replace(claim, **without) != claim
+    }
+    together = {field: value for without in given.values() for field, value in without.items()}
+    ways = [*given.items(), (", ".join(given), together)] if len(given) > 1 else given.items()
+    for options, without in ways:
+        if starts(wider := replace(claim, **without)):
+            return Suggestion(f"no {options}", wider)
+    return None

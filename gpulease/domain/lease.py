@@ -4,7 +4,7 @@ A state says whether memory is held; why a lease ended is a field of the job. Al
 change together, so the state is the job's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -145,11 +145,23 @@ class Claim:
     named: tuple[GpuUuid, ...] = ()
     """Only these GPUs will do; empty for any."""
     model: str | None = None
-    """Only GPUs with this text in the name, ignoring case."""
+    """Only GPUs with these words in the name, see `choice.is_model`."""
     min_vram: int | None = None
-    """Only GPUs with at least this many bytes in total."""
+    """Only GPUs of at least this size in bytes, see `choice`."""
     same_model: bool = False
     """All GPUs have the same name."""
+
+    @property
+    def choice(self) -> Hashable:
+        """What decides which GPUs will do, whatever is free on them; None for any."""
+        if not (self.is_choosy or self.same_model):
+            return None
+        return self.named, self.model, self.min_vram, self.same_model
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether only some GPUs will do."""
+        return bool(self.named) or self.model is not None or self.min_vram is not None
 
     def memory_on(self, allocatable: int) -> int:
         """Return the claimed bytes on a GPU with `allocatable` bytes."""
@@ -157,5 +169,10 @@ class Claim:
 
     def __str__(self) -> str:
         memory = str(self.memory) if isinstance(self.memory, Share) else format_size(self.memory)
-        each = f"{memory} on each of {self.gpus} GPUs" if self.gpus > 1 else memory
+        if self.gpus > 1:
+            gpus = "of the GPUs asked for" if self.is_choosy else "GPUs"
+            alike = " of one model" if self.same_model else ""
+            each = f"{memory} on each of {self.gpus} {gpus}{alike}"
+        else:
+            each = f"{memory} on a GPU asked for" if self.is_choosy else memory
         return f"{each}, exclusive" if self.exclusive else each

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpulease.domain.choice import suits, why_unsuitable
 from gpulease.domain.gpu import ComputeMode, Fault, GpuMemory, GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import Claim
 from gpulease.domain.rooms import Room, Score, best_fit, choose, fits
@@ -24,6 +25,7 @@ class ObstacleKind(StrEnum):
     BUSY = "busy"
     RESERVED = "reserved"
     WINDOW = "window"
+    NOT_ASKED_FOR = "not_asked_for"
 
 
 ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED, ObstacleKind.BUSY})
@@ -91,7 +93,7 @@ def place(claim: Claim, gpus: Sequence[GpuMemory], score: Score = best_fit) -> P
 
 def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
     """Return why `claim` does not fit on `gpu` now, or None if it fits."""
-    found = _why_out_of_service(gpu) or _why_too_full(claim, gpu)
+    found = _why_not_asked_for(claim, gpu) or _why_out_of_service(gpu) or _why_too_full(claim, gpu)
     if found is None:
         return None
     kind, why, waits_for = found
@@ -99,6 +101,11 @@ def find_obstacle(claim: Claim, gpu: GpuMemory) -> Obstacle | None:
 
 
 _Found = tuple[ObstacleKind, str, tuple[JobId, ...]] | None
+
+
+def _why_not_asked_for(claim: Claim, gpu: GpuMemory) -> _Found:
+    why = why_unsuitable(claim, gpu.reading)
+    return None if why is None else (ObstacleKind.NOT_ASKED_FOR, why, ())
 
 
 def _why_out_of_service(gpu: GpuMemory) -> _Found:
@@ -190,6 +197,8 @@ def can_be_combined(claim: Claim, gpu: GpuMemory) -> bool:
 
 def can_ever_hold(claim: Claim, gpu: GpuMemory) -> bool:
     """Tell whether `claim` could fit on `gpu` if it were empty; unknown counts as yes."""
+    if not suits(claim, gpu.reading):
+        return False
     if gpu.allocatable is None:
         return gpu.reading.fault is not None
     return can_be_combined(claim, gpu) and 0 < claim.memory_on(gpu.allocatable) <= gpu.allocatable

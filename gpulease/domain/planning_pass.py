@@ -6,7 +6,7 @@ jobs come last. `plan` reads the result.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -67,8 +67,8 @@ class PlanningPass:
         self.calendar = Calendar(ahead, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
         self.reservation: Reservation | None = None
-        self._refused: dict[tuple[int, float, bool], int] = {}
-        """By GPUs, utilization, and whether the reservation holds back: the least memory."""
+        self._refused: dict[Hashable, int] = {}
+        """The least memory that was refused, by what else decides, see `_kind`."""
         self.closed: JobId | None = None
         self.limits = LimitCheck.of(
             snapshot.limits,
@@ -252,9 +252,9 @@ class PlanningPass:
             return False
         return memory >= self._refused.get(self._kind(need), math.inf)
 
-    def _kind(self, need: Need) -> tuple[int, float, bool]:
+    def _kind(self, need: Need) -> Hashable:
         utilization = need.utilization(self.history, self.policy)
-        return need.claim.gpus, utilization, self._is_held_back(need)
+        return need.claim.gpus, need.claim.choice, utilization, self._is_held_back(need)
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -279,9 +279,12 @@ class PlanningPass:
     def _groups_that_fit(self, ranks: Collection[int]) -> Iterator[Iterable[Group]]:
         """Return the groups of each claim that fits now, reserved memory included."""
         able = [room for room in self.rooms if room.shares(0.0, self.policy)]
-        most = {gpus: most_free(able, gpus) for gpus in {each.gpus for each in self.queue.groups}}
+        most: dict[Hashable, int] = {}
         for claim, groups in self.queue.groups.items():
-            if not isinstance(claim.memory, int) or claim.memory <= most[claim.gpus]:
+            key = claim.gpus, claim.choice
+            if key not in most:
+                most[key] = most_free(claim, able)
+            if not isinstance(claim.memory, int) or claim.memory <= most[key]:
                 yield [group for group in groups.values() if group.need.rank in ranks]
 
     def _has_room(self, claim: Claim) -> bool:

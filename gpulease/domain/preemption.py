@@ -14,7 +14,7 @@ from gpulease.domain.lease import Claim
 from gpulease.domain.queue import Holding
 from gpulease.domain.queue_options import Priority
 from gpulease.domain.queue_policy import QueuePolicy
-from gpulease.domain.rooms import Room, Score, choose, fits
+from gpulease.domain.rooms import Room, Score, choose, fits, together
 from gpulease.domain.run_time import RunTimes
 
 _RANKS = 2 * len(Priority)
@@ -116,13 +116,9 @@ def _way(
 
 
 def _parts(claim: Claim, rooms: Sequence[Room]) -> Iterable[Sequence[Room]]:
-    """Return the sets of GPUs to make room on: each GPU alone, or for several each server."""
-    if claim.gpus == 1:
-        return [[room] for room in rooms]
-    servers: dict[str, list[Room]] = {}
-    for room in rooms:
-        servers.setdefault(room.server, []).append(room)
-    return servers.values()
+    """Return the sets of GPUs to make room on: each GPU alone, or those a job may have together."""
+    sets = together(claim, rooms)
+    return [[room] for each in sets for room in each] if claim.gpus == 1 else sets
 
 
 def _on(rooms: Sequence[Room], running: Iterable[Preemptible]) -> list[Preemptible]:

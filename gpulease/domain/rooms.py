@@ -6,7 +6,8 @@ lease by name; a pass tries thousands of claims and needs only sums.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gpulease.domain.gpu import ComputeMode, GpuMemory
+from gpulease.domain.choice import sets_of, suits
+from gpulease.domain.gpu import ComputeMode, GpuMemory, GpuReading
 from gpulease.domain.lease import Claim
 from gpulease.domain.queue_policy import QueuePolicy
 
@@ -24,7 +25,7 @@ class Room:
         "jobs",
         "open",
         "rank",
-        "server",
+        "reading",
         "single",
         "spare",
         "strangers",
@@ -37,7 +38,7 @@ class Room:
         reading = gpu.reading
         known = gpu.allocatable is not None and gpu.unmanaged is not None
         self.uuid = gpu.uuid
-        self.server = reading.server
+        self.reading = reading
         self.rank = rank
         self.allocatable = gpu.allocatable or 0
         self.single = gpu.one_process
@@ -97,6 +98,11 @@ class Room:
             self.utilization = max(0.0, self.utilization - utilization) if self.jobs else 0.0
         self._settle()
 
+    @property
+    def server(self) -> str:
+        """The machine that the GPU is in."""
+        return self.reading.server
+
     def shares(self, utilization: float, policy: QueuePolicy) -> bool:
         """Tell whether it can take one more job of this utilization beside those on it."""
         if not self.jobs:
@@ -120,29 +126,36 @@ def fits(claim: Claim, room: Room) -> bool:
     memory = claim.memory_on(room.allocatable)
     if not 0 < memory <= room.free or (claim.gpus > 1 and not room.combines):
         return False
+    if claim.is_choosy and not suits(claim, room.reading):
+        return False
     return not (claim.exclusive and (room.jobs or room.strangers))
 
 
-def most_free(rooms: Iterable[Room], gpus: int) -> int:
-    """Return the most memory that is free on each of so many GPUs of one server."""
-    servers: dict[str, list[int]] = {}
-    for room in rooms:
-        servers.setdefault(room.server, []).append(room.free)
-    wide = (sorted(free)[-gpus] for free in servers.values() if len(free) >= gpus)
+def together(claim: Claim, rooms: Iterable[Room]) -> Iterable[Sequence[Room]]:
+    """Return the sets of GPUs that a job may have together, without those that do not suit it."""
+    suited = [room for room in rooms if not claim.is_choosy or suits(claim, room.reading)]
+    return sets_of(claim, suited, _reading).values()
+
+
+def _reading(room: Room) -> GpuReading:
+    return room.reading
+
+
+def most_free(claim: Claim, rooms: Iterable[Room]) -> int:
+    """Return the most memory that is free on each of as many GPUs as `claim` asks for."""
+    sets = ([room.free for room in each] for each in together(claim, rooms))
+    wide = (sorted(free)[-claim.gpus] for free in sets if len(free) >= claim.gpus)
     return max(wide, default=0)
 
 
 def choose(claim: Claim, rooms: Sequence[Room], score: Score) -> list[Room] | None:
-    """Choose among GPUs that fit; a job with several has all on one server. None: too few.
+    """Choose among GPUs that fit, all on one server, perhaps of one model. None: too few.
 
     Among equals, GPUs of the server with the fewest others that fit are taken, so that whole
     servers stay free for wide jobs. A preference for GPUs that are linked would be a score too.
     """
-    servers: dict[str, list[Room]] = {}
-    for room in rooms:
-        servers.setdefault(room.server, []).append(room)
     best, chosen = None, None
-    for on_server in servers.values():
+    for on_server in sets_of(claim, rooms, _reading).values():
         if len(on_server) < claim.gpus:
             continue
         rated = sorted((-score(claim, room), room.rank, room) for room in on_server)[: claim.gpus]

@@ -26,7 +26,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -215,26 +215,36 @@ Held = Mapping[GpuUuid, Mapping[int, int]]
 """Bytes by GPU and pid."""
 
 _MOST_GPUS = 64
-_GROUP = re.compile(r"(?:(\d{1,4})\s*x\s*)?(.+)", re.IGNORECASE | re.ASCII | re.DOTALL)
-_HINT = f"give the GPUs as 8G, 2x24G or 2x24G,1x80G, at most {_MOST_GPUS}"
+_GROUP = re.compile(
+    r"(?:(\d{1,4})\s*x\s*)?([^:]+)(?::([ \w.-]{1,40}))?", re.IGNORECASE | re.ASCII | re.DOTALL
+)
+_HINT = f"give the GPUs as 8G, 2x24G or 2x24G,1x80G:A100, at most {_MOST_GPUS}"
 _NAMESPACE = uuid.UUID("8f0c3c0a-6c1e-5b57-9d0e-2f6a41c7b1d4")
 
 
-def parse_simulation(text: str) -> tuple[int, ...]:
-    """Parse the argument of `--simulate` and return the size of each GPU in bytes.
+class SimulatedGpu(NamedTuple):
+    """What one simulated GPU is."""
+
+    size: int
+    """Bytes."""
+    model: str
+
+
+def parse_simulation(text: str) -> tuple[SimulatedGpu, ...]:
+    """Parse the argument of `--simulate` and return each GPU.
 
     Raises:
         BadValue: `text` is not a list of sizes, or has no GPU or too many.
     """
-    sizes: list[int] = []
+    gpus: list[SimulatedGpu] = []
     for group in text.split(",")[: _MOST_GPUS + 1]:
-        sizes += _parse_group(group.strip())
-        if len(sizes) > _MOST_GPUS:
+        gpus += _parse_group(group.strip())
+        if len(gpus) > _MOST_GPUS:
             raise BadValue(f"cannot simulate more than {_MOST_GPUS} GPUs", _HINT)
-    return tuple(sizes)
+    return tuple(gpus)
 
 
-def _parse_group(group: str) -> list[int]:
+def _parse_group(group: str) -> list[SimulatedGpu]:
     found = _GROUP.fullmatch(group)
     if found is None:
         raise BadValue("cannot simulate GPUs: a size is missing", _HINT)
@@ -245,8 +255,9 @@ def _parse_group(group: str) -> list[int]:
         size = parse_size(found.group(2))
     except BadValue as error:
         raise BadValue(f"cannot simulate {group!r}: its size cannot be read", _HINT) from error
+    gpu = SimulatedGpu(size, (found.group(3) or format_size(size)).strip())
     # One more than allowed is enough for the error.
-    return [size] * min(count, _MOST_GPUS + 1)
+    return [gpu] * min(count, _MOST_GPUS + 1)
 
 
 def simulated_uuid(seed: str, index: int) -> GpuUuid:
@@ -265,6 +276,7 @@ class SimulatedGpus:
         processes: Mapping[str, Mapping[int, int]] | None = None,
         faults: Mapping[str, Fault] | None = None,
         residents: Callable[[], Held] | None = None,
+        models: Mapping[str, str] | None = None,
     ) -> None:
         """Create GPUs in the order of `sizes`.
 
@@ -274,6 +286,7 @@ class SimulatedGpus:
             processes: bytes by UUID and pid.
             faults: the faults of unreadable GPUs, by UUID.
             residents: returns further processes at each reading.
+            models: the models, by UUID; the others are named after their sizes.
         """
         self.sizes = dict(sizes)
         self.unmanaged = dict(unmanaged or {})
@@ -281,19 +294,24 @@ class SimulatedGpus:
         self.faults = dict(faults or {})
         self.reports: list[HealthReport] = []
         self._residents = residents
+        self._models = dict(models or {})
         self._busy = CpuTime()
 
     @classmethod
     def here(
-        cls, sizes: tuple[int, ...], seed: str, claims: Callable[[], Claims] = dict
+        cls, gpus: Sequence[SimulatedGpu], seed: str, claims: Callable[[], Claims] = dict
     ) -> "SimulatedGpus":
         """Create GPUs with the resident memory of the processes on this machine that name them.
 
         `claims` returns the GPUs that processes leased while they ran.
         """
-        uuids = [simulated_uuid(seed, index) for index in range(len(sizes))]
-        memory = ResidentMemory(uuids)
-        return cls(dict(zip(uuids, sizes, strict=True)), residents=lambda: memory.read(claims()))
+        here = {simulated_uuid(seed, index): gpu for index, gpu in enumerate(gpus)}
+        memory = ResidentMemory(list(here))
+        return cls(
+            {uuid: gpu.size for uuid, gpu in here.items()},
+            residents=lambda: memory.read(claims()),
+            models={uuid: gpu.model for uuid, gpu in here.items()},
+        )
 
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of every GPU, by index."""
@@ -327,7 +345,7 @@ class SimulatedGpus:
         residents: Mapping[int, int],
         busy: Mapping[int, int] | None,
     ) -> GpuReading:
-        name = f"Simulated {format_size(self.sizes[gpu])}"
+        name = f"Simulated {self._models.get(gpu) or format_size(self.sizes[gpu])}"
         if gpu in self.faults:
             detail = "simulated fault"
             return GpuReading(gpu, index, name, fault=self.faults[gpu], detail=detail)

@@ -125,14 +125,14 @@ class JobRunner:
         except OSError as error:
             raise _unwritable(job, error) from error
 
-    def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
-        """Return the environment of `invocation` under the leases of `job`."""
+    def environment(self, job: Job, invocation: Invocation, whole: Job) -> dict[str, str]:
+        """Return the environment of `invocation` under the leases of `job`, a part of `whole`."""
         kept = {str(lease.gpu): lease.driver_limit for lease in job.leases}
         limits = {gpu: limit for gpu, limit in kept.items() if limit is not None}
         exclusive = all(
             EnforcementLevel.DEVICES in (lease.enforced_by or ()) for lease in job.leases
         )
-        return environment_of(job, invocation, self._context, limits, exclusive)
+        return environment_of(job, invocation, self._context, limits, exclusive, whole)
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job` from its start on, last WorkerExited."""

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -14,7 +14,7 @@ from typing import Literal, Self, TypeVar
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
-from gpulease.units import Share, parse_memory, parse_span
+from gpulease.units import Share, parse_memory, parse_size, parse_span
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
 from gpulease.wire.views import EnvironmentView, JobView
 
@@ -151,14 +151,42 @@ Span = float | str | timedelta
 Visible = Literal["uuid", "index"]
 
 
+GpuNames = int | str | Sequence[int | str]
+"""GPUs by index, UUID or the beginning of a UUID: 1, "1,3", [1, 3], "GPU-5f3a"."""
+
+
+def names_of(gpu: GpuNames | None) -> list[str]:
+    """Return the names of GPUs, each once.
+
+    Raises:
+        BadValue: one is empty.
+    """
+    if gpu is None:
+        return []
+    given = [gpu] if isinstance(gpu, int | str) else gpu
+    names = [name.strip() for each in given for name in str(each).split(",")]
+    if not names or not all(names):
+        raise BadValue(f"cannot use gpu={gpu!r}: a GPU is missing", "leave out gpu= for any GPU")
+    return list(dict.fromkeys(names))
+
+
 def claim_of(
-    memory: str | int | None, gpus: int, exclusive: bool, time_limit: Span | None
+    memory: str | int | None,
+    gpus: int | None,
+    exclusive: bool,
+    time_limit: Span | None,
+    *,
+    named: Sequence[str] = (),
+    model: str | None = None,
+    min_vram: str | int | None = None,
+    same_model: bool = False,
 ) -> ClaimRequest:
     """Return the claim; `memory` is bytes, "4G", "40%", or None for the default.
 
     Raises:
         BadValue: an argument is out of range.
     """
+    gpus = len(named) or 1 if gpus is None else gpus
     if gpus < 1:
         raise BadValue(
             f"cannot lease {gpus} GPUs: a lease has at least one", "leave out gpus= for one"
@@ -170,6 +198,10 @@ def claim_of(
         gpus=gpus,
         exclusive=exclusive,
         time_limit=None if time_limit is None else _positive(time_limit),
+        named=list(named),
+        model=model,
+        min_vram=parse_size(min_vram) if isinstance(min_vram, str) else _bytes(min_vram),
+        same_model=same_model,
     )
 
 

@@ -20,7 +20,16 @@ from gpulease.errors import (
     NoSuchJob,
     WrongState,
 )
-from gpulease.lease_api.acquire import Span, Visible, claim_of, connect, granted, hold_request
+from gpulease.lease_api.acquire import (
+    GpuNames,
+    Span,
+    Visible,
+    claim_of,
+    connect,
+    granted,
+    hold_request,
+    names_of,
+)
 from gpulease.lease_api.activate import Undo, activate, variables
 from gpulease.lease_api.cuda_state import CUDA, claimed_by
 from gpulease.units import format_size
@@ -223,7 +232,11 @@ _held: Lease | None = None
 def lease(  # noqa: PLR0913  each is part of the public API
     memory: str | int | None = None,
     *,
-    gpus: int = 1,
+    gpus: int | None = None,
+    gpu: GpuNames | None = None,
+    model: str | None = None,
+    min_vram: str | int | None = None,
+    same_model: bool = False,
     exclusive: bool = False,
     time_limit: Span | None = None,
     name: str | None = None,
@@ -236,7 +249,10 @@ def lease(  # noqa: PLR0913  each is part of the public API
     """Lease GPU memory for this process, and limit its framework to it. Waits in the queue.
 
     Call it before the first use of a GPU; importing a framework earlier is harmless. `memory` is
-    on each GPU: "4G", "40%", a number of bytes, or None for the daemon's default. `time_limit` and
+    on each GPU: "4G", "40%", a number of bytes, or None for the daemon's default. `gpu` names the
+    only GPUs that will do: 1, "GPU-5f3a" or a list; without `gpus` all of them, else so many of
+    them. `model` is a part of the name of the GPUs, such as "A100", `min_vram` their least size,
+    such as "40G"; with `same_model` all of them have the same name. `time_limit` and
     `wait` are seconds, "30m" or a timedelta; `wait=0` does not wait, None waits without limit.
     `visible`, `growth` and `split` are options of `gpulease run`. Without a `client`, the daemon
     is found as the command finds it, or one is started.
@@ -249,6 +265,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
         AlreadyLeased: this process has a lease, or belongs to a job with a smaller one.
         NoRoomNow: it was not granted within `wait`.
         CannotLease: this machine can never grant it.
+        NoSuchGpu: `gpu` names none of this machine.
         NoDaemon: no daemon answers, and none can be started.
         BadValue: an argument cannot be read.
     """
@@ -262,7 +279,16 @@ def lease(  # noqa: PLR0913  each is part of the public API
         if inherited_lease() is None:
             _refuse_if_claimed()
         request = hold_request(
-            claim_of(memory, gpus, exclusive, time_limit),
+            claim_of(
+                memory,
+                gpus,
+                exclusive,
+                time_limit,
+                named=names_of(gpu),
+                model=model,
+                min_vram=min_vram,
+                same_model=same_model,
+            ),
             config.environment(),
             name=name,
             wait=wait,

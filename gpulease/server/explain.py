@@ -84,7 +84,7 @@ def _view(plan: Plan, job: Job, placement: Placement | None) -> ExplainView:
     return ExplainView(
         starts_now=placement is not None,
         gpus=[labels[uuid] for uuid, _ in allocations],
-        claim=claim_view(job.claim),
+        claim=claim_view(job.claim, {gpu.uuid: gpu.reading for gpu in plan.gpus}),
         sized=job.usage.size_reason,
         runs_for=run_time_of(plan, job) / timedelta(seconds=1),
         reason=None,

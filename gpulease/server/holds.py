@@ -10,9 +10,10 @@ from dataclasses import replace
 from fastapi import Request
 from fastapi.responses import Response
 
-from gpulease.domain.gpu import GpuUuid, JobId
+from gpulease.domain.choice import sets_of, suits
+from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job, Process
-from gpulease.domain.lease import Lease, State
+from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
@@ -27,12 +28,14 @@ from gpulease.server.validation import (
     checked_name,
     claim_of,
     environment_of,
+    gpu_names,
     options_of,
     printable,
     refuse_oversized_exec,
     span,
     within,
 )
+from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.units import format_size
 from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest, to_wire
@@ -82,9 +85,10 @@ class HoldHandlers:
             environment,
             context.defaults,
             context.machine_views.allocatable(),
+            context.scheduler.observer.readings(),
             by_index=invocation.options.get("visible") == "index",
         )
-        changes = environment_view(environment, context.environment(part, invocation))
+        changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
         memory = min(lease.memory for lease in part.leases)
         return json_response(NestedView(context.view_for(caller, job), gpus, memory, changes))
@@ -100,7 +104,7 @@ class HoldHandlers:
                 f"gpulease show {job.label} shows more",
             )
         invocation = context.scheduler.store.invocation(job.id)
-        changed = context.environment(job, invocation)
+        changed = context.environment(job, invocation, job)
         return json_response(environment_view(invocation.environment, changed))
 
 
@@ -132,6 +136,7 @@ def hold_submission_of(
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, find)),
         key=checked_key(request.key),
+        named=gpu_names(request.claim.named),
     )
 
 
@@ -214,7 +219,7 @@ def job_around(
 
 def part_of(
     job: Job, request: NestedRequest, environment: Mapping[str, str], defaults: Defaults,
-    allocatable: Mapping[GpuUuid, int], *, by_index: bool,
+    allocatable: Mapping[GpuUuid, int], gpus: Mapping[GpuUuid, GpuReading], *, by_index: bool,
 ) -> Job:  # fmt: skip
     """Return `job` with the requested part of its leases; without a size, with all their memory.
 
@@ -222,14 +227,18 @@ def part_of(
 
     Raises:
         BadValue: a field is out of range.
+        NoSuchGpu: a name stands for no GPU of this machine.
         AlreadyLeased: the request exceeds what the job has.
     """
     claim = claim_of(request.claim, defaults)
+    names = gpu_names(request.claim.named)
+    claim = replace(claim, named=uuids_of(names, list(gpus.values())))
     if claim.time_limit is not None:
         raise _exceeds(job, "only a job has a time limit", "for a command: timeout 4h COMMAND")
     if claim.exclusive and not job.claim.exclusive:
         raise _exceeds(job, "its GPUs are not exclusive", "leave out --exclusive")
     visible = _visible(job, environment, by_index)
+    visible = _asked_for(job, claim, visible, gpus, by_index=by_index)
     if claim.gpus > len(visible):
         has = "1 GPU" if len(visible) == 1 else f"{len(visible)} GPUs"
         raise _exceeds(job, f"it has {has} here, and this asks for {claim.gpus}", f"ask for {has}")
@@ -245,6 +254,40 @@ def part_of(
         )
     parts = zip(most, wanted, strict=True)
     return replace(job, leases=tuple(replace(lease, memory=size) for lease, size in parts))
+
+
+def _asked_for(
+    job: Job,
+    claim: Claim,
+    visible: Sequence[Lease],
+    gpus: Mapping[GpuUuid, GpuReading],
+    *,
+    by_index: bool,
+) -> Sequence[Lease]:
+    """Return the leases on the GPUs that a claim asks for.
+
+    Raises:
+        AlreadyLeased: there are too few of them, or they have no index here.
+    """
+    if claim.choice is None:
+        return visible
+    known = [lease for lease in visible if lease.gpu in gpus and suits(claim, gpus[lease.gpu])]
+    sets = sets_of(claim, known, lambda lease: gpus[lease.gpu]).values()
+    chosen = max(sets, key=len, default=[])
+    if len(chosen) < claim.gpus:
+        has = f"{len(chosen) or 'none'} of the GPUs asked for"
+        raise _exceeds(job, f"it has {has} here", f"gpulease show {job.label} lists its GPUs")
+    if by_index and tuple(chosen[: claim.gpus]) != tuple(job.leases[: claim.gpus]):
+        raise _not_by_index(job)
+    return chosen
+
+
+def _not_by_index(job: Job) -> AlreadyLeased:
+    return _exceeds(
+        job,
+        "--visible index counts from its first GPU, and CUDA_VISIBLE_DEVICES or --gpu name others",
+        "run the job with --visible uuid",
+    )
 
 
 def invocation_of(
@@ -273,11 +316,7 @@ def _visible(job: Job, environment: Mapping[str, str], by_index: bool) -> Sequen
     # Indices count from the first GPU that the job can open.
     is_first = chosen == [str(index) for index in range(len(chosen))]
     if not (is_first or seen == job.leases[: len(chosen)] or len(chosen) >= len(job.leases)):
-        raise _exceeds(
-            job,
-            "--visible index counts from its first GPU, and CUDA_VISIBLE_DEVICES names others",
-            "run the job with --visible uuid",
-        )
+        raise _not_by_index(job)
     return job.leases[: len(chosen)] or job.leases
 
 

@@ -24,6 +24,7 @@ from gpulease.server.validation import (
     checked_name,
     claim_of,
     environment_of,
+    gpu_names,
     options_of,
     printable,
     refuse,
@@ -93,6 +94,7 @@ def submission_of(
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
             grace=_grace(request.grace, defaults.longest_grace),
+            ends_with_client=_ends_with_client(request),
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
@@ -103,6 +105,7 @@ def submission_of(
         queue=queue_options_of(request.queue, is_admin=is_admin),
         after=dependencies_of(request.queue.after),
         indices=indices,
+        named=gpu_names(request.claim.named),
     )
 
 
@@ -124,7 +127,14 @@ def edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
 
 
 def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
-    given = ClaimRequest(asked.memory, asked.share, 1 if asked.gpus is None else asked.gpus)
+    given = ClaimRequest(
+        asked.memory,
+        asked.share,
+        1 if asked.gpus is None else asked.gpus,
+        model=asked.model or None,
+        min_vram=asked.min_vram or None,
+        same_model=bool(asked.same_model),
+    )
     has_limit = asked.time_limit not in (None, 0)
     claim = claim_of(replace(given, time_limit=asked.time_limit if has_limit else None), _ANY)
     begins_now = asked.begin_at == "now"
@@ -141,6 +151,9 @@ def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
             memory=(claim.memory, asked.memory is not None or asked.share is not None),
             gpus=(claim.gpus, asked.gpus is not None),
             time_limit=(claim.time_limit, asked.time_limit is not None),
+            model=(claim.model, asked.model is not None),
+            min_vram=(claim.min_vram, asked.min_vram is not None),
+            same_model=(claim.same_model, asked.same_model is not None),
         ),
         options=_given(
             priority=(queue.priority, asked.priority is not None),
@@ -150,6 +163,7 @@ def _edit_of(asked: EditRequest, *, is_admin: bool) -> Edit:
         ),
         name=None if asked.name is None else checked_name(asked.name),
         after=None if asked.after is None else dependencies_of(asked.after),
+        named=None if asked.named is None else gpu_names(asked.named),
         by_admin=is_admin,
     )
 
@@ -277,6 +291,12 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
             "with --time 4h, --signal USR1@120 is sent two minutes before the end",
         )
     return EarlySignal(asked.signal, timedelta(seconds=asked.before))
+
+
+def _ends_with_client(request: SubmitRequest) -> bool:
+    if request.ends_with_client and not request.attached:
+        refuse("the job would end with a client, and none will attach", "set attached to true")
+    return request.ends_with_client
 
 
 def _grace(seconds: float | None, longest: timedelta) -> timedelta | None:

@@ -128,7 +128,8 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
         return f"waits its turn behind {_one_of(reserved)}"
     # None just after submission: the next pass is moments away, and most jobs never wait.
     labels_by_why: dict[str, list[str]] = {}
-    for each in obstacles:
+    asked_for = [each for each in obstacles if each.kind is not ObstacleKind.NOT_ASKED_FOR]
+    for each in asked_for or obstacles:
         labels_by_why.setdefault(each.why, []).append(each.label)
     return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in labels_by_why.items()) or None
 

@@ -3,7 +3,7 @@
 Every function raises BadValue for a value out of range, and TooLarge for one that is too long.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -123,7 +123,29 @@ def claim_of(asked: ClaimRequest, defaults: Defaults) -> Claim:
         asked.gpus,
         asked.exclusive,
         span("time limit", asked.time_limit, at_least=1),
+        model=None if asked.model is None else _model(asked.model),
+        min_vram=None if asked.min_vram is None else _min_vram(asked.min_vram),
+        same_model=asked.same_model,
     )
+
+
+def gpu_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names of GPUs, which are looked up later; there are not too many."""
+    within("number of named GPUs", len(names), 0, MOST_GPUS)
+    return tuple(names)
+
+
+def _model(model: str) -> str:
+    if not model.strip() or not model.isprintable() or len(model) > LONGEST_NAME:
+        refuse(
+            f"{model[:40]!r} is not a model of a GPU",
+            "use a part of the name that gpulease status shows, such as --gpu-model A100",
+        )
+    return model.strip()
+
+
+def _min_vram(size: int) -> int:
+    return within("least total memory", size, 1, _LARGEST_SIZE)
 
 
 def _memory(asked: ClaimRequest, defaults: Defaults) -> int | Share:

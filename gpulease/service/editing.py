@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from gpulease.domain.gpu import GpuMemory, JobId
+from gpulease.domain.gpu import GpuMemory, GpuUuid, JobId
 from gpulease.domain.job import EarlySignal, Job, Owner
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.limits import NO_LIMITS, Beyond, UserLimits
@@ -13,6 +13,7 @@ from gpulease.domain.queue_options import Priority, WantedDependency
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, NotAllowed, WrongState
 from gpulease.service.dependencies import refuse_cycle, resolve
+from gpulease.service.gpu_choice import refuse_too_few_named, uuids_of
 from gpulease.service.jobs import existing
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import Clock, Event, Policy, Store, Transaction
@@ -38,6 +39,8 @@ class Edit:
     """None: the name stays."""
     after: tuple[WantedDependency, ...] | None = None
     """None: what they wait for stays."""
+    named: tuple[str, ...] | None = None
+    """The GPUs that they ask for, none for any; None: they stay."""
     by_admin: bool = False
     """The limits of their users do not apply."""
 
@@ -77,6 +80,8 @@ def edit(
     with store.write() as tx:
         at = clock.now()
         empty = ledgers(snapshot((), seen, policy, {}, at))
+        if wanted.named is not None:
+            wanted = _with_gpus(wanted, wanted.named, seen)
         checks = _Checks(tx, empty, policy, limits, state, at)
         jobs = [existing(tx, number) for number in numbers]
         for job in jobs:
@@ -90,6 +95,11 @@ def edit(
         if wanted.claim:
             checks.check_totals(changed)
     return edited
+
+
+def _with_gpus(wanted: Edit, names: Sequence[str], seen: Observation) -> Edit:
+    uuids = uuids_of(names, seen.readings)
+    return replace(wanted, claim={**wanted.claim, "named": uuids})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,7 @@ class _Checks:
         limits, most = self.limits_of(job), largest(self.empty, 1)
         if job.claim.time_limit is not None:
             refuse_longer(job.claim.time_limit, limits, f"edit job {job.label}", hold=False)
+        refuse_too_few_named(job.claim)
         refuse_what_can_never_run(job.claim, self.empty, self.policy)
         refuse_what_is_never_within(job.claim, limits, most, job.owner.user)
 
@@ -166,7 +177,8 @@ def _edited(checks: _Checks, before: Job, wanted: Edit) -> Edited:
         checks.check(after)
         if "time_limit" in wanted.claim:
             checks.check_signal(after)
-    changes = tuple(_differences(before, after))
+    labels = {gpu.uuid: gpu.reading.label for gpu in checks.empty}
+    changes = tuple(_differences(before, after, labels))
     return Edited(after, (*changes, *_limits_instead(wanted, after, checks.limits_of(after))))
 
 
@@ -219,18 +231,22 @@ def refuse_unless_queued(job: Job, verb: str) -> None:
     )
 
 
-def _differences(before: Job, after: Job) -> Iterator[str]:
-    old, new = dict(_described(before)), dict(_described(after))
+def _differences(before: Job, after: Job, labels: Mapping[GpuUuid, str]) -> Iterator[str]:
+    old, new = dict(_described(before, labels)), dict(_described(after, labels))
     for what, value in new.items():
         if value != old[what]:
             yield f"{what} {old[what]} to {value}"
 
 
-def _described(job: Job) -> Iterator[tuple[str, str]]:
+def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, str]]:
     claim, options = job.claim, job.queue
     yield "name", job.name
     yield "memory", _memory(claim)
     yield "GPUs", str(claim.gpus)
+    yield "which GPU", ", ".join(labels.get(uuid, uuid) for uuid in claim.named) or "any"
+    yield "model", claim.model or "any"
+    yield "total memory", "any" if claim.min_vram is None else format_size(claim.min_vram)
+    yield "same model", "yes" if claim.same_model else "no"
     yield "time limit", "none" if claim.time_limit is None else format_span(claim.time_limit)
     yield "priority", options.priority
     yield "nice", str(options.nice)

@@ -252,7 +252,7 @@ class EnforcementLoop:
         peak = self._scheduler.peaks.by_lease.get((job.id, found.lease.gpu), found.used)
         peak = max(peak, found.used)
         scheduler = self._scheduler
-        most = most_of(scheduler.seen, scheduler.policy, len(job.leases), self._clock.now())
+        most = most_of(scheduler.seen, scheduler.policy, job.claim, self._clock.now())
         if found.action is OveruseAction.WARN:
             await scheduler.notify_owner(job.id, overuse_warning(found, peak, most))
             return

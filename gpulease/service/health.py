@@ -318,7 +318,7 @@ def named(text: str, gpus: Sequence[GpuReading]) -> GpuReading:
         raise NoSuchGpu(
             f"no GPU named {text[:80]!r}",
             f"use its index ({known}) or its UUID; gpulease status --json shows both"
-            + ("; separate several by spaces: 0 1" if len(gpus) > 1 else ""),
+            + ("; separate several by spaces: 0 1" if "," in text else ""),
         )
     raise NoSuchGpu(
         f"several GPUs match {text[:80]!r}: {', '.join(gpu.uuid for gpu in found)}",

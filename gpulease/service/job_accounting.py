@@ -5,7 +5,7 @@ as the end of the job: after a crash of the daemon either both are stored, or bo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 
 from gpulease.domain.enforcement import with_watch_level
@@ -51,20 +51,23 @@ class JobAccounting:
         idle_pool_memory: IdlePoolMemory,
         stops: Callable[[Job], bool],
         utilization: Callable[[JobId], int | None],
+        hooks_settled: Callable[[Job], Job],
     ) -> None:
         """`stops` returns whether a job is stopped if it stays over its lease.
 
-        `utilization` returns the mean utilization of its GPUs in percent.
+        `utilization` returns the mean utilization of its GPUs in percent. `hooks_settled` returns
+        a job with what its hooks reported.
         """
         self._utilization = utilization
+        self._hooks_settled = hooks_settled
         self._store = store
         self._observer = observer
         self._policy = policy
         self._read_log_tail = read_log_tail
         self._idle_pool_memory = idle_pool_memory
         self._stops = stops
-        self._offered: dict[int, int] = {}
-        """By number of GPUs, the bytes that each offered when all of them could be read."""
+        self._offered: dict[Hashable, int] = {}
+        """By number and choice of GPUs, the bytes that each offered when all could be read."""
 
     async def settle_exit(self, job_id: JobId, news: WorkerExited) -> Settle:
         """Return the function that settles the account of a job that has ended."""
@@ -85,6 +88,7 @@ class JobAccounting:
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            ended = self._hooks_settled(ended)
             ended = replace(ended, utilization=self._utilization(job_id))
             ended = self._settle(tx, before, ended, said)
             if broken is None or before.outcome is not None or ended.usage.out_of_memory:
@@ -188,12 +192,12 @@ class JobAccounting:
 
         A GPU that is unreadable, perhaps because of the job's failure, offers nothing now.
         """
-        at, gpus = job.ended_at or job.submitted_at, len(job.leases)
+        at, key = job.ended_at or job.submitted_at, (job.claim.gpus, job.claim.choice)
         seen = self._observer.latest
-        now = most_of(seen, self._policy(), gpus, at)
+        now = most_of(seen, self._policy(), job.claim, at)
         if seen is None or any(each.fault is not None for each in seen.readings):
-            return max(now, self._offered.get(gpus, 0))
-        self._offered[gpus] = now
+            return max(now, self._offered.get(key, 0))
+        self._offered[key] = now
         return now
 
 

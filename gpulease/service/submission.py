@@ -8,11 +8,17 @@ from gpulease.domain.gpu import GpuMemory
 from gpulease.domain.job import Job
 from gpulease.domain.lease import Claim, State, Trigger
 from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, script_name, size_for
-from gpulease.domain.placement import can_be_combined, can_ever_hold
+from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import plan, why_waiting
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service import dependencies
+from gpulease.service.gpu_choice import (
+    refuse_choice,
+    refuse_too_few_named,
+    suited_sets,
+    uuids_of,
+)
 from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import (
     Clock,
@@ -47,7 +53,7 @@ def sized(
     wanted = size_for(runs)
     if wanted is None:
         return submission
-    memory = max(policy.smallest_lease, min(wanted, largest(gpus, submission.claim.gpus) or wanted))
+    memory = max(policy.smallest_lease, min(wanted, largest_for(submission.claim, gpus) or wanted))
     return replace(
         submission,
         claim=replace(submission.claim, memory=memory),
@@ -61,11 +67,16 @@ def largest(gpus: Sequence[GpuMemory], count: int) -> int:
     return offered[count - 1] if count <= len(offered) else 0
 
 
-def most_of(seen: Observation | None, policy: Policy, count: int, at: datetime) -> int:
-    """Return the largest lease on each of `count` GPUs if no other job ran, in bytes."""
+def largest_for(claim: Claim, gpus: Iterable[GpuMemory]) -> int:
+    """Return the largest lease on each of as many GPUs as a claim asks for, in bytes."""
+    return max((largest(each, claim.gpus) for each in suited_sets(claim, gpus)), default=0)
+
+
+def most_of(seen: Observation | None, policy: Policy, claim: Claim, at: datetime) -> int:
+    """Return the largest lease that a claim could get if no other job ran, in bytes."""
     if seen is None:
         return 0
-    return largest(ledgers(snapshot((), seen, policy, {}, at)), count)
+    return largest_for(claim, ledgers(snapshot((), seen, policy, {}, at)))
 
 
 def _because(submission: Submission, runs: Sequence[PastRun], memory: int) -> str:
@@ -138,6 +149,10 @@ def queue(
     limits = policy.limits(submission.owner)
     refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
     empty = ledgers(snapshot((), seen, policy, {}, at))
+    if submission.named:
+        claim = replace(submission.claim, named=uuids_of(submission.named, seen.readings))
+        submission = replace(submission, claim=claim)
+    refuse_too_few_named(submission.claim)
     submission = with_time_limit(sized(submission, tx, empty, policy), limits)
     refuse_what_can_never_run(submission.claim, empty, policy)
     most = largest(empty, 1)
@@ -211,12 +226,15 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
             "ask for one GPU, which may be a MIG device"
             + (f", or for at most {len(whole)}" if whole else ""),
         )
-    if sum(can_ever_hold(claim, gpu) for gpu in gpus) < claim.gpus:
-        raise _never(claim, gpus)
+    refuse_choice(claim, gpus)
+    sets = suited_sets(claim, gpus)
+    if all(sum(can_ever_hold(claim, gpu) for gpu in each) < claim.gpus for each in sets):
+        raise _never(claim, sets)
 
 
-def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
-    able = [gpu for gpu in gpus if can_be_combined(claim, gpu)]
+def _never(claim: Claim, sets: Iterable[Sequence[GpuMemory]]) -> CannotLease:
+    able = max(sets, key=lambda each: largest(each, claim.gpus))
+    here = "of the GPUs asked for" if claim.choice is not None else "here"
     sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if not isinstance(claim.memory, Share) and claim.memory not in sizes:
@@ -226,7 +244,7 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
     if claim.gpus > 1 and not isinstance(claim.memory, Share) and claim.memory <= sizes[0]:
         enough = sum(size >= claim.memory for size in sizes)
         return CannotLease(
-            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} here can",
+            f"cannot lease {wanted} on each of {claim.gpus} GPUs: only {enough} {here} can",
             f"ask for at most {format_size(sizes[claim.gpus - 1])} on each, or for fewer GPUs",
         )
     if sizes[0] == 0:
@@ -235,7 +253,7 @@ def _never(claim: Claim, gpus: tuple[GpuMemory, ...]) -> CannotLease:
             "gpulease status shows the state of each GPU, and gpulease doctor suggests fixes",
         )
     return CannotLease(
-        f"cannot lease {wanted}: the largest GPU here offers {format_size(sizes[0])}",
+        f"cannot lease {wanted}: the largest GPU {here} offers {format_size(sizes[0])}",
         f"ask for at most {format_size(sizes[0])} on each GPU"
         + (", or for several GPUs with --gpus" if len(sizes) > 1 and claim.gpus == 1 else ""),
     )

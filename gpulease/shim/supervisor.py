@@ -131,6 +131,7 @@ class Supervisor:
         self._report = report
         self._children = children
         self._awaits_attach = spec.awaits_attach
+        self._ends_with_client = spec.ends_with_client
         self._grace_s = spec.grace_s
         self._time_limit = TimeLimit(
             self._loop, spec.time_limit_s, spec.early_signal, self._send_early, self._time_is_up
@@ -363,6 +364,8 @@ class Supervisor:
 
         On a terminal the input goes on: another client may attach and type.
         """
+        if self._ends_with_client and self._events.exited is None:
+            self._stop("client_gone", self._grace_s)
         if self._terminal is None:
             self._input.end()
 

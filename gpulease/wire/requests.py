@@ -39,9 +39,9 @@ class ClaimRequest:
     named: list[str] = field(default_factory=list)
     """Only these GPUs will do: by index, UUID or the beginning of a UUID; empty: any."""
     model: str | None = None
-    """Only GPUs with this text in the name, ignoring case."""
+    """Only GPUs with these words in the name, such as "A100"; upper and lower case are the same."""
     min_vram: int | None = None
-    """Only GPUs with at least this total memory, in bytes."""
+    """Only GPUs of at least this size, in bytes; up to 8% that the driver keeps may be missing."""
     same_model: bool = False
     """All GPUs of the job have the same name."""
 
@@ -121,6 +121,8 @@ class SubmitRequest:
     name: str | None = None
     attached: bool = False
     """A client will attach at once: the output waits for it, and it provides stdin."""
+    ends_with_client: bool = False
+    """The job ends when the attached client has gone, also if that was killed."""
     wait: float | None = None
     """Seconds to wait for a grant; 0: do not wait, null: without limit."""
     terminal: TerminalRequest | None = None
@@ -181,8 +183,16 @@ class UsageRequest:
     """What a process of a job reports of one framework in it."""
 
     framework: str
+    """Empty if all frameworks failed."""
     version: str
     gpus: list[PoolUsage]
+    state: str | None = None
+    """limited or failed: what the hook did about it; null if only the pools are reported."""
+    why: str | None = None
+    """What failed."""
+    steps: int | None = None
+    """Training steps so far, and the seconds that they took."""
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -268,6 +278,13 @@ class EditRequest:
     memory: int | None = None
     share: float | None = None
     gpus: int | None = None
+    named: list[str] | None = None
+    """As in `ClaimRequest`; an empty list: any."""
+    model: str | None = None
+    """As in `ClaimRequest`; empty: any."""
+    min_vram: int | None = None
+    """As in `ClaimRequest`; 0: any."""
+    same_model: bool | None = None
     time_limit: float | None = None
     """Seconds; 0: no limit."""
     name: str | None = None

@@ -60,6 +60,8 @@ class ClaimView:
     time_limit: float | None
     named: list[str] = field(default_factory=list)
     """The UUIDs of the GPUs that it was asked for; empty for any."""
+    named_labels: list[str] = field(default_factory=list)
+    """These GPUs as people know them, such as 0 or 0:1."""
     model: str | None = None
     min_vram: int | None = None
     same_model: bool = False
@@ -109,6 +111,30 @@ class UnheldView:
     pid: int
     command: str
     why: str
+
+
+@dataclass(slots=True)
+class HookLimitView:
+    """The limit of the pool of a framework on one GPU."""
+
+    gpu: str
+    limit: int | None
+    """Bytes; null for a pool without a size, as on simulated GPUs."""
+
+
+@dataclass(slots=True)
+class HookView:
+    """What the hook did about one framework in one process of a job."""
+
+    pid: int
+    framework: str
+    """Empty if it is unknown, or for all frameworks."""
+    version: str
+    state: str
+    """limited; failed: the hook could not limit it; absent: a process without the hook."""
+    why: str | None
+    limits: list[HookLimitView]
+    at: str
 
 
 @dataclass(slots=True)
@@ -225,6 +251,18 @@ class JobView:
     suggestions: list[SuggestionView] = field(default_factory=list)
     """Changes with which it would start now, where one job was asked for; empty in lists."""
     unheld: list[UnheldView] = field(default_factory=list)
+    hook: str | None = None
+    """What the hooks in its processes did: limited, failed, absent, or none if no framework was
+    used yet; null if they limit nothing here, or after the end."""
+    hooks: list[HookView] = field(default_factory=list)
+    """The same by process and framework, where one job was asked for; empty in lists."""
+    first_use_at: str | None = None
+    """When a framework or the driver first reported its use of a GPU."""
+    utilization: int | None = None
+    """Percent, the mean over its run and its GPUs, as far as the daemon has seen it."""
+    steps: int | None = None
+    """Training steps, as a framework counts them."""
+    steps_per_second: float | None = None
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
     out_of_memory: bool = False

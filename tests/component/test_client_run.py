@@ -15,6 +15,7 @@ import pytest
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.shim import ShimStandIn
+from fakes import G
 from goldens import mentions
 from gpulease.errors import NoRoomNow
 from gpulease.wire.frames import FrameKind, frame
@@ -90,6 +91,28 @@ def test_the_request_says_what_the_caller_is(start: Start, daemon: StandIn, tmp_
 def test_without_mem_it_says_what_was_leased(start: Start) -> None:
     _, err = start("-d", "true").communicate(timeout=20)
     assert mentions(err.decode(), "job 17", "4G")
+
+
+def test_visible_devices_before_run_are_one_line_unless_a_gpu_is_asked_for(start: Start) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "1"}
+    out, err = start("--mem", "4G", "-d", "true", env=variables).communicate(timeout=20)
+    assert out == b"17\n"
+    assert mentions(err.decode(), "CUDA_VISIBLE_DEVICES=1 ", "--gpu 1")
+    assert err.count(b"\n") == 1
+
+    _, err = start("--mem", "4G", "--gpu", "1", "-d", "true", env=variables).communicate(timeout=20)
+    assert err == b""
+
+
+def test_defaults_reach_the_request(start: Start, daemon: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "gpulease").mkdir()
+    (tmp_path / "gpulease" / "config.toml").write_text("[run]\ngrowth = true\ngpus = 2\n")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path), "GPULEASE_RUN_OPTIONS": "--mem 5G --gpus 3"}
+
+    start("--mem", "4G", "-d", "true", env=variables).communicate(timeout=20)
+
+    (request,) = daemon.submitted
+    assert (request.claim.memory, request.claim.gpus, request.options.growth) == (4 * G, 3, True)
 
 
 def test_output_arrives_apart_and_byte_for_byte(

@@ -211,34 +211,76 @@ def test_an_interpreter_outside_a_job_is_left_alone(python: str) -> None:
     assert said(python, source, hooked=False, PYTHONPATH=str(HOOKS)) == plain
 
 
+WRITES = """
+    import ctypes, json, os, sys
+    name, answers = "CUDA_VISIBLE_DEVICES", []
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    for value in sys.argv[1:]:
+        os.environ[name] = value
+        answers.append([os.environ[name], getenv(name.encode()).decode()])
+    print(json.dumps(answers))
+    """
+
+
 def test_what_a_script_writes_to_visible_devices_stays_in_the_lease(python: str) -> None:
+    written = {"1": "GPU-5", "": "", "-1": "-1", "GPU-5": "GPU-5", "0,": "GPU-3"}
+
+    child = run(python, "-c", dedent(WRITES), *written)
+
+    assert json.loads(child.stdout) == [[value, value] for value in written.values()]
+    assert child.stderr == ""
+
+
+def test_a_number_outside_the_lease_is_mapped_and_one_line_says_so(python: str) -> None:
+    written = {"5": "GPU-5", "3": "GPU-3", "6,7": BOTH, "5,3": "GPU-5,GPU-3"}
+
+    child = run(python, "-c", dedent(WRITES), *written, *written, GPULEASE_STRICT="1")
+
+    assert child.returncode == 0
+    assert json.loads(child.stdout) == 2 * [[value, value] for value in written.values()]
+    lines = child.stderr.splitlines()
+    assert len(lines) == len(written)
+    for line, value in zip(lines, written, strict=True):
+        assert mentions(line, "gpulease: ", f"CUDA_VISIBLE_DEVICES={value} ")
+
+
+@pytest.mark.parametrize(("strict", "status"), [("", 0), ("1", 97)])
+@pytest.mark.parametrize(
+    ("written", "found"), [("7", "-1"), ("0,1,2", BOTH), ("GPU-9", "-1"), ("1,1", "-1")]
+)
+def test_a_device_that_is_lost_is_one_line_and_ends_a_strict_job(
+    python: str, written: str, found: str, strict: str, status: int
+) -> None:
+    child = run(python, "-c", dedent(WRITES), written, GPULEASE_STRICT=strict)
+
+    assert child.returncode == status
+    assert child.stdout == ("" if strict else json.dumps([[found, found]]) + "\n")
+    assert child.stderr.count("\n") == 1
+    assert mentions(child.stderr, "gpulease: ", f"CUDA_VISIBLE_DEVICES={written} ")
+
+
+def test_the_lease_returns_where_a_script_removes_visible_devices(python: str) -> None:
     answers = said(
         python,
         """
-        import ctypes, json, os
+        import json, os
         name, answers = "CUDA_VISIBLE_DEVICES", []
-        getenv = ctypes.CDLL(None).getenv
-        getenv.restype = ctypes.c_char_p
-        for value in ("1", "0,1,2", "7", "", "GPU-5", "GPU-9"):
-            os.environ[name] = value
-            answers.append([os.environ[name], getenv(name.encode()).decode()])
         del os.environ[name]
         answers.append([os.environ[name], os.environ.pop(name)])
         os.environ.clear()
-        answers.append(list(os.environ.items()))
+        answers.append(sorted(os.environ.items()))
         os.environ.update({name: "0", "OTHER": "x"})
         answers.append(sorted(os.environ.items()))
         print(json.dumps(answers))
         """,
     )
 
-    singles = ["GPU-5", BOTH, "-1", "-1", "GPU-5", "-1"]
     kept = ["XLA_PYTHON_CLIENT_MEM_FRACTION", SHARE]
     name = "CUDA_VISIBLE_DEVICES"
-    assert answers[:6] == [[value, value] for value in singles]
-    assert answers[6] == [BOTH, BOTH]
-    assert sorted(answers[7]) == [[name, BOTH], kept]
-    assert answers[8] == [[name, "GPU-3"], ["OTHER", "x"], kept]
+    assert answers[0] == [BOTH, BOTH]
+    assert answers[1] == [[name, BOTH], kept]
+    assert answers[2] == [[name, "GPU-3"], ["OTHER", "x"], kept]
 
 
 def test_a_script_may_lower_its_share_of_jax_by_either_name_but_not_raise_it(python: str) -> None:
@@ -262,15 +304,44 @@ def test_a_script_may_lower_its_share_of_jax_by_either_name_but_not_raise_it(pyt
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("written", "found"), [("0", "GPU-3"), ("1", "GPU-5"), ("9", "-1"), (BOTH, BOTH)]
-)
-def test_what_a_shell_script_wrote_to_visible_devices_stays_in_the_lease(
-    python: str, written: str, found: str
-) -> None:
-    source = "import json, os; print(json.dumps(os.environ['CUDA_VISIBLE_DEVICES']))"
+FOUND = "import json, os; print(json.dumps(os.environ['CUDA_VISIBLE_DEVICES']))"
 
-    assert said(python, source, CUDA_VISIBLE_DEVICES=written) == found
+
+@pytest.mark.parametrize(
+    ("written", "found", "lines"),
+    [("0", "GPU-3", 0), ("1", "GPU-5", 0), (BOTH, BOTH, 0), ("", "", 0), ("5", "GPU-5", 1),
+     ("8,9", BOTH, 1), ("9", "-1", 1)],
+)  # fmt: skip
+def test_what_a_shell_script_wrote_to_visible_devices_stays_in_the_lease(
+    python: str, written: str, found: str, lines: int
+) -> None:
+    child = run(python, "-c", FOUND, CUDA_VISIBLE_DEVICES=written)
+
+    assert json.loads(child.stdout) == found
+    assert child.stderr.count("\n") == lines
+
+
+@pytest.mark.parametrize("way", ["putenv", "setenv", "subprocess"])
+def test_a_child_finds_its_part_of_the_lease_however_the_variable_was_set(
+    python: str, way: str
+) -> None:
+    source = f"""
+        import ctypes, os, subprocess, sys
+        name, found = "CUDA_VISIBLE_DEVICES", {FOUND!r}
+        environment = None
+        if {way!r} == "putenv":
+            os.putenv(name, "5")
+        elif {way!r} == "setenv":
+            ctypes.CDLL(None).setenv(name.encode(), b"5", 1)
+        else:
+            environment = dict(os.environ, CUDA_VISIBLE_DEVICES="5")
+        sys.exit(subprocess.call([sys.executable, "-c", found], env=environment))
+        """
+
+    child = run(python, "-c", dedent(source))
+
+    assert json.loads(child.stdout) == "GPU-5"
+    assert mentions(child.stderr, "gpulease: ", "CUDA_VISIBLE_DEVICES=5 ")
 
 
 def test_a_bash_script_hands_the_hook_on(python: str) -> None:

@@ -132,8 +132,18 @@ def test_a_process_that_uses_the_gpu_reports_its_pool(
     out, err = script.communicate("\n", timeout=60)
 
     assert (script.returncode, out, err) == (0, "", "")
+    path = "POST /v1/jobs/17/usage HTTP/1.1"
     assert hearer.heard[0] == (
-        "POST /v1/jobs/17/usage HTTP/1.1",
+        path,
+        {
+            "framework": "torch",
+            "version": "2.99.0",
+            "gpus": [{"gpu": "GPU-0", "limit": LIMIT}],
+            "state": "limited",
+        },
+    )
+    assert hearer.heard[1] == (
+        path,
         {
             "framework": "torch",
             "version": "2.99.0",

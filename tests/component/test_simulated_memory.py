@@ -13,7 +13,7 @@ from signal import SIGKILL
 import pytest
 
 from gpulease.domain.gpu import GpuReading, GpuUuid
-from gpulease.gpu.simulated import ResidentMemory, SimulatedGpus
+from gpulease.gpu.simulated import ResidentMemory, SimulatedGpus, parse_simulation
 
 M = 1024**2
 G = 1024**3
@@ -26,7 +26,7 @@ _HOLD = "held = bytearray(int({size})); print('ready', flush=True); input()"
 
 @pytest.fixture
 def gpus() -> SimulatedGpus:
-    return SimulatedGpus.here((8 * G, 24 * G), seed=uuid.uuid4().hex)
+    return SimulatedGpus.here(parse_simulation("8G,24G"), seed=uuid.uuid4().hex)
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def test_with_nothing_on_it_a_gpu_computes_nothing(gpus: SimulatedGpus) -> None:
 
 def test_who_leased_while_it_ran_counts_with_what_it_forks() -> None:
     leased: dict[int, set[GpuUuid]] = {}
-    gpus = SimulatedGpus.here((8 * G, 24 * G), str(uuid.uuid4()), lambda: leased)
+    gpus = SimulatedGpus.here(parse_simulation("8G,24G"), str(uuid.uuid4()), lambda: leased)
     second = GpuUuid(uuids(gpus)[1])
     program = f"""import os
 held = bytearray({200 * M})
@@ -285,7 +285,7 @@ input()
 
 def test_a_holder_that_has_loaded_nothing_is_on_no_gpu() -> None:
     leased: dict[int, list[GpuUuid]] = {}
-    gpus = SimulatedGpus.here((8 * G,), str(uuid.uuid4()), lambda: leased)
+    gpus = SimulatedGpus.here(parse_simulation("8G"), str(uuid.uuid4()), lambda: leased)
     with running("print('ready', flush=True); input()", None) as process:
         leased[process.pid] = [GpuUuid(next(iter(gpus.sizes)))]
         assert held(gpus.read()[0]) == {}

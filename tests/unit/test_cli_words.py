@@ -14,7 +14,7 @@ from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions, wait_for_start
 from gpulease.cli.format import clean, clock, display_width, ordinal, requested, shorten
-from gpulease.cli.messages import WaitingLine, waiting_text
+from gpulease.cli.messages import WaitingLine, preset_devices, waiting_text
 from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
@@ -229,3 +229,28 @@ def test_words_are_read_as_their_types() -> None:
 def test_the_hint_of_a_reason_is_shown_with_it() -> None:
     job = views.over(17, 126, outcome="launch_failed", reason="cannot run x: no", hint="chmod +x x")
     assert (last_words(job) or "").endswith("chmod +x x")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "others"),
+    [
+        ("one", "3", {}),
+        ("several", "1,3", {}),
+        ("slurm", "0", {"SLURM_JOB_ID": "7"}),
+        ("strange", "x\x1b; rm", {}),
+    ],
+)
+def test_visible_devices_before_run_have_no_effect(
+    label: str, value: str, others: dict[str, str]
+) -> None:
+    sentence(f"preset-{label}", preset_devices({"CUDA_VISIBLE_DEVICES": value, **others}))
+
+
+@pytest.mark.parametrize("value", ["", " ", "-1", "none", "NoDevFiles"])
+def test_nothing_is_said_of_visible_devices_that_choose_the_cpu(value: str) -> None:
+    assert preset_devices({"CUDA_VISIBLE_DEVICES": value}) is None
+    assert preset_devices({}) is None
+
+
+def test_nothing_is_said_of_the_visible_devices_of_a_job() -> None:
+    assert preset_devices({"CUDA_VISIBLE_DEVICES": "GPU-a", "GPULEASE_JOB": "7"}) is None

@@ -128,6 +128,15 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert refused.value.hint is None
 
 
+def test_the_options_of_run_belong_in_a_users_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('overuse = "warn"\n[run]\ngrowth = true\n')
+
+    assert read_settings(path, Settings(), {}, is_users=True).overuse == "warn"
+    with pytest.raises(BadConfiguration, match=r"\[run\]"):
+        read_settings(path, Settings(), {})
+
+
 def test_mistakes_in_several_tables_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration) as refused:
         read(tmp_path, '[users.a]\nidle = 1\nelastic = 2\n[groups.b]\ncolour = "red"')

@@ -139,6 +139,8 @@ def unknown_words(words: list[str]) -> Iterator[str]:
         if not name.startswith("-") or re.fullmatch(r"-\d\w*", name):
             if verb == "run":  # what follows the command is the command's
                 return
+        elif verb == "run" and known.get(name.replace("--no-", "--")) is False:
+            continue  # each flag of run has an opposite
         elif name not in known:
             yield word
         elif known[name] and "=" not in word and rest:

@@ -22,7 +22,7 @@ G = 1024**3
     ],
 )
 def test_a_simulation_is_a_list_of_sizes(text: str, sizes: tuple[int, ...]) -> None:
-    assert parse_simulation(text) == sizes
+    assert tuple(gpu.size for gpu in parse_simulation(text)) == sizes
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,16 @@ def test_what_is_no_simulation_is_refused_with_a_hint(text: str) -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        sizes = parse_simulation(text)
+        gpus = parse_simulation(text)
     except BadValue:
         return
-    assert 1 <= len(sizes) <= 64
-    assert all(size > 0 for size in sizes)
+    assert 1 <= len(gpus) <= 64
+    assert all(gpu.size > 0 and gpu.model for gpu in gpus)
+
+
+def test_a_simulated_gpu_may_have_a_model() -> None:
+    gpus = SimulatedGpus.here(parse_simulation("2x24G,1x80G:A100 PCIe"), "seed").read()
+    assert [gpu.name for gpu in gpus] == ["Simulated 24G", "Simulated 24G", "Simulated A100 PCIe"]
 
 
 def test_uuids_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:

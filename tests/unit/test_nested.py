@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import ALICE, NOON, FakeFinder, G
+from fakes import ALICE, NOON, FakeFinder, G, reading
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job
 from gpulease.domain.lease import Claim, Lease, State
@@ -16,6 +16,10 @@ from gpulease.wire.requests import ClaimRequest, NestedRequest, WorkerOptionsReq
 
 FIRST, SECOND = GpuUuid("GPU-1"), GpuUuid("GPU-2")
 ALLOCATABLE = {FIRST: 8 * G, SECOND: 8 * G}
+GPUS = {
+    FIRST: reading(FIRST, 0, name="NVIDIA T4"),
+    SECOND: reading(SECOND, 1, name="NVIDIA A100"),
+}
 CALLER = Caller(4711, ALICE.uid, ALICE.gid)
 JOB = Job(
     id=JobId(7),
@@ -33,7 +37,9 @@ def part(environment: dict[str, str] | None = None, **claim: object) -> list[tup
     """Return the GPUs and bytes that a caller gets who asks for this."""
     by_index = bool(claim.pop("by_index", False))
     asked = NestedRequest({}, ClaimRequest(**claim))  # type: ignore[arg-type]
-    found = part_of(JOB, asked, environment or {}, Defaults(G), ALLOCATABLE, by_index=by_index)
+    found = part_of(
+        JOB, asked, environment or {}, Defaults(G), ALLOCATABLE, GPUS, by_index=by_index
+    )
     return [(lease.gpu, lease.memory) for lease in found.leases]
 
 
@@ -51,6 +57,16 @@ def test_a_gpu_that_cannot_be_given_by_index_is_refused_and_no_other_given(named
 
 def test_a_size_of_thousands_of_digits_in_the_environment_is_ignored() -> None:
     assert part({"GPULEASE_JOB": "7", "GPULEASE_MEMORY": "9" * 5000}) == [(FIRST, 4 * G)]
+
+
+def test_a_part_may_be_of_the_gpus_that_are_asked_for() -> None:
+    assert part(named=["1"]) == [(SECOND, 4 * G)]
+    assert part(model="a100") == [(SECOND, 4 * G)]
+    for asked in ({"named": ["1"], "gpus": 2}, {"model": "H100"}, {"gpus": 2, "same_model": True}):
+        with pytest.raises(AlreadyLeased, match="asked for"):
+            part(**asked)
+    with pytest.raises(AlreadyLeased, match="index"):
+        part(named=["1"], by_index=True)
 
 
 def test_without_a_size_it_is_all_of_the_lease_on_so_many_gpus() -> None:

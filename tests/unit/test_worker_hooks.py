@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goldens import sentence
 from gpulease.worker.environment import (
     HOOKS,
     MIB,
@@ -35,50 +36,126 @@ def hooks_module(name: str) -> Any:
     return importlib.import_module(f"_gpulease_hooks.{name}")
 
 
-choose = hooks_module("devices").choose
+devices = hooks_module("devices")
 partition: Callable[[list[float], int, int], list[float]] = hooks_module(
     "tensorflow_config"
 ).partition
 
 UUIDS = ["GPU-aa11", "GPU-aa22"]
+GPUS = [{"uuid": uuid, "index": index} for uuid, index in zip(UUIDS, (3, 5), strict=True)]
+FIRST, SECOND = UUIDS
+BOTH = f"{FIRST},{SECOND}"
+
+IN_THE_LEASE = [
+    # Numbers count the leased GPUs, whatever the machine calls them.
+    ("0", FIRST),
+    ("1", SECOND),
+    ("1,0", f"{SECOND},{FIRST}"),
+    (" 0 , 1 ", BOTH),
+    ("0,", FIRST),
+    (SECOND, SECOND),
+    ("GPU-aa2", SECOND),
+    (f"1,{FIRST}", f"{SECOND},{FIRST}"),
+]
+MAPPED = [
+    # The machine's numbers of leased GPUs.
+    ("3", FIRST),
+    ("5", SECOND),
+    ("5,3", f"{SECOND},{FIRST}"),
+    # As many numbers as leased GPUs.
+    ("6,7", BOTH),
+    ("7,6", BOTH),
+    ("0,3", BOTH),
+    ("5,0", BOTH),
+]
+LOST = [
+    ("2", "-1"),
+    ("7", "-1"),
+    ("0,1,2", BOTH),
+    ("0,1,2,3", BOTH),
+    ("1,3,5", SECOND),
+    ("7,7", "-1"),
+    ("3,3", "-1"),
+    ("0,0", "-1"),
+    ("0,x,1", FIRST),
+    (f"0,{FIRST}", "-1"),
+    ("GPU-aa", "-1"),
+    ("GPU-bb", "-1"),
+    ("all", "-1"),
+    (",", "-1"),
+]
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "meant", "is_notified", "is_complete"),
     [
-        ("0", "GPU-aa11"),
-        ("1", "GPU-aa22"),
-        ("1,0", "GPU-aa22,GPU-aa11"),
-        (" 0 , 1 ", "GPU-aa11,GPU-aa22"),
-        ("0,1,2", "GPU-aa11,GPU-aa22"),
-        ("0,x,1", "GPU-aa11"),
-        ("7", "-1"),
-        ("-1", "-1"),
-        ("", "-1"),
-        ("NoDevFiles", "-1"),
-        ("0,0", "-1"),
-        ("0,GPU-aa11", "-1"),
-        ("GPU-aa22", "GPU-aa22"),
-        ("GPU-aa2", "GPU-aa22"),
-        ("GPU-aa", "-1"),
-        ("GPU-bb", "-1"),
+        *((*case, False, True) for case in IN_THE_LEASE),
+        *((*case, True, True) for case in MAPPED),
+        *((*case, True, False) for case in LOST),
     ],
 )
-def test_visible_devices_are_read_as_a_choice_among_the_leased(written: str, meant: str) -> None:
-    assert choose(written, UUIDS, UUIDS) == meant
+def test_visible_devices_are_read_as_a_choice_among_the_leased(
+    written: str, meant: str, is_notified: bool, is_complete: bool
+) -> None:
+    chosen, text, complete = devices.choose(written, UUIDS, GPUS)
+
+    assert (chosen, text is not None, complete) == (meant, is_notified, is_complete)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "is_notified"),
+    [("0", FIRST, False), ("3", FIRST, True), ("7", FIRST, True), ("0,1", FIRST, True),
+     ("1,2", "-1", True), ("GPU-bb", "-1", True)],
+)  # fmt: skip
+def test_one_number_means_the_one_leased_gpu(written: str, meant: str, is_notified: bool) -> None:
+    chosen, text, _ = devices.choose(written, UUIDS[:1], GPUS[:1])
+
+    assert (chosen, text is not None) == (meant, is_notified)
 
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("5", "5"), ("5,3", "5,3"), ("0", "3"), ("1", "5"), ("4", "-1"), ("GPU-aa22", "5")],
+    [("5", "5"), ("5,3", "5,3"), ("0", "3"), ("1", "5"), ("4", "-1"), (SECOND, "5")],
 )
 def test_by_index_a_script_may_write_what_it_read_or_count_from_0(written: str, meant: str) -> None:
-    assert choose(written, ["3", "5"], UUIDS) == meant
+    assert devices.choose(written, ["3", "5"], GPUS)[0] == meant
 
 
-@given(st.text("01,GPU-a2x ", max_size=12))
+@given(st.text("01357,GPU-a2x ", max_size=12))
 def test_whatever_a_script_writes_stays_inside_the_lease(written: str) -> None:
-    assert {*choose(written, UUIDS, UUIDS).split(",")} <= {*UUIDS, "-1"}
+    chosen, text, is_complete = devices.choose(written, UUIDS, GPUS)
+
+    assert {*chosen.split(",")} <= {*UUIDS, "-1"}
+    assert is_complete or text is not None
+    assert is_complete == (chosen != "-1" and chosen.count(",") == written.rstrip(", ").count(","))
+
+
+def test_each_value_outside_the_lease_is_notified_once() -> None:
+    raw = json.dumps({"visible": BOTH, "gpus": GPUS})
+    notices: list[tuple[str, bool]] = []
+
+    for value in ("61", "61", "62,63", "-1", "", "none", "NoDevFiles", "0", None):
+        devices.inside(value, raw, lambda *notice: notices.append(notice))
+
+    assert [complete for _, complete in notices] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"), [("", ""), ("-1", "-1"), ("none", "-1"), ("NoDevFiles", "-1")]
+)
+def test_a_script_may_choose_the_cpu(written: str, kept: str) -> None:
+    assert devices.inside(written, json.dumps({"visible": BOTH, "gpus": GPUS})) == kept
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [("mapped", "5"), ("mapped-all", "6,7"), ("lost", "2"), ("lost-part", "0,1,2"),
+     ("twice", "0,0"), ("unprintable", "2\x1b[1m")],
+)  # fmt: skip
+def test_what_became_of_visible_devices_reads(label: str, written: str) -> None:
+    _, text, _ = devices.choose(written, UUIDS, GPUS)
+
+    sentence(f"visible-{label}", text or "")
 
 
 sizes = st.one_of(st.floats(width=32), st.integers(1, 100_000).map(float))
@@ -220,7 +297,7 @@ def test_a_lease_that_fits_no_context_is_refused_with_the_smallest_that_does() -
 
 
 def test_the_hooks_read_what_the_daemon_writes() -> None:
-    inside = hooks_module("devices").inside
+    inside = devices.inside
     raw = json.dumps({"visible": "3,5", "gpus": [{"uuid": uuid} for uuid in UUIDS]})
 
     assert inside(None, raw) == "3,5"

@@ -26,16 +26,38 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 # may set either; with both set, a new JAX raises ValueError.
 FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 FRACTION = FRACTIONS[0]
+FAILURES = []  # what this process has reported
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def report_failure(text):
-    """Write one line about a failure of the hooks; with GPULEASE_STRICT=1, end the process."""
+def report_failure(text, lease=None, framework="", version=""):
+    """Write one line about a failure of the hooks and report it to the daemon, once.
+
+    With GPULEASE_STRICT=1, end the process. "" means that no framework is limited.
+    """
+    if text in FAILURES:
+        return
+    FAILURES.append(text)
+    write_line(text)
+    try:
+        lease = hooks_module("lease").Lease(lease or os.environ[LEASE])
+        hooks_module("report").failed(lease, framework, version, text)
+    except Exception:
+        pass  # the daemon shows a lease as limited only if a hook says so
+    end_if_strict()
+
+
+def write_line(text):
+    """Write one line for the user."""
     try:
         sys.stderr.write("gpulease: %s\n" % text)
         sys.stderr.flush()
     except Exception:
         pass  # there is no stderr
+
+
+def end_if_strict():
+    """End the process with status 97 if the job runs with --strict."""
     if os.environ.get("GPULEASE_STRICT") == "1":
         try:
             sys.stdout.flush()
@@ -60,12 +82,22 @@ def hooks_module(name):
     return importlib.import_module("_gpulease_hooks." + name)
 
 
+def is_package(spec):
+    """Distinguish a framework from a folder or a file of the user's with the same name."""
+    return (
+        # Python 3.6 calls the origin of a folder without __init__.py "namespace".
+        getattr(spec, "origin", None) not in (None, "namespace")
+        and getattr(spec, "submodule_search_locations", None) is not None
+    )
+
+
 class GpuleaseFinder(object):
     """Finds a framework as the other finders do, and hooks it after its import."""
 
     def __init__(self, lease):
         self.lease = lease  # as JSON; read now, since a script may clear its environment
         self.undos = []  # functions that remove the hooks
+        self.reached = set()  # the frameworks that were hooked, or could not be
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec that another finder returns; None for all but the frameworks."""
@@ -75,11 +107,7 @@ class GpuleaseFinder(object):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
             if spec is not None:
-                # Not a folder or a file of the user's with this name.
-                if (
-                    spec.origin not in (None, "namespace")
-                    and spec.submodule_search_locations is not None
-                ):
+                if is_package(spec):
                     self.hook_after_import(spec.loader, name)
                 return spec
         return None
@@ -97,15 +125,42 @@ class GpuleaseFinder(object):
         try:
             loader.exec_module = exec_module
         except Exception:
-            report_failure("cannot hook %s: its loader cannot be wrapped" % name)
+            self.reached.add(name)
+            self.fail("cannot hook %s: its loader cannot be wrapped" % name, name)
 
     def install_hook(self, module, name):
         """Run the hook of a framework; its failure must not break the import."""
+        self.reached.add(name)
+
+        def fail(text):
+            self.fail(text, name)
+
         try:
             hook = hooks_module(HOOKS[name])
-            self.undos.append(hook.install(module, self.lease, report_failure))
+            self.undos.append(hook.install(module, self.lease, fail))
         except Exception as error:
-            report_failure("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
+            fail("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
+
+    def fail(self, text, name):
+        """Report that a framework is not limited."""
+        version = getattr(sys.modules.get(name), "__version__", "")
+        report_failure(text, self.lease, name, version)
+
+    def check_at_exit(self):
+        """Report the frameworks that were imported past this finder."""
+        for name in HOOKS if self.lease else ():
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if name not in self.reached and is_package(spec):
+                self.fail(
+                    "%s is not limited to the lease: another import hook hides it" % name, name
+                )
+
+
+def notify_of_devices(text, is_complete):
+    """Write what became of a value of CUDA_VISIBLE_DEVICES; --strict accepts no lost entry."""
+    write_line(text)
+    if not is_complete:
+        end_if_strict()
 
 
 class GuardedEnviron(os.environ.__class__):
@@ -150,7 +205,7 @@ class GuardedEnviron(os.environ.__class__):
     def leased_devices(self, value):
         """Return a value of CUDA_VISIBLE_DEVICES limited to the lease; None means all of it."""
         try:
-            return hooks_module("devices").inside(value, self.lease)
+            return hooks_module("devices").inside(value, self.lease, notify_of_devices)
         except Exception as error:
             report_failure("cannot read %s=%s: %s" % (DEVICES, value, error))
             return "-1"
@@ -177,7 +232,10 @@ def guard_environ(lease):
 
 def enforce(lease):
     """Enforce a lease, given as JSON, in this interpreter for everything it imports from now on."""
+    import atexit
+
     finder = GpuleaseFinder(lease)
+    atexit.register(finder.check_at_exit)
     sys.meta_path.insert(0, finder)
     guard_environ(lease)
     return finder

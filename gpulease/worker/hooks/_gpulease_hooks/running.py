@@ -27,6 +27,7 @@ def enforce(site: Any, raw: str) -> Callable[[], None]:
     def lift() -> None:
         sys.meta_path[:] = [each for each in sys.meta_path if each is not finder]
         os.environ.__class__ = original
+        finder.lease = ""
         while finder.undos:
             finder.undos.pop()()
 

@@ -1,0 +1,206 @@
+"""Defaults for options of `run`: the user's file, the variable, and what wins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from goldens import sentence
+from gpulease.cli import commands
+from gpulease.cli.app import call
+from gpulease.errors import BadUsage
+
+
+class User:
+    """A user with a configuration, a variable and a command line."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = folder / "gpulease" / "config.toml"
+        self._monkeypatch = monkeypatch
+        for name in ("GPULEASE_RUN_OPTIONS", "GPULEASE_JOB"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+
+    def writes(self, text: str) -> None:
+        self.file.parent.mkdir(exist_ok=True)
+        self.file.write_text(text)
+
+    def exports(self, value: str, name: str = "GPULEASE_RUN_OPTIONS") -> None:
+        self._monkeypatch.setenv(name, value)
+
+    def types(self, *words: str) -> dict[str, Any]:
+        """Return the values of the options of `gpulease run` with these words."""
+        command = typer.main.get_command(commands.app).get_command(typer.Context, "run")
+        return dict(command.make_context("run", list(words)).params)
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    return User(tmp_path, monkeypatch)
+
+
+def test_the_command_line_wins_over_the_variable_and_that_over_the_file(user: User) -> None:
+    user.writes('[run]\nmem = "1G"\ngpus = 2\nname = "from-file"\ntime = "1h"')
+    user.exports("--gpus 3 --name 'from variable'")
+
+    found = user.types("--name", "typed", "x")
+
+    assert [found[name] for name in ("mem", "gpus", "name", "time")] == ["1G", 3, "typed", "1h"]
+    assert found["growth"] is False
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "value"),
+    [
+        ("growth = true", "growth", True),
+        ("pty = false", "pty", False),
+        ("inter-op-threads = 4", "inter_op_threads", 4),
+        ("inter_op_threads = 4", "inter_op_threads", 4),
+        ('gpus = "2"', "gpus", 2),
+        ("mem = 5", "mem", "5"),
+        ('visible = "index"', "visible", "index"),
+        ('after = ["3", "4:any"]', "after", ["3", "4:any"]),
+        ("after = 3", "after", ["3"]),
+        ("no-wait = true", "no_wait", True),
+        ('socket = "/run/other.sock"', "socket", Path("/run/other.sock")),
+    ],
+)
+def test_each_kind_of_option_has_a_key(user: User, entry: str, name: str, value: object) -> None:
+    user.writes(f"[run]\n{entry}")
+
+    assert user.types("x")[name] == value
+
+
+def test_a_flag_is_switched_off_by_its_opposite(user: User) -> None:
+    user.writes("[run]\ngrowth = true\nstrict = true\nexclusive = true\npty = true")
+    user.exports("--no-strict")
+
+    found = user.types("--no-growth", "--no-pty", "x")
+
+    assert [found[name] for name in ("growth", "strict", "exclusive", "pty")] == [
+        False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_no_defaults_ignores_both_even_with_mistakes(user: User) -> None:
+    user.writes("[run]\ngrowht = true")
+    user.exports("--nonsense")
+
+    assert user.types("--no-defaults", "x")["growth"] is False
+
+
+@pytest.mark.parametrize(
+    ("entry", "typed", "kept"),
+    [('wait = "30m"', ["--no-wait"], ("no_wait", True)),
+     ("no-wait = true", ["--wait", "5m"], ("wait", "5m"))],
+)  # fmt: skip
+def test_an_option_replaces_the_one_that_it_excludes(
+    user: User, entry: str, typed: list[str], kept: tuple[str, object]
+) -> None:
+    user.writes(f"[run]\n{entry}")
+
+    found = user.types(*typed, "x")
+
+    assert {name: found[name] for name in ("wait", "no_wait") if found[name]} == dict([kept])
+
+
+def test_inside_a_job_only_a_new_lease_has_defaults(user: User) -> None:
+    user.exports("--mem 4G")
+    user.exports("17", "GPULEASE_JOB")
+
+    assert user.types("x")["mem"] is None
+    assert user.types("--new-lease", "x")["mem"] == "4G"
+
+
+def test_what_follows_the_command_is_the_commands(user: User) -> None:
+    user.exports("--mem 4G")
+
+    found = user.types("train.py", "--no-defaults", "--mem", "5G")
+
+    assert (found["mem"], found["command"]) == ("4G", ["train.py", "--no-defaults", "--mem", "5G"])
+
+
+@pytest.mark.parametrize(
+    ("label", "entry"),
+    [
+        ("unknown", "growht = true"),
+        ("unlike-any", "colour = true"),
+        ("help", "help = true"),
+        ("flag", 'growth = "yes"'),
+        ("text", "mem = true"),
+        ("table", "mem = {size = 4}"),
+        ("list", "after = [true]"),
+        ("number", 'gpus = "many"'),
+        ("choice", 'visible = "name"'),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_the_file(user: User, label: str, entry: str) -> None:
+    user.writes(f"[run]\n{entry}")
+
+    with pytest.raises(BadUsage) as refused:
+        user.types("x")
+
+    sentence(f"run-file-{label}", refused.value.text().replace(str(user.file), "config.toml"))
+
+
+@pytest.mark.parametrize("text", ["run = 3", "[run", "[run]\nmem = \n"])
+def test_a_file_that_cannot_be_read_is_named(user: User, text: str) -> None:
+    user.writes(text)
+
+    with pytest.raises(BadUsage, match=r"config\.toml"):
+        user.types("x")
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("unknown", "--growht"),
+        ("no-value", "--growth --mem"),
+        ("command", "--growth train.py"),
+        ("quote", "--name 'x"),
+        ("number", "--gpus many"),
+    ],
+)
+def test_a_mistake_in_the_variable_is_named_with_it(user: User, label: str, value: str) -> None:
+    user.exports(value)
+
+    with pytest.raises(BadUsage) as refused:
+        user.types("x")
+
+    sentence(f"run-variable-{label}", refused.value.text())
+
+
+def test_an_error_about_a_default_names_its_source(
+    user: User, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user.writes('[run]\nname = "sweep"')
+    user.exports("--mem 4X --gpus 2")
+
+    assert call(["--socket", "/nowhere", "run", "x"]) == 125
+
+    sentence("run-default-error", capsys.readouterr().err.removesuffix("\n"))
+
+
+def test_an_error_about_what_was_typed_names_no_other_source(
+    user: User, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user.exports("--mem 4X --gpus 2")
+
+    assert call(["--socket", "/nowhere", "run", "--mem", "5X", "x"]) == 125
+
+    assert "GPULEASE_RUN_OPTIONS" not in capsys.readouterr().err
+
+
+def test_the_help_shows_defaults_and_their_sources(
+    user: User, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user.writes('[run]\nmem = "4G"')
+    user.exports("--growth")
+    assert call(["run", "--help"]) == 0
+    shown = capsys.readouterr().out.partition("Your defaults:")[2]
+    assert "--mem 4G" in shown
+    assert "GPULEASE_RUN_OPTIONS" in shown
+
+    user.exports("--nonsense")
+    assert call(["run", "--help"]) == 0
