@@ -22,6 +22,7 @@ test: $(VENV)/.dev  ## run the quick tests, in some minutes
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
 test-slow: $(VENV)/.tensorflow  ## run the other end-to-end tests, real frameworks and fuzzing
+	@PYTHONPATH=tests $(BIN)/python -m frameworks.environments
 	$(BIN)/python -m pytest -m slow tests/component tests/e2e tests/frameworks tests/fuzz $(PYTEST)
 
 fuzz: $(VENV)/.dev  ## try strange input, fifty times as much as the tests do, for some hours

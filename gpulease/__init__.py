@@ -1,7 +1,7 @@
 """gpulease: leases of GPU memory on shared machines.
 
-The public names are `lease`, `Lease`, `Client`, `errors` and `__version__`. Each is loaded when it
-is first used, so that importing the package costs little.
+The public names are `lease`, `Lease`, `Executor`, `Client`, `errors` and `__version__`. Each is
+loaded when it is first used, so that importing the package costs little.
 """
 
 from importlib import import_module
@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from gpulease.client import Client as Client
     from gpulease.lease_api import Lease as Lease
     from gpulease.lease_api import lease as lease
+    from gpulease.lease_api.executor import Executor as Executor
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Lease", "__version__", "errors", "lease"]
+__all__ = ["Client", "Executor", "Lease", "__version__", "errors", "lease"]
 
-_HOMES = {"Client": "gpulease.client", "Lease": "gpulease.lease_api", "lease": "gpulease.lease_api"}
+_HOMES = {
+    "Client": "gpulease.client",
+    "Executor": "gpulease.lease_api.executor",
+    "Lease": "gpulease.lease_api",
+    "lease": "gpulease.lease_api",
+}
 
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist

@@ -171,6 +171,14 @@ class AlreadyLeased(GpuleaseError):
     http_status = 409
 
 
+class CallFailed(GpuleaseError):
+    """The job of a call of an Executor ended without a result."""
+
+    code = "call_failed"
+    job: int | None = None
+    """The id of the job."""
+
+
 class CommandNotFound(GpuleaseError):
     """The command of the job does not exist."""
 

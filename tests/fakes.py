@@ -10,6 +10,7 @@ from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.dependencies import succeeded
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, ProcessReading
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
+from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import (
     CommandFingerprint,
     Exit,
@@ -168,6 +169,7 @@ class MemoryStore:
         self.paused: QueuePause | None = None
         self._ended: list[Job] = []
         self._released: list[PastJob] = []
+        self.hooks: dict[JobId, Reports] = {}
 
     @contextmanager
     def write(self) -> Iterator["MemoryStore"]:
@@ -212,6 +214,9 @@ class MemoryStore:
 
     def events(self, job: JobId) -> Sequence[Event]:
         return [event for of, event in self._events if of == job]
+
+    def hook_reports(self, job: JobId) -> Reports:
+        return self.hooks.get(job, ())
 
     def drained(self) -> Mapping[GpuUuid, str]:
         return {gpu: each.reason for gpu, each in self.standing.items() if each.reason}
@@ -330,6 +335,9 @@ class MemoryStore:
     def take_released(self) -> Sequence[PastJob]:
         released, self._released = self._released, []
         return released
+
+    def save_hooks(self, job: JobId, reports: Reports) -> None:
+        self.hooks[job] = reports
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         self._jobs[job] = with_over_for(self._jobs[job], gpu, over_for)

@@ -2,13 +2,13 @@
 
 import os
 import pwd
-import resource
 import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpulease import config
+from gpulease.client import submitter
 from gpulease.errors import GpuleaseError
 from gpulease.path_ownership import shaky
 
@@ -80,8 +80,8 @@ def this_process() -> Caller:
     return Caller(
         cwd=working_directory(),
         environment=dict(environment()),
-        umask=_umask(),
-        soft_limits=_soft_limits(),
+        umask=submitter.umask(),
+        soft_limits=submitter.soft_limits(),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         streams=_streams(),
     )
@@ -123,18 +123,6 @@ def working_directory() -> str:
         ) from None
     except OSError as error:
         raise GpuleaseError(f"cannot use the working directory: {error.strerror}") from error
-
-
-def _umask() -> int:
-    # No system call reads the mask without setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _soft_limits() -> dict[str, int]:
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return {name: resource.getrlimit(getattr(resource, name))[0] for name in names}
 
 
 def _streams() -> Streams:

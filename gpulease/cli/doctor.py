@@ -158,7 +158,7 @@ FRAMEWORKS = (
         tested=("2.21",),
         has_prover=True,
     ),
-    Framework("torch", ("torch",), "the hook", tested=("2.13",), has_prover=True),
+    Framework("torch", ("torch",), "the hook", tested=("2.9", "2.15"), has_prover=True),
     Framework(
         "jax",
         ("jax",),
@@ -171,6 +171,7 @@ FRAMEWORKS = (
         "cupy",
         ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
         "an environment variable",
+        tested=("14.2",),
     ),
 )
 

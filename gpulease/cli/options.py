@@ -119,6 +119,10 @@ DryRunOption = Annotated[
     _waiting("--dry-run", help="Say when it would start, and submit nothing; exit 75: not now."),
 ]
 RunJsonOption = Annotated[bool, _waiting("--json", help="With --dry-run: print JSON.")]
+EndWithCommandOption = Annotated[
+    bool,
+    _job("--end-with-command", help="End the job when this command ends, also if it is killed."),
+]
 NameOption = Annotated[
     str | None, _job("--name", metavar="TEXT", help="Name in listings; default: the command's.")
 ]

@@ -57,6 +57,7 @@ class RunOptions:
     detach: bool = False
     early_signal: str | None = None
     grace: str | None = None
+    end_with_command: bool = False
     retry_oom: str | None = None
     array: str | None = None
     after: Sequence[str] = ()
@@ -101,6 +102,7 @@ def build(options: RunOptions, argv: Sequence[str], caller: Caller) -> SubmitReq
         options=_worker_options(options),
         name=_name(options.name),
         attached=not options.detach,
+        ends_with_client=options.end_with_command,
         wait=_wait(options),
         terminal=_terminal(options, caller.streams),
         early_signal=_early_signal(options),

@@ -79,6 +79,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     dry: given.DryRunOption = False,
     json: given.RunJsonOption = False,
     name: given.NameOption = None,
+    end_with_command: given.EndWithCommandOption = False,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
@@ -156,6 +157,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         priority=priority,
         nice=nice,
         snapshot=snapshot,
+        end_with_command=end_with_command,
         shell=shell,
         pty=pty,
         visible=visible,
@@ -170,6 +172,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         strict=strict,
     )
     _refuse_with_array(options)
+    _refuse_to_end_with_nobody(options)
     if json and not dry:
         raise BadValue(
             "cannot use --json without --dry-run: the output is that of the command",
@@ -228,6 +231,14 @@ def _refuse_with_array(options: RunOptions) -> None:
                 f"cannot use --array and {option} together",
                 "the elements of an array run in the background, each when there is room",
             )
+
+
+def _refuse_to_end_with_nobody(options: RunOptions) -> None:
+    if options.end_with_command and options.detach:
+        raise BadValue(
+            "cannot use --end-with-command in the background: this command ends at once",
+            "leave out -d, or leave out --end-with-command",
+        )
 
 
 def _run_a_copy(request: SubmitRequest) -> None:

@@ -29,6 +29,7 @@ from gpulease.host.hook_coverage import HookCoverage, on_record
 from gpulease.host.job_runner import JobRunner
 from gpulease.host.launch import LaunchContext
 from gpulease.host.launcher import Launcher
+from gpulease.host.ledger import ensure_ledger
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.host.processes import ProcessTable
@@ -41,6 +42,7 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
 from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.health import Drains, HealthPolicy, HealthWatch
+from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.job_accounting import JobAccounting
 from gpulease.service.observation import GpuObserver
@@ -109,6 +111,7 @@ class _UsageRecords:
     usage: Usage
     accounts: UsageTotals
     utilization: MeanUtilization
+    hooks: HookReports
 
 
 def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
@@ -136,7 +139,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     )
     waiting_clients = WaitingClients(scheduler, process_ends)
     health = _health_watch(base, scheduler)
-    coverage = _hook_coverage(base, enforcement, scheduler)
+    coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     context = _request_context(
         base, scheduler, processes, sources, records, health,
@@ -175,6 +178,7 @@ def _usage_records(base: Foundation) -> _UsageRecords:
         Usage(base.probe.driver, pools.observed()),
         UsageTotals(base.store),
         MeanUtilization(base.store.live),
+        HookReports(base.store, base.clock, base.writer, by_driver=not base.is_simulated),
     )
 
 
@@ -196,7 +200,12 @@ def _launch_context(
         remove_limits=enforcement.lift,
         socket=str(settings.socket),
         overhead=usage.beside,
+        ledger=lambda job: ensure_ledger(base.state.job(job.id), _owner(job)),
     )
+
+
+def _owner(job: Job) -> tuple[int, int] | None:
+    return (job.owner.uid, job.owner.gid) if os.geteuid() == 0 else None
 
 
 def _scheduler(
@@ -223,6 +232,7 @@ def _scheduler(
         records.usage.idle,
         overuse.stops,
         records.utilization.of,
+        records.hooks.settled,
     )
     return Scheduler(
         base.store,
@@ -255,7 +265,7 @@ def _health_watch(base: Foundation, scheduler: Scheduler) -> HealthWatch:
 
 
 def _hook_coverage(
-    base: Foundation, enforcement: EnforcementSetup, scheduler: Scheduler
+    base: Foundation, enforcement: EnforcementSetup, scheduler: Scheduler, hooks: HookReports
 ) -> HookCoverage:
     return HookCoverage(
         base.store.live,
@@ -263,6 +273,7 @@ def _hook_coverage(
         HOOKS,
         scheduler.notify_owner,
         lambda job: on_record(base.store, job),
+        hooks.hear_absent,
     )
 
 
@@ -290,6 +301,7 @@ def _sampler(
             health.observe,
             enforcement.levels.ask,
             coverage.look,
+            records.hooks.observe,
             pools.observe,
             records.utilization.observe,
         ),
@@ -311,6 +323,8 @@ def _view_sources(
         enforcement=enforcement.levels,
         overuse=overuse,
         idleness=idleness,
+        hooks=records.hooks,
+        utilization=records.utilization.of,
         unheld=coverage.of,
         pools_of=lambda job: records.usage.of(job.id),
     )
@@ -324,7 +338,7 @@ def _request_context(
     records: _UsageRecords,
     health: HealthWatch,
     *,
-    environment: Callable[[Job, Invocation], Mapping[str, str]],
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]],
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
@@ -352,6 +366,7 @@ def _request_context(
         environment=environment,
         watch_holder=watch_client,
         usage=records.usage,
+        hooks=records.hooks,
         stored_pools=records.pools.of,
         usage_by_user=records.accounts.by_user,
         prediction_errors=records.accounts.predictions,

@@ -135,8 +135,8 @@ def why_uncovered(start: ProcessStart, hooks: str) -> str | None:
     """
     if start.environment is None:
         return None
-    if start.container is not None:
-        return f"it is in container {start.container}, which may not have the hook"
+    if start.container is not None and HOOK not in start.environment:
+        return f"it is in container {start.container}, which does not have the job's environment"
     if HOOK not in start.environment:
         return "it was started without the job's environment (env -i, sudo and the like)"
     if not start.is_python:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
+from typing import Final
 
 from gpulease.domain.gpu import GpuUuid, JobId, LedgerEntry
 from gpulease.domain.lease import HOLDS_MEMORY, Claim, Lease, State, Trigger, next_state
@@ -196,6 +197,8 @@ class Invocation:
     early_signal: EarlySignal | None = None
     grace: timedelta | None = None
     """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
+    ends_with_client: bool = False
+    """The job ends when the client that is attached has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,19 @@ class Exit:
         if self.signal is not None:
             return f"ended by signal {self.signal}"
         return "ended" if self.code is None else f"exit status {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobActivity:
+    """What a job did with its GPUs, as far as its frameworks or the driver report it."""
+
+    first_use_at: datetime | None = None
+    steps: int | None = None
+    """Training steps; known after its end, like the rate."""
+    steps_per_second: float | None = None
+
+
+NO_ACTIVITY: Final = JobActivity()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +271,7 @@ class Job:
     """The start that was expected first."""
     utilization: int | None = None
     """Percent, the mean over its run and its GPUs; known after its end."""
+    activity: JobActivity = NO_ACTIVITY
 
     @property
     def label(self) -> str:

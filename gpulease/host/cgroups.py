@@ -39,11 +39,32 @@ def scope_of(pid: int) -> int | None:
 
 def container_of(pid: int) -> str | None:
     """Return the short id of the container that a process is in, or None."""
+    found = _container(pid)
+    return None if found is None else found[1]
+
+
+def in_container_of_root(pid: int) -> bool:
+    """Return whether a process is in a container that an engine has started as root.
+
+    Users can give a cgroup such a name where they may create one, but then they own it, and they
+    cannot move a process into root's cgroups.
+    """
+    found = _container(pid)
+    if found is None:
+        return False
+    directories = [hierarchy / found[0] for hierarchy in _hierarchies()]
+    owners = {path.stat().st_uid for path in directories if path.is_dir()}
+    return owners == {0}
+
+
+def _container(pid: int) -> tuple[str, str] | None:
+    """Return the cgroup of the container that a process is in, and its short id; or None."""
     for _, path in _lines(pid):
-        for name in reversed(path.split("/")):
+        names = path.strip("/").split("/")
+        for place, name in reversed(tuple(enumerate(names, 1))):
             found = _CONTAINER.search(name)
             if found and not name.startswith(_NO_CONTAINER):
-                return found[1][:_SHORT]
+                return "/".join(names[:place]), found[1][:_SHORT]
     return None
 
 

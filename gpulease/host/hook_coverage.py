@@ -97,8 +97,10 @@ class HookCoverage:
         hooks: Path,
         tell: Tell,
         was_told: Callable[[JobId], bool],
+        note: Callable[[Job, UncoveredProcess], Awaitable[None]],
     ) -> None:
-        """`levels` are the enforcement levels of all leases."""
+        """`levels` are the enforcement levels of all leases; `note` records each process."""
+        self._note = note
         self._live = live
         self._levels = levels
         self._hooks = str(hooks)
@@ -115,16 +117,19 @@ class HookCoverage:
     async def look(self, seen: Observation) -> None:
         """Check the processes on the GPUs, and notify owners at the first one without the hook."""
         # Held leases do not count: their holders may use the lease's environment or not.
-        jobs = {job.id for job in self._live() if job.holds_memory and job.holder is None}
+        jobs = {job.id: job for job in self._live() if job.holds_memory and job.holder is None}
         if EnforcementLevel.FRAMEWORK not in self._levels():
-            jobs = set()
+            jobs = {}
         pids = [pid for pid, job in seen.jobs_by_pid.items() if job in jobs]
         found = await asyncio.to_thread(self._check, pids) if pids else {}
         of: dict[JobId, list[UncoveredProcess]] = defaultdict(list)
         for pid, uncovered in found.items():
             of[seen.jobs_by_pid[pid]].append(uncovered)
         self._of = {job: tuple(processes) for job, processes in of.items()}
-        self._told &= jobs
+        for job, processes in self._of.items():
+            for each in processes:
+                await self._note(jobs[job], each)
+        self._told &= jobs.keys()
         for job in self._of.keys() - self._told:
             text = str(self._of[job][0])
             if not await asyncio.to_thread(self._was_told, job):

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -106,12 +107,15 @@ class JobRunner:
         directory = self._state.job(job.id)
         self._make_directory(job, directory)
         try:
-            await self._launcher.launch(launch_of(job, invocation, directory, self._context))
+            launch = launch_of(job, invocation, directory, self._context)
+            await self._launcher.launch(launch)
         except AlreadyLaunched:
             # By an earlier daemon, just before it ended: follow that launch.
             return
         except ValueError as error:
             raise LaunchFailed(f"cannot start job {job.id}: {error}") from error
+        if launch.notice:
+            await self.notify(job, launch.notice)
 
     def _make_directory(self, job: Job, directory: Path) -> None:
         try:
@@ -121,14 +125,14 @@ class JobRunner:
         except OSError as error:
             raise _unwritable(job, error) from error
 
-    def environment(self, job: Job, invocation: Invocation) -> dict[str, str]:
-        """Return the environment of `invocation` under the leases of `job`."""
+    def environment(self, job: Job, invocation: Invocation, whole: Job) -> dict[str, str]:
+        """Return the environment of `invocation` under the leases of `job`, a part of `whole`."""
         kept = {str(lease.gpu): lease.driver_limit for lease in job.leases}
         limits = {gpu: limit for gpu, limit in kept.items() if limit is not None}
         exclusive = all(
             EnforcementLevel.DEVICES in (lease.enforced_by or ()) for lease in job.leases
         )
-        return environment_of(job, invocation, self._context, limits, exclusive)
+        return environment_of(job, invocation, self._context, limits, exclusive, whole)
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job` from its start on, last WorkerExited."""
@@ -140,10 +144,23 @@ class JobRunner:
                 if not isinstance(news, WorkerExited):
                     yield news
                     continue
+                await self._end_containers(job, news)
                 if self._context.remove_limits is not None:
                     await self._context.remove_limits(job)
                 yield self._with_reason(job, news)
                 return
+
+    async def _end_containers(self, job: Job, news: WorkerExited) -> None:
+        """End the containers that the worker has left behind; they may still hold memory.
+
+        The processes of a docker container are not below the shim, and survive their client.
+        """
+        by_itself = news.outcome in (Outcome.EXITED, Outcome.SIGNALED)
+        # A job that was stopped has had its grace.
+        grace = self.grace(job) if by_itself else timedelta()
+        marker = marker_of(job.id, self._context)
+        look = partial(self._processes.in_containers, marker, job.owner.uid)
+        await self._processes.end(look, grace)
 
     def _with_reason(self, job: Job, news: WorkerExited) -> WorkerExited:
         """Return `news` with the reason that could not be sent to the job's shim."""

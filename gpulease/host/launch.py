@@ -1,7 +1,7 @@
 """Turn a granted job into a launch: its lease and invocation become environment and settings."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
+from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
 from gpulease.worker.environment import (
     LeasedGpu,
     OverheadOf,
@@ -50,6 +51,8 @@ class LaunchContext:
     """The socket on which hooks in jobs report to the daemon."""
     overhead: Callable[[int, OverheadKey, int], int] = lambda uid, key, default: default
     """Returns the measured overhead of a framework in the jobs of a user, or the default."""
+    ledger: Callable[[Job], str] = lambda job: ""
+    """Returns the path of the file by which the processes of a job share its lease."""
 
 
 def launch_of(job: Job, invocation: Invocation, directory: Path, context: LaunchContext) -> Launch:
@@ -60,10 +63,11 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
     """
     owner = job.owner
     identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
+    command = _command(job, invocation, context)
     return Launch(
         job=job.id,
         directory=directory,
-        argv=invocation.argv,
+        argv=command.argv,
         cwd=invocation.cwd,
         environment=environment_of(job, invocation, context),
         identity=identity if context.as_other_users else None,
@@ -78,12 +82,35 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         keep_free=context.keep_free,
         terminal=_terminal(invocation),
         early_signal=_early_signal(invocation),
+        ends_with_client=invocation.ends_with_client,
         # A user may ask for an hour, but a shutdown must not take that long.
         grace_at_shutdown=min(grace_of(job, context), context.grace),
         gpus=_nodes(job, context),
         memory={lease.gpu: lease.memory for lease in job.leases},
         environment_within=partial(environment_of, job, invocation, context),
+        notice=_notice(command, context),
     )
+
+
+def _command(job: Job, invocation: Invocation, context: LaunchContext) -> ContainerCommand:
+    """Return the command of the worker; one that starts a container passes the lease to it."""
+    if not starts_container(invocation.argv):
+        return ContainerCommand(invocation.argv, ())
+    alone = replace(invocation, environment={})
+    return with_lease(
+        invocation.argv,
+        gpus=() if context.simulated else [lease.gpu for lease in job.leases],
+        variables=environment_of(job, alone, context).keys(),
+        hooks=context.hooks,
+    )
+
+
+def _notice(command: ContainerCommand, context: LaunchContext) -> str:
+    """Return what the owner should know about a rewritten command; "" for nothing."""
+    if not command.dropped:
+        return ""
+    instead = "no GPU, because they are simulated" if context.simulated else "the leased GPUs"
+    return f"the container gets {instead}, in place of: {', '.join(command.dropped)}"
 
 
 def _nodes(job: Job, context: LaunchContext) -> tuple[str, ...] | None:
@@ -101,25 +128,32 @@ def environment_of(
     context: LaunchContext,
     limits: Mapping[str, int] = _NO_LIMITS,
     exclusive: bool = False,
+    whole: Job | None = None,
 ) -> dict[str, str]:
     """Return the environment of `invocation` under the leases of `job`.
 
     `limits` are the driver's limits in bytes, by GPU. `exclusive` means that the job can open no
-    other GPU.
+    other GPU. `whole` is the job with all its leases, if `job` has a part of them.
     """
     readings = context.readings()
+    shared = {lease.gpu: (place, lease) for place, lease in enumerate((whole or job).leases)}
     return worker_environment(
         _with_array(invocation.environment, job),
         job=str(job.id),
         marker=marker_of(job.id, context),
-        gpus=[_leased(lease, readings.get(lease.gpu), limits) for lease in job.leases],
+        gpus=[
+            _leased(lease, readings.get(lease.gpu), limits, *shared[lease.gpu])
+            for lease in job.leases
+        ],
         simulated=context.simulated,
         driver=context.driver(),
         hooks=context.hooks,
         options=_options(invocation.options),
         overhead_of=_overhead(job, context),
         daemon=context.socket,
-        alone=exclusive,
+        # A container has no other GPU, too.
+        alone=exclusive or starts_container(invocation.argv),
+        ledger=context.ledger(job),
     )
 
 
@@ -165,18 +199,21 @@ def _nodes_of(reading: GpuReading | None) -> tuple[str, ...] | None:
     return None if mig_nodes is None else (f"/dev/nvidia{reading.minor}", *mig_nodes)
 
 
-def _leased(lease: Lease, reading: GpuReading | None, limits: Mapping[str, int]) -> LeasedGpu:
+def _leased(
+    lease: Lease, reading: GpuReading | None, limits: Mapping[str, int], place: int, whole: Lease
+) -> LeasedGpu:
     """Return the lease for the environment of the worker.
 
     A GPU without a reading has the size of the lease. With a limit of the driver, which may be
     slightly below the lease, the GPU has the size of the limit.
     """
     memory = min(lease.memory, limits.get(lease.gpu, lease.memory))
+    shared = min(whole.memory, limits.get(lease.gpu, whole.memory))
     index, name, total = 0, "unknown", None
     if reading is not None:
         index, name, total = reading.index, reading.name, reading.total
     total = memory if lease.gpu in limits else total or memory
-    return LeasedGpu(lease.gpu, index, name, memory, total)
+    return LeasedGpu(lease.gpu, index, name, memory, total, place, shared)
 
 
 def _terminal(invocation: Invocation) -> TerminalSpec | None:

@@ -198,10 +198,13 @@ class Launch:
     terminal: TerminalSpec | None = None
     """The pseudo-terminal to run on; None: pipes."""
     early_signal: EarlySignalSpec | None = None
+    ends_with_client: bool = False
     """It needs a time limit."""
     environment_within: Callable[[Mapping[str, int], bool], Mapping[str, str]] | None = None
     """Returns the environment, given the driver's limits in bytes by GPU UUID, and whether the job
     can open its own GPUs only. None: `environment` in any case."""
+    notice: str = ""
+    """A line for the owner in the job's output."""
 
 
 PrepareSandbox = Callable[[int, Launch], Awaitable[Mapping[str, str] | None]]
@@ -333,6 +336,7 @@ def _request(launch: Launch) -> bytes:
         terminal=launch.terminal,
         early_signal=launch.early_signal,
         keep_free=launch.keep_free,
+        ends_with_client=launch.ends_with_client,
     )
     worker = WorkerSpec(
         launch.argv,

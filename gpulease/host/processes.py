@@ -2,7 +2,9 @@
 
 A process belongs to a job if it is in the job's scope; otherwise if it descends from the job's
 shim; otherwise if its environment has the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its
-user is the job's. A marker is easily forged, but a uid is not, and only root assigns scopes.
+user is the job's or root has put it into a container. A marker is easily forged, but a uid is not,
+and only root assigns scopes. The uid in a container says nothing about its user, but an engine that
+runs as root starts containers only for users that could become root anyway.
 
 `PidReuse` finds pids in the driver's lists that other processes have by now. When a process dies,
 its GPU memory stays allocated under its pid while a child keeps the files open. Meanwhile the
@@ -96,7 +98,7 @@ class ProcessTable:
         """Return the job of each of `pids` that belongs to one.
 
         `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` are the
-        uids of jobs: a marker counts only in a process of the job's owner.
+        uids of jobs: a marker counts only in a process of the job's owner, or in a container.
         """
         seen: dict[int, Entry | None] = {}
         jobs: dict[int, JobId] = {}
@@ -120,9 +122,18 @@ class ProcessTable:
         if not (number.isascii() and number.isdigit()):
             return None
         job = JobId(int(number))
-        if owners is not None and owners.get(job) != real_uid(found.pid):
-            return None
-        return job
+        return job if owners is None or _may_mark(found.pid, owners.get(job)) else None
+
+    def in_containers(self, marker: str, owner: int) -> set[Entry]:
+        """Return the processes with `marker` (`<instance>/<job>`) that are in containers."""
+        return {
+            found
+            for found in processes()
+            if not found.zombie
+            and cgroups.container_of(found.pid) is not None
+            and _may_mark(found.pid, owner)
+            and self._marker(found) == marker
+        }
 
     def survivors(
         self,
@@ -214,6 +225,11 @@ class ProcessTable:
                 self._markers.clear()
             self._markers[key] = marker
         return marker
+
+
+def _may_mark(pid: int, owner: int | None) -> bool:
+    """Return whether the marker of a job of the user `owner` counts in a process."""
+    return owner is not None and (owner == real_uid(pid) or cgroups.in_container_of_root(pid))
 
 
 def _by_ancestry(

@@ -22,6 +22,7 @@ from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
 from gpulease.service.health import Drains
+from gpulease.service.hook_reports import HookReports
 from gpulease.service.pause import Pauses
 from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
@@ -59,9 +60,10 @@ class RequestContext:
     drains: Drains
     pauses: Pauses
     windows: Windows
-    environment: Callable[[Job, Invocation], Mapping[str, str]]
+    environment: Callable[[Job, Invocation, Job], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
     usage: Usage
+    hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]
     usage_by_user: Callable[[str | None, datetime | None], Sequence[UserUsage]]
     """What the ended jobs of one or all users asked for and used, from some time on."""
@@ -90,10 +92,14 @@ class RequestContext:
     def view_for(self, caller: Caller, job: Job, *, with_events: bool = False) -> JobView:
         """Return a job as `caller` may see it."""
         events: Sequence[Event] = self.scheduler.store.events(job.id) if with_events else ()
-        # An ended job has no live pools, so they come from the database.
-        pools = self.stored_pools(job.id) if events and job.state is State.ENDED else None
+        # The live pools and reports of an ended job may be gone, so they come from the database.
+        is_over = bool(events) and job.state is State.ENDED
+        pools = (self.usage.of(job.id) or self.stored_pools(job.id)) if is_over else None
+        hooks = self.hooks.of(job.id) if events else None
+        if is_over:
+            hooks = self.scheduler.store.hook_reports(job.id)
         view = self.job_views.job(
-            job, to_owner=self.rights.owns(caller, job), events=events, pools=pools
+            job, to_owner=self.rights.owns(caller, job), events=events, pools=pools, hooks=hooks
         )
         viewer = self.redacted_for(caller)
         return view if viewer is None else redact_job(view, viewer)

@@ -90,7 +90,7 @@ class HoldHandlers:
         )
         memory = min(lease.memory for lease in part.leases)
         options_of(body.options, memory)
-        changes = environment_view(environment, context.environment(part, invocation))
+        changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
         return json_response(NestedView(context.view_for(caller, job), gpus, memory, changes))
 
@@ -105,7 +105,7 @@ class HoldHandlers:
                 f"gpulease show {job.label} shows more",
             )
         invocation = context.scheduler.store.invocation(job.id)
-        changed = context.environment(job, invocation)
+        changed = context.environment(job, invocation, job)
         return json_response(environment_view(invocation.environment, changed))
 
 

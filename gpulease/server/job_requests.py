@@ -94,6 +94,7 @@ def submission_of(
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),
             grace=_grace(request.grace, defaults.longest_grace),
+            ends_with_client=_ends_with_client(request),
         ),
         wait_for=span("time to wait", request.wait, at_least=0),
         key=checked_key(request.key),
@@ -290,6 +291,12 @@ def _early_signal(asked: EarlySignalRequest | None, claim: Claim) -> EarlySignal
             "with --time 4h, --signal USR1@120 is sent two minutes before the end",
         )
     return EarlySignal(asked.signal, timedelta(seconds=asked.before))
+
+
+def _ends_with_client(request: SubmitRequest) -> bool:
+    if request.ends_with_client and not request.attached:
+        refuse("the job would end with a client, and none will attach", "set attached to true")
+    return request.ends_with_client
 
 
 def _grace(seconds: float | None, longest: timedelta) -> timedelta | None:

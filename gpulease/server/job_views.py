@@ -6,12 +6,13 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpulease.domain.eligibility import Block, BlockKind
-from gpulease.domain.enforcement import UncoveredProcess, with_watch_level
+from gpulease.domain.enforcement import EnforcementLevel, UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.hook_reports import HookReport, Reports, as_reported, summary
 from gpulease.domain.idle import Release
 from gpulease.domain.job import Job, PredictionErrors, UserUsage
 from gpulease.domain.lease import Claim, Lease, State
@@ -20,6 +21,7 @@ from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
 from gpulease.server.reasons import WaitReasonCache, exit_status, reason
 from gpulease.service.explaining import Explainer
+from gpulease.service.hook_reports import HookReports
 from gpulease.service.idleness import IdleWatch
 from gpulease.service.observation import Observation
 from gpulease.service.overuse import OveruseWatch
@@ -31,6 +33,8 @@ from gpulease.wire.views import (
     ClaimView,
     EnforcementLevelView,
     EventView,
+    HookLimitView,
+    HookView,
     JobView,
     LeaseView,
     OveruseView,
@@ -42,6 +46,8 @@ from gpulease.wire.views import (
     UnheldView,
     UseView,
 )
+
+FRAMEWORK = EnforcementLevel.FRAMEWORK
 
 
 class EnforcementLevels(Protocol):
@@ -66,6 +72,8 @@ class ViewSources:
     enforcement: EnforcementLevels
     overuse: OveruseWatch
     idleness: IdleWatch
+    hooks: HookReports
+    utilization: Callable[[JobId], int | None] = lambda _: None
     unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
     pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
 
@@ -95,10 +103,12 @@ class JobViews:
         to_owner: bool = False,
         events: Sequence[Event] = (),
         pools: Sequence[PoolSeen] | None = None,
+        hooks: Reports | None = None,
     ) -> JobView:
         """Return a job as every user may see it, or as its owner may.
 
         `pools` are the memory pools of its frameworks; None: those of the running job.
+        `hooks` are the reports of its hooks to show; None for their summary only.
         """
         plan = self._scheduler.plan if job.state is State.QUEUED else None
         block = None if plan is None else plan.blocked.get(job.id)
@@ -148,6 +158,10 @@ class JobViews:
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
             ],
+            hook=self._hook(job),
+            hooks=[_hook_view(each) for each in hooks or ()],
+            first_use_at=instant(job.activity.first_use_at),
+            **self._activity(job),
             sized=job.usage.size_reason,
             out_of_memory=job.usage.out_of_memory,
             retry_of=job.usage.retry_of,
@@ -156,6 +170,29 @@ class JobViews:
             queue=self._queue_view(job.queue, block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
+
+    def _hook(self, job: Job) -> str | None:
+        """Return what the hooks of a job did in one word; None if they limit nothing here."""
+        promised = any(FRAMEWORK in self._promised(lease) for lease in job.leases)
+        return summary(self._sources.hooks.of(job.id)) if job.holds_memory and promised else None
+
+    def _activity(self, job: Job) -> dict[str, Any]:
+        """Return what a job did with its GPUs, so far or until its end."""
+        if not job.holds_memory:
+            done = job.activity
+            rate, steps = done.steps_per_second, done.steps
+            return {"utilization": job.utilization, "steps": steps, "steps_per_second": rate}
+        counted = self._sources.hooks.steps(job.id)
+        return {
+            "utilization": self._sources.utilization(job.id),
+            "steps": counted and counted.count,
+            "steps_per_second": counted and counted.rate,
+        }
+
+    def _promised(self, lease: Lease) -> Sequence[str]:
+        """Return the levels that were set up for a lease."""
+        everywhere = self._sources.enforcement.everywhere
+        return everywhere if lease.enforced_by is None else lease.enforced_by
 
     def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
         array, store = options.array, self._scheduler.store
@@ -217,8 +254,7 @@ class JobViews:
         """Return the levels that hold the lease, or held it at its end."""
         if not job.holds_memory:
             return list(lease.enforced_by or ())
-        everywhere = self._sources.enforcement.everywhere
-        levels = everywhere if lease.enforced_by is None else lease.enforced_by
+        levels = as_reported(self._promised(lease), self._sources.hooks.of(job.id), lease.gpu)
         is_blind = seen is not None and seen.is_blind
         return list(
             with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
@@ -345,6 +381,18 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
         model=claim.model,
         min_vram=claim.min_vram,
         same_model=claim.same_model,
+    )
+
+
+def _hook_view(report: HookReport) -> HookView:
+    return HookView(
+        pid=report.pid,
+        framework=report.framework,
+        version=report.version,
+        state=report.state.value,
+        why=report.why,
+        limits=[HookLimitView(gpu, limit) for gpu, limit in report.limits],
+        at=instant(report.at) or "",
     )
 
 

@@ -21,6 +21,7 @@ def redact_job(view: JobView, viewer: str) -> JobView:
         sized=None,
         leases=[replace(each, pools=[]) for each in view.leases],
         unheld=[],
+        hooks=[],
         events=[replace(each, detail=None) for each in view.events],
     )
 

@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import GpuUuid
+from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import UserWaits
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
@@ -23,6 +24,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_views import instant, report_view
 from gpulease.server.validation import printable, span
+from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
 from gpulease.wire.views import SharesView, ShareView
@@ -32,6 +34,7 @@ _MOST_GPUS = 64
 _LARGEST = 1 << 50
 _WEEK_S = 7 * 86400.0
 _LONGEST_VERSION = 40
+_LONGEST_WHY = 500
 _LONGEST_UUID = 96
 
 
@@ -45,9 +48,22 @@ class UsageHandlers:
         """Record what a framework in a job reports of its memory pools."""
         caller, context = caller_of_request(request), self._context
         job = context.existing_job(job_id)
-        report = report_of(read_body(UsageRequest, await request.body()))
-        if job.holds_memory:
-            context.usage.hear(job, caller.pid, report, context.clock.now())
+        content = read_body(UsageRequest, await request.body())
+        report, state, now = report_of(content), hook_state(content), context.clock.now()
+        steps = steps_of(content)
+        if not job.holds_memory:
+            return Response(status_code=204)
+        if content.state is None:
+            context.usage.hear(job, caller.pid, report, now)
+        if steps is not None:
+            context.hooks.note_steps(job, caller.pid, steps)
+        if state is not None:
+            limits = tuple((pool.gpu, pool.limit) for pool in report.pools)
+            why = None if content.why is None else printable(content.why[:_LONGEST_WHY])
+            heard = HookReport(
+                caller.pid, report.framework, report.version, state, now, limits, why
+            )
+            await context.hooks.hear(job, heard)
         return Response(status_code=204)
 
     async def report(
@@ -110,12 +126,43 @@ def report_of(request: UsageRequest) -> FrameworkReport:
     Raises:
         BadValue: a field is out of range.
     """
-    if request.framework not in FRAMEWORKS:
+    # A hook that fails before any framework names none.
+    if request.framework not in FRAMEWORKS and (request.framework or request.state != "failed"):
         raise BadValue(f"cannot read the report: unknown framework {request.framework[:40]!r}")
     if len(request.gpus) > _MOST_GPUS:
         raise BadValue(f"cannot read the report: more than {_MOST_GPUS} GPUs")
     version = printable(request.version[:_LONGEST_VERSION])
     return FrameworkReport(request.framework, version, tuple(_pool(each) for each in request.gpus))
+
+
+def hook_state(request: UsageRequest) -> HookState | None:
+    """Return what a hook did; None if the report says nothing of it.
+
+    Raises:
+        BadValue: there is no such state.
+    """
+    match request.state:
+        case "limited" | "failed":
+            return HookState(request.state)
+        case None:
+            # A hook that started before an upgrade reports the limits of its pools only.
+            is_limit = any(pool.limit is not None for pool in request.gpus)
+            return HookState.LIMITED if is_limit else None
+        case state:
+            raise BadValue(f"cannot read the report: no state {state[:40]!r}")
+
+
+def steps_of(request: UsageRequest) -> Steps | None:
+    """Return the training steps that a process counted.
+
+    Raises:
+        BadValue: a number is out of range.
+    """
+    if request.steps is None or request.seconds is None:
+        return None
+    if not (0 <= request.steps <= _LARGEST and 0 <= request.seconds <= _LARGEST):
+        raise BadValue("cannot read the report: a number of steps is out of range")
+    return Steps(request.steps, request.seconds)
 
 
 def _pool(reported: PoolUsage) -> PoolReport:

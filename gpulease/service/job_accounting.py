@@ -51,12 +51,15 @@ class JobAccounting:
         idle_pool_memory: IdlePoolMemory,
         stops: Callable[[Job], bool],
         utilization: Callable[[JobId], int | None],
+        hooks_settled: Callable[[Job], Job],
     ) -> None:
         """`stops` returns whether a job is stopped if it stays over its lease.
 
-        `utilization` returns the mean utilization of its GPUs in percent.
+        `utilization` returns the mean utilization of its GPUs in percent. `hooks_settled` returns
+        a job with what its hooks reported.
         """
         self._utilization = utilization
+        self._hooks_settled = hooks_settled
         self._store = store
         self._observer = observer
         self._policy = policy
@@ -85,6 +88,7 @@ class JobAccounting:
 
         def settle(tx: Transaction, before: Job, ended: Job) -> Job:
             ended = _as_watched(self._with_use(ended, idle), stops=stops)
+            ended = self._hooks_settled(ended)
             ended = replace(ended, utilization=self._utilization(job_id))
             ended = self._settle(tx, before, ended, said)
             if broken is None or before.outcome is not None or ended.usage.out_of_memory:

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent, HealthReport
+from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import (
     NO_USAGE,
     CommandFingerprint,
@@ -236,6 +237,9 @@ class Transaction(Protocol):
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of an unchanged job, which may have ended."""
 
+    def save_hooks(self, job: JobId, reports: Reports) -> None:
+        """Store the reports of the hooks of a job in place of its former ones."""
+
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a held lease has been exceeded."""
 
@@ -304,6 +308,9 @@ class Store(Protocol):
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
+
+    def hook_reports(self, job: JobId) -> Reports:
+        """Return what the hooks of a job reported, oldest first."""
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         """Return the jobs that let go of their memory since then, in that order."""

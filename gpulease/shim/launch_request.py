@@ -58,6 +58,8 @@ class ShimSpec(NamedTuple):
     early_signal: EarlySignalSpec | None = None
     keep_free: int = 0
     """Bytes of the disk that the logs leave free."""
+    ends_with_client: bool = False
+    """Stop the worker when the attached client has gone."""
 
 
 class WorkerSpec(NamedTuple):

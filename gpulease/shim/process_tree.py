@@ -153,6 +153,34 @@ def kill(root: int) -> None:
             killed.add((found.pid, found.started))
 
 
+_PAUSE = b"catatonit\0-P\0"
+
+
+def end_pause_processes(root: int) -> None:
+    """Kill podman's pause processes below `root` if nothing else is left there.
+
+    The first rootless podman of a user leaves one behind, which keeps the user's namespaces for
+    later containers and never ends. The next podman starts another, or joins a container's.
+    """
+    left = descendants(root)
+    if all(_command(found.pid) == _PAUSE for found in left):
+        for found in left:
+            deliver(found, signal.SIGKILL)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, len(_PAUSE) + 1)
+    except ProcessLookupError:
+        return b""
+    finally:
+        os.close(fd)
+
+
 def has_group(root: int, group: int) -> bool:
     """Return whether a living process below `root` is in this process group."""
     return any(found.group == group for found in descendants(root))

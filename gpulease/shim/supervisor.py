@@ -129,6 +129,7 @@ class Supervisor:
         self._report = report
         self._children = children
         self._awaits_attach = spec.awaits_attach
+        self._ends_with_client = spec.ends_with_client
         self._grace_s = spec.grace_s
         self._time_limit = TimeLimit(
             self._loop, spec.time_limit_s, spec.early_signal, self._send_early, self._time_is_up
@@ -222,8 +223,10 @@ class Supervisor:
             self._outlive_main()
         elif changes.stopped_by is not None:
             self._clients.send_json(FrameKind.SUSPENDED, {"signal": changes.stopped_by})
-        elif changes.orphan_stopped and self._events.main_exited is not None:
-            process_tree.hang_up_the_stopped(os.getpid())
+        elif self._events.main_exited is not None:
+            if changes.orphan_stopped:
+                process_tree.hang_up_the_stopped(os.getpid())
+            process_tree.end_pause_processes(os.getpid())
 
     def _outlive_main(self) -> None:
         """Continue with the other processes of the worker after its main process has ended."""
@@ -236,6 +239,7 @@ class Supervisor:
             process_tree.terminate(os.getpid())
         else:
             process_tree.hang_up_the_stopped(os.getpid())
+        process_tree.end_pause_processes(os.getpid())
 
     def _end(self) -> None:
         for output in self._outputs:
@@ -350,6 +354,8 @@ class Supervisor:
 
         On a terminal the input goes on: another client may attach and type.
         """
+        if self._ends_with_client and self._events.exited is None:
+            self._stop("client_gone", self._grace_s)
         if self._terminal is None:
             self._input.end()
 

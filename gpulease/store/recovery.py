@@ -198,11 +198,13 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-_IN_ORDER = ("properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "events")
+_IN_ORDER = (
+    "properties", "gpus", "jobs", "holders", "invocations", "leases", "pools", "hooks", "events",
+)  # fmt: skip
 _HISTORY = "gpu_memory"
 SKIPPED_IDS = 1000
 """Ids to skip if the last id given is unknown."""
-_ORPHANS = ("events", "invocations", "holders", "pools", "leases")
+_ORPHANS = ("events", "invocations", "holders", "hooks", "pools", "leases")
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from gpulease.store.store import SqlStore
 from gpulease.store.tables import (
     EventRow,
     HolderRow,
+    HookRow,
     InvocationRow,
     JobRow,
     LeaseRow,
@@ -22,6 +23,7 @@ from gpulease.store.tables import (
     SubmissionRow,
 )
 
+_OF_A_JOB = (EventRow, HookRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow)
 BATCH = 500
 """Jobs deleted in one transaction, so that submissions do not wait long."""
 
@@ -62,7 +64,7 @@ class Retention:
             RecordUnwritable: the file cannot be written now.
         """
         with self._store.write_connection() as connection, connection.begin():
-            for row in (EventRow, PoolRow, LeaseRow, HolderRow, InvocationRow, SubmissionRow):
+            for row in _OF_A_JOB:
                 connection.execute(delete(row).where(row.job.in_(jobs)))
             gone = delete(JobRow).where(JobRow.id.in_(jobs), JobRow.state == State.ENDED)
             connection.execute(gone)

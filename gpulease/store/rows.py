@@ -16,6 +16,7 @@ from gpulease.domain.job import (
     Holder,
     Invocation,
     Job,
+    JobActivity,
     JobUsage,
     Outcome,
     Owner,
@@ -81,6 +82,9 @@ def job_values(job: Job) -> dict[str, object]:
         "predicted_run_us": _microseconds(job.predicted_run_for),
         "predicted_start_at": job.predicted_start_at,
         "utilization": job.utilization,
+        "first_use_at": job.activity.first_use_at,
+        "steps": job.activity.steps,
+        "steps_per_second": job.activity.steps_per_second,
     }
 
 
@@ -223,6 +227,7 @@ def job_of(row: JobRow, leases: Iterable[LeaseRow], holder: HolderRow | None) ->
         ),
         predicted_start_at=row.predicted_start_at,
         utilization=row.utilization,
+        activity=JobActivity(row.first_use_at, row.steps, row.steps_per_second),
     )
 
 
@@ -284,6 +289,7 @@ def pack(invocation: Invocation) -> bytes:
         "groups": invocation.groups,
         "terminal": invocation.terminal and asdict(invocation.terminal),
         "early_signal": invocation.early_signal and _early_signal_values(invocation.early_signal),
+        "ends_with_client": invocation.ends_with_client,
         "grace_us": None if invocation.grace is None else invocation.grace // _MICROSECOND,
     }
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)

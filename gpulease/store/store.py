@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from gpulease.domain.calendar import Window
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
+from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import State
 from gpulease.domain.queue_options import QueuePause
@@ -39,6 +40,7 @@ from gpulease.store.engine import (
     startup_error,
     translate_errors,
 )
+from gpulease.store.hook_reports import reports_of
 from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
@@ -204,6 +206,11 @@ class SqlStore:
                 select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
             )
             return [Event(row.at, row.kind, row.detail) for row in rows]
+
+    def hook_reports(self, job: JobId) -> Reports:
+        """Return what the hooks of a job reported, oldest first."""
+        with self._reading() as session:
+            return reports_of(session, job)
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         """Return the latest jobs that ended since then after they held memory, in that order.

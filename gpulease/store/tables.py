@@ -206,6 +206,11 @@ class JobRow(Row):
     gpu_model: Mapped[str | None]
     min_vram: Mapped[int | None]
     same_model: Mapped[bool] = mapped_column(server_default=text("0"))
+    first_use_at: Mapped[datetime | None]
+    """When a framework or the driver first reported its use of a GPU."""
+    steps: Mapped[int | None]
+    """Training steps, as a framework counts them."""
+    steps_per_second: Mapped[float | None]
 
 
 class HolderRow(Row):
@@ -299,6 +304,23 @@ class PoolRow(Row):
     pool_peak: Mapped[int | None]
     beside: Mapped[int | None]
     """The overhead: the process's memory by the driver, less its pool."""
+    at: Mapped[datetime]
+
+
+class HookRow(Row):
+    """What a hook did about one framework in one process of a job."""
+
+    __tablename__ = "hooks"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    job: Mapped[int] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    pid: Mapped[int] = mapped_column(primary_key=True)
+    framework: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[str]
+    state: Mapped[str]
+    limits: Mapped[str]
+    """Bytes of its pool by GPU, as a JSON object; null for a pool without a size."""
+    why: Mapped[str | None]
     at: Mapped[datetime]
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.health import GpuAvailability, GpuEvent
+from gpulease.domain.hook_reports import Reports
 from gpulease.domain.job import CommandFingerprint, Invocation, Job, aging, with_over_for
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
@@ -18,6 +19,7 @@ from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import NoSuchJob
 from gpulease.service.ports import Event, PastJob, Submission, UserCount
 from gpulease.store import gpus, statements, windows
+from gpulease.store.hook_reports import replace_reports
 from gpulease.store.rows import (
     holder_values,
     invocation_key,
@@ -283,6 +285,10 @@ class SqlTransaction:
     def note(self, job: JobId, event: Event) -> None:
         """Add to the history of a job that stays as it is; it may have ended."""
         self._log(job, event)
+
+    def save_hooks(self, job: JobId, reports: Reports) -> None:
+        """Store the reports of the hooks of a job in place of its former ones."""
+        replace_reports(self._connection, job, reports)
 
     def note_over(self, job: JobId, gpu: GpuUuid, over_for: timedelta | None) -> None:
         """Store for how long a lease has been over; nothing of one that is not held any more."""

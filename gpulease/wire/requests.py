@@ -121,6 +121,8 @@ class SubmitRequest:
     name: str | None = None
     attached: bool = False
     """A client will attach at once: the output waits for it, and it provides stdin."""
+    ends_with_client: bool = False
+    """The job ends when the attached client has gone, also if that was killed."""
     wait: float | None = None
     """Seconds to wait for a grant; 0: do not wait, null: without limit."""
     terminal: TerminalRequest | None = None
@@ -181,8 +183,16 @@ class UsageRequest:
     """What a process of a job reports of one framework in it."""
 
     framework: str
+    """Empty if all frameworks failed."""
     version: str
     gpus: list[PoolUsage]
+    state: str | None = None
+    """limited or failed: what the hook did about it; null if only the pools are reported."""
+    why: str | None = None
+    """What failed."""
+    steps: int | None = None
+    """Training steps so far, and the seconds that they took."""
+    seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -114,6 +114,30 @@ class UnheldView:
 
 
 @dataclass(slots=True)
+class HookLimitView:
+    """The limit of the pool of a framework on one GPU."""
+
+    gpu: str
+    limit: int | None
+    """Bytes; null for a pool without a size, as on simulated GPUs."""
+
+
+@dataclass(slots=True)
+class HookView:
+    """What the hook did about one framework in one process of a job."""
+
+    pid: int
+    framework: str
+    """Empty if it is unknown, or for all frameworks."""
+    version: str
+    state: str
+    """limited; failed: the hook could not limit it; absent: a process without the hook."""
+    why: str | None
+    limits: list[HookLimitView]
+    at: str
+
+
+@dataclass(slots=True)
 class RefusalView:
     """Why a waiting job does not fit on one GPU now."""
 
@@ -227,6 +251,18 @@ class JobView:
     suggestions: list[SuggestionView] = field(default_factory=list)
     """Changes with which it would start now, where one job was asked for; empty in lists."""
     unheld: list[UnheldView] = field(default_factory=list)
+    hook: str | None = None
+    """What the hooks in its processes did: limited, failed, absent, or none if no framework was
+    used yet; null if they limit nothing here, or after the end."""
+    hooks: list[HookView] = field(default_factory=list)
+    """The same by process and framework, where one job was asked for; empty in lists."""
+    first_use_at: str | None = None
+    """When a framework or the driver first reported its use of a GPU."""
+    utilization: int | None = None
+    """Percent, the mean over its run and its GPUs, as far as the daemon has seen it."""
+    steps: int | None = None
+    """Training steps, as a framework counts them."""
+    steps_per_second: float | None = None
     sized: str | None = None
     """Where the size of its lease comes from, if the user gave none."""
     out_of_memory: bool = False

@@ -91,6 +91,17 @@ def _is_older(driver: str | None, major: int) -> bool:
 HOOKS: Final = Path(__file__).parent / "hooks"
 HOOK_VARIABLE: Final = "GPULEASE_HOOK"
 
+# How launchers tell a process the number of ranks on its machine. A value from before the job is
+# that of a launcher that started the job, and does not count its processes.
+_RANKS: Final = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
 _MILLION: Final = 10**6  # six decimals: steps of 84 KiB on a card of 80 GiB
 # XLA_FLAGS is not among them: a TensorFlow that does not know a flag there aborts (1.15 does), so
 # the hook in JAX adds its flag. Nor is PYTHONHASHSEED: frameworks do not depend on it.
@@ -133,6 +144,10 @@ class LeasedGpu:
     """What the job may use on it."""
     total: int
     """The total that CUDA reports to the job: the capacity, or the driver's limit for the job."""
+    place: int | None = None
+    """Its number among the GPUs of the job; None: as in the list of GPUs."""
+    whole: int | None = None
+    """What all processes of the job may use on it; None: `memory`, of which it may be more."""
 
 
 OverheadOf = Callable[[str, LeasedGpu], int]
@@ -174,6 +189,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
     overhead_of: OverheadOf | None = None,
     daemon: str = "",
     alone: bool = False,
+    ledger: str = "",
 ) -> dict[str, str]:
     """Return the environment of a job, based on the caller's variables `base`.
 
@@ -184,13 +200,14 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         overhead_of: the overheads observed on this machine; None for the defaults.
         daemon: the socket for reports of the hooks; "" for none.
         alone: whether device rules keep the job from opening any other GPU.
+        ledger: the file by which the processes of the job share the lease; "" for none.
 
     Raises:
         ValueError: there is no GPU, or a size or a number of devices is invalid.
     """
     _check(gpus, options)
     overheads = _overheads(gpus, driver, overhead_of)
-    pools = _pools(gpus, overheads)
+    pools = _pools(gpus, overheads, options.processes or 1)
     visible = _visible_devices(gpus, simulated, options, alone)
     # LAZY is the default since CUDA 12.2; it saves hundreds of MiB before. A caller may set EAGER.
     environment = {"CUDA_MODULE_LOADING": "LAZY", **_without_unlimited(base)}
@@ -202,7 +219,19 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         "GPULEASE_MEMORY": str(min(gpu.memory for gpu in gpus)),
         "GPULEASE_MEMORY_FRACTION": _decimal(_fraction([(gpu.memory, gpu.total) for gpu in gpus])),
         HOOK_VARIABLE: _for_the_hooks(
-            job, visible, gpus, overheads, pools, simulated, driver, options, daemon
+            {
+                "job": job,
+                "daemon": daemon,
+                "driver": driver,
+                "simulated": simulated,
+                "visible": visible,
+                "ledger": ledger,
+                "ranks": {name: base.get(name) for name in _RANKS},
+            },
+            gpus,
+            overheads,
+            pools,
+            options,
         ),
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
@@ -216,9 +245,9 @@ def _check(gpus: Sequence[LeasedGpu], options: WorkerOptions) -> None:
         raise ValueError("a lease has at least one GPU")
     if any(not 0 < gpu.memory <= gpu.total for gpu in gpus):
         raise ValueError("a lease is more than 0 bytes and at most the size of its GPU")
-    counts = (options.split, options.inter_op, options.intra_op)
+    counts = (options.split, options.inter_op, options.intra_op, options.processes)
     if any(count is not None and count < 1 for count in counts):
-        raise ValueError("the numbers of logical GPUs and threads are at least 1")
+        raise ValueError("the numbers of logical GPUs, threads and processes are at least 1")
 
 
 def _visible_devices(
@@ -269,10 +298,17 @@ def _overheads(
     return {framework: [overhead(framework, gpu) for gpu in gpus] for framework in FRAMEWORKS}
 
 
-def _pools(gpus: Sequence[LeasedGpu], overheads: _Sizes) -> _Sizes:
-    """Return the pool limit of each framework: the lease less the overhead."""
+def _pools(gpus: Sequence[LeasedGpu], overheads: _Sizes, processes: int) -> _Sizes:
+    """Return the pool limit of each framework: its part of the lease less the overhead.
+
+    With several GPUs, each is shared by some of the processes.
+    """
+    on_each = -(-processes // len(gpus))
     return {
-        framework: [max(0, gpu.memory - each) for gpu, each in zip(gpus, sizes, strict=True)]
+        framework: [
+            max(0, min(gpu.memory, (gpu.whole or gpu.memory) // on_each) - each)
+            for gpu, each in zip(gpus, sizes, strict=True)
+        ]
         for framework, sizes in overheads.items()
     }
 
@@ -342,25 +378,23 @@ def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, s
 
 
 def _for_the_hooks(
-    job: str,
-    visible: str,
+    fields: Mapping[str, object],
     gpus: Sequence[LeasedGpu],
     overheads: _Sizes,
     pools: _Sizes,
-    simulated: bool,
-    driver: str | None,
     options: WorkerOptions,
-    daemon: str,
 ) -> str:
     smallest = {name: max(sizes) + SMALLEST_POOL for name, sizes in overheads.items()}
     lease = {
-        "job": job,
-        "daemon": daemon,
-        "driver": driver,
-        "simulated": simulated,
-        "visible": visible,
+        **fields,
         "gpus": [
-            asdict(gpu) | {"pools": {name: limits[place] for name, limits in pools.items()}}
+            asdict(gpu)
+            | {
+                "place": place if gpu.place is None else gpu.place,
+                "whole": gpu.memory if gpu.whole is None else gpu.whole,
+                "pools": {name: limits[place] for name, limits in pools.items()},
+                "outside": {name: sizes[place] for name, sizes in overheads.items()},
+            }
             for place, gpu in enumerate(gpus)
         ],
         "outside": {name: max(sizes) for name, sizes in overheads.items()},

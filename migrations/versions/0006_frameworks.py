@@ -1,4 +1,4 @@
-"""Which GPUs a job may get."""
+"""Which GPUs a job may get, and what hooks report of it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,6 +13,7 @@ _NO = sa.text("0")
 
 def upgrade() -> None:
     _claims()
+    _hooks()
 
 
 def _claims() -> None:
@@ -22,5 +23,29 @@ def _claims() -> None:
         sa.Column("gpu_model", sa.String()),
         sa.Column("min_vram", sa.Integer()),
         sa.Column("same_model", sa.Boolean(), nullable=False, server_default=_NO),
+    ):
+        op.add_column("jobs", column)
+
+
+def _hooks() -> None:
+    """What the framework hooks of a job limit, and what it did with its GPUs."""
+    op.create_table(
+        "hooks",
+        sa.Column("job", sa.Integer(), nullable=False),
+        sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("framework", sa.String(), nullable=False),
+        sa.Column("version", sa.String(), nullable=False),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("limits", sa.String(), nullable=False),
+        sa.Column("why", sa.String()),
+        sa.Column("at", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("job", "pid", "framework", name="pk_hooks"),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name="fk_hooks_job"),
+        sqlite_with_rowid=False,
+    )
+    for column in (
+        sa.Column("first_use_at", sa.Integer()),
+        sa.Column("steps", sa.Integer()),
+        sa.Column("steps_per_second", sa.Float()),
     ):
         op.add_column("jobs", column)

@@ -166,6 +166,28 @@ def test_a_container_is_known_by_the_cgroup_that_its_runtime_made(
         assert stranger is not None and stranger.container == CONTAINER[:12]
 
 
+def test_a_marker_counts_for_another_uid_only_in_a_container_that_root_has_made(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    top = by_hand.unified() / f"gpulease-test-{secrets.token_hex(4)}"
+    owner = replace(ME, uid=os.getuid() + 1)
+    with by_hand.directory(top):
+        container = top / f"docker-{CONTAINER}.scope"
+        container.mkdir()
+        inside = sleeper(sleepers, container, **{MARKER: "here/7"})
+        outside = sleeper(sleepers, top, **{MARKER: "here/7"})
+        for pid in (inside, outside):
+            wait_until(lambda pid=pid: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        of_another = job(7, owner=owner)
+
+        assert finder().jobs_of([inside, outside], [of_another]) == {inside: 7}
+        assert pids(ProcessTable().in_containers("here/7", owner.uid)) == {inside}
+        assert ProcessTable().in_containers("here/8", owner.uid) == set()
+
+        os.chown(container, owner.uid, -1)
+        assert finder().jobs_of([inside, outside], [of_another]) == {}, "a user can forge that"
+
+
 def test_the_monitor_of_a_container_and_other_processes_are_in_none(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:

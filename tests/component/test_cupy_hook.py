@@ -1,11 +1,9 @@
 """What the hook in CuPy reports, and that a script notices nothing of it.
 
-CuPy is a stand-in here, a package of a few lines with the names that its hook uses; and the real
-one where GPULEASE_TEST_CUPY names a Python that has it, which needs no GPU.
+CuPy is a stand-in here, a package of a few lines with the names that its hook uses. The real one
+is in tests/frameworks.
 """
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,6 @@ from process_rig import wait_until
 from .test_hook_reports import LEASE, Hearer, begun, hearer, lease
 
 __all__ = ["hearer"]
-
-PYTHON = os.environ.get("GPULEASE_TEST_CUPY")
 
 CUPY = """
 __version__ = "99.1"
@@ -149,23 +145,3 @@ def test_a_cupy_that_has_other_names_is_left_alone(
     out, err = begun("import cupy; print(cupy.__version__)", variables).communicate(timeout=60)
 
     assert (out, err) == ("99.1\n", "")
-
-
-@pytest.mark.skipif(PYTHON is None, reason="needs a Python with CuPy: GPULEASE_TEST_CUPY")
-def test_real_cupy_fails_without_a_gpu_as_it_does_outside_a_job(tmp_path: Path) -> None:
-    assert PYTHON is not None
-    source = """
-import cupy
-allocator = cupy.cuda.get_allocator()
-print(getattr(allocator, "__module__", None))
-try:
-    cupy.ndarray((10,))
-except cupy.cuda.runtime.CUDARuntimeError as error:
-    print(type(error).__name__)
-"""
-    child = subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", source], env=lease(tmp_path, simulated=False),
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-
-    assert (child.stdout, child.stderr) == ("_gpulease_hooks.cupy_hook\nCUDARuntimeError\n", "")

@@ -52,7 +52,13 @@ class Rig:
             HOOKS,
             self.tell,
             lambda job: job in self.before or on_record(self.store, job),
+            self.note,
         )
+        self.noted: list[UncoveredProcess] = []
+
+    async def note(self, job: Job, process: UncoveredProcess) -> None:
+        assert job is self.job
+        self.noted.append(process)
 
     async def tell(self, job: JobId, text: str) -> None:
         self.told.append((job, text))

@@ -1,18 +1,14 @@
-"""What a real JAX makes of its lease: the options of its GPU client, without a GPU.
-
-The Python that has JAX is this one, or the one that GPULEASE_TEST_JAX names.
-"""
+"""What a real JAX makes of its lease: the options of its GPU client, without a GPU."""
 
 import json
 import os
 import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frameworks.environments import python_of
 from goldens import mentions
 from gpulease.worker.environment import (
     HOOKS,
@@ -21,11 +17,6 @@ from gpulease.worker.environment import (
     WorkerOptions,
     default_overhead,
     worker_environment,
-)
-
-PYTHON = os.environ.get("GPULEASE_TEST_JAX") or (sys.executable if find_spec("jax") else None)
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="needs JAX, here or in the Python that GPULEASE_TEST_JAX names"
 )
 
 LEASE, TOTAL = 8192 * MIB, 81920 * MIB
@@ -53,9 +44,8 @@ def environment(lease: int) -> dict[str, str]:
 
 
 def options_after(change: str) -> Any:
-    assert PYTHON is not None
     child = subprocess.run(
-        [PYTHON, "-c", OPTIONS.format(change)],
+        [python_of("jax"), "-c", OPTIONS.format(change)],
         env=environment(LEASE), capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     return json.loads(child.stdout) if child.returncode == 0 else child.stderr
@@ -83,6 +73,33 @@ def test_a_smaller_share_that_a_script_asks_for_is_kept() -> None:
     assert options_after("os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.02'")[0] == 0.02
 
 
+REGISTERED = """
+import jax._src.xla_bridge as xb
+
+def register_plugin(name, options=None, **rest):
+    print(json.dumps([options["memory_fraction"], options["allocator"]]))
+    sys.exit()
+
+xb.register_plugin = register_plugin
+import jax, json, sys
+from jax_plugins import xla_cuda12
+xla_cuda12.initialize()
+"""
+
+
+def test_the_plugin_for_cuda_takes_its_options_from_the_function_that_is_hooked() -> None:
+    child = subprocess.run(
+        [python_of("jax"), "-c", REGISTERED],
+        env=environment(LEASE) | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+    assert child.returncode == 0, child.stderr
+    share, allocator = json.loads(child.stdout)
+    assert share == pytest.approx(MOST, abs=1e-5)
+    assert allocator == "default"
+
+
 PLUGIN = """
 import jax._src.xla_bridge as xb
 from functools import partial
@@ -103,12 +120,11 @@ def with_a_gpu(folder: Path, lease: int, source: str, **more: str) -> Any:
     """Run `source` in a lease with real JAX, which finds a plugin for GPUs beside it."""
     (folder / "jax_plugins" / "xla_cuda12").mkdir(parents=True)
     (folder / "jax_plugins" / "xla_cuda12" / "__init__.py").write_text(PLUGIN)
-    assert PYTHON is not None
     variables = environment(lease) | more
     variables["PYTHONPATH"] += f":{folder}"
     return subprocess.run(
-        [PYTHON, "-c", source], env=variables, capture_output=True, text=True, timeout=180,
-        check=False,
+        [python_of("jax"), "-c", source],
+        env=variables, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
 
@@ -117,7 +133,7 @@ def test_a_lease_too_small_for_jax_ends_the_script_with_what_would_do(tmp_path: 
     child = with_a_gpu(tmp_path, 512 * MIB, "import jax; print(jax.devices())")
 
     assert (child.returncode, child.stdout) == (1, "")
-    assert mentions(child.stderr, "LeaseTooSmall", "JAX", "512M", "856M", "--mem")
+    assert mentions(child.stderr, "LeaseTooSmall", "JAX", "512M", "--mem 896M")
 
 
 def test_a_lease_too_small_for_jax_is_none_of_the_cpus_business(tmp_path: Path) -> None:

@@ -1,21 +1,20 @@
-"""What a real PyTorch does inside a lease, on a machine that need not have a GPU.
+"""What the current PyTorch and one before 2.10 do inside a lease, on a machine without a GPU.
 
-The build for CPUs does. Where two GPUs are wanted, they are faked where PyTorch leaves Python: its
-own initialisation runs, and what it would hand to C++ is read there. The Python that has PyTorch is
-this one, or the one that GPULEASE_TEST_TORCH names.
+Where two GPUs are wanted, they are faked where PyTorch leaves Python: its own initialisation runs,
+and what it would hand to C++ is read there.
 """
 
 import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from frameworks.environments import python_of
 from goldens import mentions
 from gpulease.worker.environment import (
     HOOKS,
@@ -26,13 +25,9 @@ from gpulease.worker.environment import (
     worker_environment,
 )
 
-PYTHON = os.environ.get("GPULEASE_TEST_TORCH") or (sys.executable if find_spec("torch") else None)
-needs_torch = pytest.mark.skipif(
-    PYTHON is None, reason="needs PyTorch, here or in the Python that GPULEASE_TEST_TORCH names"
-)
-
 LEASES = (8192 * MIB, 4096 * MIB)
 TOTALS = (81559 * MIB, 24576 * MIB)
+GIB = 1024 * MIB
 SEEN_TOTALS = [80000 * MIB, 24000 * MIB]
 """CUDA shows programs a little less than NVML."""
 
@@ -55,19 +50,34 @@ def variables(
     )
 
 
-def run(source: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    assert PYTHON is not None
-    return subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", dedent(source)],
-        env=variables(**options), capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+class Torch:
+    """Runs scripts with one version of PyTorch in a lease of two GPUs."""
+
+    def __init__(self, environment: str) -> None:
+        self._python = python_of(environment)
+
+    def run(self, source: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._python, "-W", "ignore", "-c", dedent(source)],
+            env=variables(**options), capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+
+    def said(self, source: str, **options: Any) -> Any:
+        child = self.run(source, **options)
+        assert child.returncode == 0, child.stderr
+        assert child.stderr == ""
+        return json.loads(child.stdout)
 
 
-def said(source: str, **options: Any) -> Any:
-    child = run(source, **options)
-    assert child.returncode == 0, child.stderr
-    assert child.stderr == ""
-    return json.loads(child.stdout)
+@pytest.fixture(params=["torch", "torch-2.9"])
+def torch(request: pytest.FixtureRequest) -> Torch:
+    return Torch(request.param)
+
+
+@pytest.fixture
+def old_torch() -> Torch:
+    """Before 2.10, setting a share moves to its device, and opens a context there."""
+    return Torch("torch-2.9")
 
 
 TWO_GPUS = f"""
@@ -105,8 +115,6 @@ totals = {SEEN_TOTALS}
 driver_shows = list(totals)
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=totals[device])
 """
-OLD = TWO_GPUS + "torch.__version__ = '2.9.1'\n"
-"""Before 2.10, setting a share moves to its device, and opens a context there."""
 RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -115,9 +123,8 @@ def most(gpu: int, beside: int | None = None) -> float:
     return (LEASES[gpu] - taken) / SEEN_TOTALS[gpu]
 
 
-@needs_torch
-def test_importing_torch_queues_the_limit_and_creates_no_context() -> None:
-    queued, started = said(
+def test_importing_torch_queues_the_limit_and_creates_no_context(torch: Torch) -> None:
+    queued, started = torch.said(
         """
         import json, torch
         modules = [call[0].__module__ for call in torch.cuda._queued_calls]
@@ -129,41 +136,36 @@ def test_importing_torch_queues_the_limit_and_creates_no_context() -> None:
     assert not started
 
 
-@needs_torch
-def test_each_gpu_gets_the_pool_of_its_own_lease_when_cuda_starts() -> None:
-    handed = said(TWO_GPUS + "torch.cuda.init()\nprint(json.dumps(handed))")
+def test_each_gpu_gets_the_pool_of_its_own_lease_when_cuda_starts(torch: Torch) -> None:
+    handed = torch.said(TWO_GPUS + "torch.cuda.init()\nprint(json.dumps(handed))")
 
     assert [device for _, device in handed] == [0, 1]
     for share, device in handed:
         assert most(device) - 1e-6 < share <= most(device)
 
 
-@needs_torch
-@pytest.mark.parametrize("script", [TWO_GPUS, OLD])
-def test_the_script_stays_on_the_gpu_that_it_is_on(script: str) -> None:
+def test_the_script_stays_on_the_gpu_that_it_is_on(torch: Torch) -> None:
     then = "torch.cuda.init()\nprint(json.dumps([handed, at[0]]))"
-    handed, at = said(script + then)
+    handed, at = torch.said(TWO_GPUS + then)
 
     assert [device for _, device in handed] == [0, 1]
     assert at == 0
 
 
-@needs_torch
-def test_a_rank_of_an_old_torch_opens_no_context_on_the_others_gpus() -> None:
+def test_a_rank_of_an_old_torch_opens_no_context_on_the_others_gpus(old_torch: Torch) -> None:
     source = """
 contexts.clear()
 torch.cuda.init()
 torch.cuda.set_device(1)
 print(json.dumps([handed, [*contexts], at]))
 """
-    handed, contexts, at = said(OLD + source, **RANK)
+    handed, contexts, at = old_torch.said(TWO_GPUS + source, **RANK)
 
     assert [device for _, device in handed] == [1]
     assert contexts == at == [1]
 
 
-@needs_torch
-def test_a_rank_that_uses_anothers_gpu_all_the_same_is_limited_there() -> None:
+def test_a_rank_that_uses_anothers_gpu_all_the_same_is_limited_there(old_torch: Torch) -> None:
     source = """
 import time
 contexts.clear()
@@ -174,14 +176,13 @@ while len(handed) < 2 and time.monotonic() < deadline:
     time.sleep(0.02)
 print(json.dumps(handed))
 """
-    handed = said(OLD + source, **RANK)
+    handed = old_torch.said(TWO_GPUS + source, **RANK)
 
     assert [device for _, device in handed] == [1, 0]
     assert handed[1][0] == pytest.approx(most(0), abs=1e-6)
 
 
-@needs_torch
-def test_a_smaller_share_that_a_rank_set_on_anothers_gpu_is_kept() -> None:
+def test_a_smaller_share_that_a_rank_set_on_anothers_gpu_is_kept(old_torch: Torch) -> None:
     source = """
 import threading
 contexts.clear()
@@ -191,30 +192,29 @@ torch.cuda.set_per_process_memory_fraction(0.01, 0)
 watcher.join(60)
 print(json.dumps(handed))
 """
-    assert said(OLD + source, **RANK)[1:] == [[0.01, 0]]
+    assert old_torch.said(TWO_GPUS + source, **RANK)[1:] == [[0.01, 0]]
 
 
-@needs_torch
 @pytest.mark.parametrize("ranks", [{}, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}])
-def test_one_process_of_an_old_torch_is_limited_on_all_gpus_at_once(ranks: dict[str, str]) -> None:
-    handed = said(OLD + "torch.cuda.init()\nprint(json.dumps(handed))", **ranks)
+def test_one_process_of_an_old_torch_is_limited_on_all_gpus_at_once(
+    old_torch: Torch, ranks: dict[str, str]
+) -> None:
+    handed = old_torch.said(TWO_GPUS + "torch.cuda.init()\nprint(json.dumps(handed))", **ranks)
 
     assert [device for _, device in handed] == [0, 1]
 
 
-@needs_torch
-def test_an_old_torch_is_limited_by_what_the_driver_shows_it_as_all() -> None:
+def test_an_old_torch_is_limited_by_what_the_driver_shows_it_as_all(old_torch: Torch) -> None:
     """Where the driver limits a job, cudaMemGetInfo is said to show it the limit as the total."""
     limit = LEASES[0]
     then = f"driver_shows[0] = {limit}\ntorch.cuda.init()\nprint(json.dumps(handed))"
-    handed = said(OLD + then)
+    handed = old_torch.said(TWO_GPUS + then)
 
     pool = LEASES[0] - default_overhead("torch", 2)
     assert handed[0][0] * limit == pytest.approx(pool, abs=MIB)
 
 
-@needs_torch
-def test_a_script_may_lower_its_share_and_not_raise_it() -> None:
+def test_a_script_may_lower_its_share_and_not_raise_it(torch: Torch) -> None:
     source = """
 set_share = torch.cuda.set_per_process_memory_fraction
 torch.cuda.init()
@@ -225,7 +225,7 @@ set_share(0.9, "cuda:1")
 torch.cuda.memory.set_per_process_memory_fraction(0.02, torch.device("cuda:0"))
 print(json.dumps(handed))
 """
-    handed = said(TWO_GPUS + source)
+    handed = torch.said(TWO_GPUS + source)
 
     assert [device for _, device in handed] == [0, 1, 1, 0]
     assert handed[0][0] == pytest.approx(most(0), abs=1e-6)
@@ -234,9 +234,8 @@ print(json.dumps(handed))
     assert handed[3][0] == 0.02
 
 
-@needs_torch
-def test_a_smaller_share_in_pytorchs_own_variable_is_kept() -> None:
-    handed = said(
+def test_a_smaller_share_in_pytorchs_own_variable_is_kept(torch: Torch) -> None:
+    handed = torch.said(
         TWO_GPUS + "torch.cuda.init()\nprint(json.dumps(handed))",
         PYTORCH_ALLOC_CONF="per_process_memory_fraction:0.03",
     )
@@ -244,19 +243,17 @@ def test_a_smaller_share_in_pytorchs_own_variable_is_kept() -> None:
     assert [share for share, _ in handed] == [0.03, 0.03]
 
 
-@needs_torch
-def test_a_script_that_turns_the_limited_allocator_off_keeps_it() -> None:
+def test_a_script_that_turns_the_limited_allocator_off_keeps_it(torch: Torch) -> None:
     source = """
 import os
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 torch.cuda.init()
 print(json.dumps(os.getenv("PYTORCH_NO_CUDA_MEMORY_CACHING")))
 """
-    assert said(TWO_GPUS + source) is None
+    assert torch.said(TWO_GPUS + source) is None
 
 
-@needs_torch
-def test_what_pytorch_refuses_it_refuses_in_its_own_words() -> None:
+def test_what_pytorch_refuses_it_refuses_in_its_own_words(torch: Torch) -> None:
     source = """
 torch.cuda.init()
 errors = []
@@ -267,29 +264,26 @@ for value in (1, "x", -1.0, 2.0):
         errors.append(type(error).__name__)
 print(json.dumps(errors))
 """
-    assert said(TWO_GPUS + source) == ["TypeError", "TypeError", "ValueError", "ValueError"]
+    assert torch.said(TWO_GPUS + source) == ["TypeError", "TypeError", "ValueError", "ValueError"]
 
 
-@needs_torch
-def test_without_cuda_torch_complains_as_it_does_outside_a_job() -> None:
-    child = run("import torch; torch.cuda.set_per_process_memory_fraction(0.5)")
+def test_without_cuda_torch_complains_as_it_does_outside_a_job(torch: Torch) -> None:
+    child = torch.run("import torch; torch.cuda.set_per_process_memory_fraction(0.5)")
 
     assert child.returncode == 1
     assert "gpulease" not in child.stderr.splitlines()[-1]
     assert child.stderr.splitlines()[-1].startswith(("AssertionError", "RuntimeError"))
 
 
-@needs_torch
-def test_a_lease_too_small_for_pytorch_says_what_would_do() -> None:
-    child = run(TWO_GPUS + "torch.cuda.init()", leases=(512 * MIB, 512 * MIB))
+def test_a_lease_too_small_for_pytorch_says_what_would_do(torch: Torch) -> None:
+    child = torch.run(TWO_GPUS + "torch.cuda.init()", leases=(512 * MIB, 512 * MIB))
 
     assert child.returncode == 1
     assert mentions(child.stderr, "LeaseTooSmall", "PyTorch", "512M", "hint: ", "--mem 2G")
 
 
-@needs_torch
-def test_on_simulated_gpus_nothing_of_torch_is_touched() -> None:
-    found = said(
+def test_on_simulated_gpus_nothing_of_torch_is_touched(torch: Torch) -> None:
+    found = torch.said(
         """
         import json, torch
         names = [call[0].__module__ for call in torch.cuda._queued_calls]
@@ -303,8 +297,7 @@ def test_on_simulated_gpus_nothing_of_torch_is_touched() -> None:
     assert found[1] is False
 
 
-@needs_torch
-def test_a_child_that_is_forked_after_the_import_is_limited_too() -> None:
+def test_a_child_that_is_forked_after_the_import_is_limited_too(torch: Torch) -> None:
     source = """
 import os
 sender = os.pipe()
@@ -315,7 +308,55 @@ if os.fork() == 0:
 os.wait()
 print(os.read(sender[0], 4096).decode())
 """
-    assert [device for _, device in said(TWO_GPUS + source)] == [0, 1]
+    assert [device for _, device in torch.said(TWO_GPUS + source)] == [0, 1]
+
+
+MEMORY = """
+reserved = 1 << 30
+torch._C._cuda_memoryStats = lambda device: {"reserved_bytes": {"all": {"current": reserved}}}
+torch._C._accelerator_getMemoryInfo = memory
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+torch.accelerator.current_device_index = lambda: at[0]
+free = [70 << 30, 1 << 30]
+
+def memory(device):
+    return free[device], driver_shows[device]
+
+torch.cuda._cudart.cudaMemGetInfo = torch._C._accelerator_getMemoryInfo = memory
+"""
+
+
+def test_free_and_total_memory_are_those_of_the_pool(torch: Torch) -> None:
+    ask = """
+calls = [(), (0,), ("cuda",), (torch.device("cuda:1"),), (1,)]
+print(json.dumps([torch.cuda.mem_get_info(*each) for each in calls]))
+"""
+    found = torch.said(TWO_GPUS + MEMORY + ask)
+
+    pools = [LEASES[gpu] - default_overhead("torch", 2) for gpu in (0, 1)]
+    first = [pools[0] - GIB, pools[0]]
+    second = [GIB, pools[1]]
+    for (free, total), expected in zip(found, [first, first, first, second, second], strict=True):
+        assert free == pytest.approx(expected[0], abs=MIB)
+        assert total == pytest.approx(expected[1], abs=MIB)
+        assert total <= expected[1]
+
+
+def test_the_newer_function_shows_the_same() -> None:
+    ask = """
+found = [torch.accelerator.get_memory_info(*each) for each in [(), ("cuda:0",)]]
+print(json.dumps([found, torch.cuda.mem_get_info()]))
+"""
+    found, known = Torch("torch").said(TWO_GPUS + MEMORY + ask)
+
+    assert found == [known, known]
+
+
+def test_memory_that_pytorch_cannot_tell_stays_an_error_of_pytorch(torch: Torch) -> None:
+    child = torch.run("import torch; torch.cuda.mem_get_info(0)")
+
+    assert child.returncode == 1
+    assert "gpulease" not in child.stderr.splitlines()[-1]
 
 
 def test_a_torch_that_renamed_what_the_hook_needs_is_told_of_and_works(tmp_path: Path) -> None:

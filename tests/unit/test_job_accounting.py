@@ -68,6 +68,7 @@ class World:
             lambda job, gpu: self.idle,
             lambda job: self.stops,
             lambda job: 40,
+            lambda job: job,
         )
         account = JobUsage(retry_factor=None if retry is None else Fraction(retry), attempt=attempt)
         with self.store.write() as tx:

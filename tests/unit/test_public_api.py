@@ -15,7 +15,7 @@ USER = """
     from typing import assert_type
 
     import gpulease
-    from gpulease import Client, Lease, lease
+    from gpulease import Client, Executor, Lease, lease
     from gpulease.errors import NoRoomNow
     from gpulease.wire import ClaimRequest, JobView, SubmitRequest, to_wire
 
@@ -30,6 +30,8 @@ USER = """
     assert_type(Client().status().gpus[0].memory.headroom, int | None)
     request = SubmitRequest([to_wire("true")], "/", {}, claim=ClaimRequest(memory=2**30))
     assert_type(Client().submit(request), JobView)
+    with Executor("4G", time_limit="1h") as pool:
+        assert_type(pool.submit(pow, 2, 3).result(), int)
 """
 WRONG = {
     "gpulease.lease(memory=4.5)": "arg-type",

@@ -59,9 +59,14 @@ def test_who_has_dropped_the_environment_is_not_held_whatever_it_is() -> None:
     assert why("python train.py", {HOOK: "{}"}) == elsewhere
 
 
-def test_a_program_that_is_no_python_and_a_container_are_not_held() -> None:
+def test_a_program_that_is_no_python_is_not_held() -> None:
     sentence("unhooked-other-language", why("./solver", is_python=False))
-    assert "3f2a" in (why("python train.py", container="3f2a") or "")
+
+
+def test_a_container_is_held_if_it_has_the_environment_of_the_job() -> None:
+    assert "3f2a" in (why("python train.py", {}, container="3f2a") or "")
+    assert why("python train.py", container="3f2a") is None
+    assert why("python -I train.py", container="3f2a") == why("python -I train.py")
 
 
 def test_of_what_cannot_be_read_nothing_is_said() -> None:

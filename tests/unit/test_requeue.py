@@ -264,6 +264,7 @@ def ends_on(gpus: FakeGpus, store: MemoryStore, exit_: Exit) -> Job:
             lambda job, gpu: 0,
             lambda job: False,
             lambda job: None,
+            lambda job: job,
         )
         news = WorkerExited(Outcome.EXITED, exit_, NOON)
         return jobs.note_exited(store, OLD, news, await accounting.settle_exit(OLD, news))

@@ -1,19 +1,25 @@
 """The lease as the hooks see it, read from the variable that the daemon set."""
 
 import json
-from typing import Any
+import os
+from typing import Any, Callable, Optional
+
+from . import shares
 
 MIB = 2**20
 
 
 class LeaseTooSmall(RuntimeError):
-    """The framework's context and libraries alone would fill the lease."""
+    """The framework's context and libraries alone would fill the lease, or what is left of it."""
+
+
+TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
 
 
 class Lease:
     """What the job was granted; sizes are bytes, except where MiB is named."""
 
-    def __init__(self, raw: str) -> None:
+    def __init__(self, raw: str, report_failure: Callable[[str], None] = lambda text: None) -> None:
         fields: dict[str, Any] = json.loads(raw)
         self.simulated: bool = fields["simulated"]
         self.visible: str = fields["visible"]
@@ -27,12 +33,106 @@ class Lease:
         self.job: str = fields["job"]
         self.daemon: str = fields.get("daemon", "")
         """The socket on which the daemon takes memory reports; "" for none."""
+        self._report_failure = report_failure
+        self._ledger: str = fields.get("ledger", "")
+        """The file by which the processes of the job share the lease; "" for none."""
+        self._ranks: "dict[str, str | None]" = fields.get("ranks", {})
+        """Variables with the number of ranks, and what they were before the job."""
+        self._taken: "set[str]" = set()
         self.lifted = False
         """It was released and limits nothing any more."""
 
     def lift(self) -> None:
         """Limit nothing from now on."""
         self.lifted = True
+        for framework in self._taken:
+            self._shares().release(framework)
+
+    def take(
+        self,
+        framework: str,
+        gpu: "dict[str, Any]",
+        wanted: Optional[int] = None,
+        lower: Optional[shares.Lower] = None,
+    ) -> int:
+        """Take a pool for `framework` on a GPU of `gpus`, and return its size in bytes.
+
+        Call this before the framework creates the pool, and limit the pool to the result. `wanted`
+        is what the script asks for; None for as much as possible. A framework that has a pool keeps
+        it. If the limit of the pool can be lowered while it is used, give `lower`, which does that:
+        then it makes room for other processes.
+
+        Raises:
+            LeaseTooSmall: other frameworks and processes have taken the lease.
+        """
+        most = max(0, gpu["pools"][framework])
+        wanted = most if wanted is None else min(wanted, most)
+        self._taken.add(framework)
+        try:
+            return self._shares().take(
+                self._place(gpu),
+                framework,
+                wanted,
+                self.overhead(framework, gpu),
+                lower,
+                self._report_failure,
+            )
+        except shares.NothingLeft as error:
+            raise LeaseTooSmall(self._refusal(framework, gpu, error)) from None
+
+    def resize(self, framework: str, gpu: "dict[str, Any]", wanted: int) -> int:
+        """Change a pool that was taken to `wanted` bytes, or what is free; return its size."""
+        wanted = min(wanted, max(0, gpu["pools"][framework]))
+        return self._shares().resize(self._place(gpu).place, framework, wanted)
+
+    def held(self, framework: str, gpu: "dict[str, Any]") -> Optional[int]:
+        """Return the size of the pool that `framework` has taken on a GPU; None for none."""
+        return self._shares().held(self._place(gpu).place, framework)
+
+    def release(self, framework: str) -> None:
+        """Give back the pools of `framework`, which were not created."""
+        self._shares().release(framework)
+
+    def overhead(self, framework: str, gpu: "dict[str, Any]") -> int:
+        """Return the bytes of `framework` on a GPU beside its pool."""
+        found: int = gpu.get("outside", self._outside)[framework]
+        return found
+
+    def processes(self) -> int:
+        """Return the number of processes that share each GPU, 1 if it is not known."""
+        count = self.options.get("processes") or self._count_of_ranks()
+        return max(1, -(-count // len(self.gpus)))
+
+    def _count_of_ranks(self) -> int:
+        for name, before in self._ranks.items():
+            value = os.environ.get(name, "")
+            digits = value.partition("(")[0]  # Slurm appends a number of nodes
+            if digits.isdigit() and value != before:
+                return int(digits)
+        return 1
+
+    def _place(self, gpu: "dict[str, Any]") -> shares.Place:
+        place = gpu.get("place", self.gpus.index(gpu))
+        return shares.Place(place, gpu.get("whole", gpu["memory"]), self.processes())
+
+    def _shares(self) -> shares.Shares:
+        return shares.of(self.job, self._ledger)
+
+    def _refusal(self, framework: str, gpu: "dict[str, Any]", error: shares.NothingLeft) -> str:
+        holders = [
+            "%s has %s" % (TITLES.get(name, name), size(taken)) for name, taken in error.holders
+        ]
+        return (
+            "cannot run {0}: it needs {1} on GPU {2}, and {3} of the lease of {4} is free: {5}\n\n"
+            "hint: divide the lease, here between 2: gpulease run --processes 2".format(
+                TITLES.get(framework, framework),
+                size(error.needed),
+                gpu["index"],
+                size(error.left),
+                size(self._place(gpu).capacity),
+                ", ".join(holders) or "%d processes share it" % self.processes(),
+            )
+        )
 
     def named(self, value: str) -> "list[dict[str, Any]]":
         """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names, in its order."""

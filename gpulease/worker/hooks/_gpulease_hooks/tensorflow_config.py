@@ -8,7 +8,7 @@ GPU (gpu_device.cc, VerifyVirtualDeviceSettings).
 import math
 from typing import Any
 
-from .lease import Lease, LeaseTooSmall
+from .lease import MIB, Lease, LeaseTooSmall
 
 
 def limit_config(
@@ -24,7 +24,8 @@ def limit_config(
     """
     _apply_options(config, lease.options)
     if lease.simulated:
-        _simulate(config, len(lease.gpus) * lease.options["split"], cpu_count_is_set)
+        each = len(_split_sizes(lease.options)) or lease.options["split"]
+        _simulate(config, len(lease.gpus) * each, cpu_count_is_set)
     elif pools:
         _limit_memory(config, lease, pools)
 
@@ -43,7 +44,11 @@ def _apply_options(config: Any, options: "dict[str, Any]") -> None:
 
 
 def _simulate(config: Any, devices: int, cpu_count_is_set: bool) -> None:
-    """Show logical CPU devices in place of the GPUs, unless the script sets their number."""
+    """Show logical CPU devices in place of the GPUs, unless the script sets their number.
+
+    With soft placement, what a script places on a GPU runs on the CPU.
+    """
+    config.allow_soft_placement = True
     given = config.device_count["CPU"] if "CPU" in config.device_count else None
     if given is None or (given == 1 and not cpu_count_is_set):
         config.device_count["CPU"] = devices
@@ -52,7 +57,7 @@ def _simulate(config: Any, devices: int, cpu_count_is_set: bool) -> None:
 def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> None:
     options = config.gpu_options
     fraction = options.per_process_gpu_memory_fraction
-    split = _split(options, lease.options["split"])
+    split, sizes = _split(options, lease.options)
     _disable_unlimited_allocators(options)
     virtual = options.experimental.virtual_devices
     visible = _visible(config, len(pools))
@@ -67,7 +72,7 @@ def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> 
         limit, total = _pool(visible, place, pools)
         if 0 < fraction <= 1:  # more than 1 asks for unified memory, which has no limit
             limit = max(1, min(limit, int(fraction * total)))
-        device.memory_limit_mb[:] = partition(list(device.memory_limit_mb), limit, split)
+        device.memory_limit_mb[:] = partition(list(device.memory_limit_mb) or sizes, limit, split)
     options.visible_device_list = ",".join(visible)
 
 
@@ -93,13 +98,20 @@ def _pool(visible: "list[str]", place: int, pools: "list[tuple[int, int]]") -> "
     return min(pools)  # there is no such GPU, which TensorFlow reports
 
 
-def _split(options: Any, split: int) -> int:
-    """Return the number of logical GPUs on each GPU that the script does not divide itself."""
-    experimental = options.experimental
-    asked = getattr(experimental, "num_virtual_devices_per_gpu", 0)
+def _split(options: Any, job: "dict[str, Any]") -> "tuple[int, list[float]]":
+    """Return the number and the sizes of the logical GPUs on a GPU that the script does not divide.
+
+    Without sizes they are equal.
+    """
+    asked = getattr(options.experimental, "num_virtual_devices_per_gpu", 0)
     if asked:
-        experimental.num_virtual_devices_per_gpu = 0
-    return asked if asked > 1 else split
+        options.experimental.num_virtual_devices_per_gpu = 0
+    return (asked, []) if asked > 1 else (job["split"], _split_sizes(job))
+
+
+def _split_sizes(job: "dict[str, Any]") -> "list[float]":
+    """Return the sizes in MiB of --split; an older daemon sends none."""
+    return [max(1.0, size / MIB) for size in job.get("split_sizes") or ()]
 
 
 def _disable_unlimited_allocators(options: Any) -> None:
@@ -113,9 +125,9 @@ def _disable_unlimited_allocators(options: Any) -> None:
 def partition(requests: "list[float]", limit: int, split: int) -> "list[int | float]":
     """Return the sizes in MiB of a GPU's logical GPUs, at most `limit` in total.
 
-    `requests` are the sizes that the script asks for: kept if they fit together, else scaled down
-    in proportion. Without any there are `split` equal ones. A request that is not a positive
-    number means `limit`.
+    `requests` are the sizes that the script or the job asks for: kept if they fit together, else
+    scaled down in proportion. Without any there are `split` equal ones. A request that is not a
+    positive number means `limit`.
 
     Raises:
         LeaseTooSmall: there are more logical GPUs than MiB.

@@ -1,16 +1,18 @@
-"""Limits TensorFlow 2 to the lease, at the four functions that receive a configuration.
+"""Limits TensorFlow, from 1.13 on, to the lease, at the functions that receive a configuration.
 
 The limit is set in the ConfigProto that late, not through tf.config after the import: there it
 would make the script's own set_memory_growth fail, and the script's own logical devices would
-silently replace it. The four are the eager context (which also serves Keras and every Session
-without a config), a TF1 Session, a server, and device_lib, which creates the GPU's only allocator
-when it lists devices. They are private names of TensorFlow; if one is missing, that is reported.
+silently replace it. The functions are those of the eager context (which also serves Keras and,
+from 1.14 on, every Session without a config), a TF1 Session, a server, and device_lib, which
+creates the GPU's only allocator when it lists devices. They are private names of TensorFlow; if
+one is missing, that is reported.
 """
 
 import functools
 import importlib
 import os
 import sys
+import threading
 from typing import Any, Callable
 
 from . import report
@@ -20,6 +22,9 @@ from .tensorflow_config import limit_config
 ReportFailure = Callable[[str], None]
 LimitConfig = Callable[[Any, bool], None]
 Undo = Callable[[], None]
+
+SEED = 1
+"""Of TensorFlow's random numbers, with --deterministic."""
 
 # With either of these TensorFlow's C++ allocates outside the pool that is limited.
 UNLIMITED = ("TF_FORCE_UNIFIED_MEMORY", "TF_GPU_ALLOCATOR")
@@ -40,6 +45,8 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
             undos.append(hook(configure))
         except (ImportError, AttributeError, KeyError):
             missing.append(name)
+    if lease.options.get("deterministic"):  # an older daemon sends none
+        _make_deterministic(tensorflow, report_failure)
     if missing:
         report_failure(
             "TensorFlow {} is not limited to the lease at {}".format(version, ", ".join(missing))
@@ -50,6 +57,22 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
             undo()
 
     return lift
+
+
+def _make_deterministic(tensorflow: Any, report_failure: ReportFailure) -> None:
+    """Use deterministic operations; before TensorFlow 2.8 an environment variable does that.
+
+    TensorFlow then refuses random operations that have no seed, so there is one until the script
+    sets another. It holds for eager mode and functions, not for graphs that a script creates.
+    """
+    enable = getattr(tensorflow.config.experimental, "enable_op_determinism", None)
+    if enable is None:
+        return
+    try:
+        enable()
+        tensorflow.random.set_seed(SEED)
+    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
+        report_failure("TensorFlow is not deterministic: {}".format(error))
 
 
 def _limiter(lease: Lease, report_failure: ReportFailure, version: str) -> LimitConfig:
@@ -173,23 +196,34 @@ def _pool_limits(lease: Lease) -> "list[tuple[int, int]]":
     """Return (pool limit, total) in MiB of the GPUs that TensorFlow sees, in its order."""
     if lease.simulated:
         return []
-    context = importlib.import_module("tensorflow.python.eager.context")
     entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     pools = lease.pools("tensorflow", entries)
-    seen = [
-        device
-        for device in context.pywrap_tfe.TF_ListPhysicalDevices()
-        if device.decode().split(":")[1] == "GPU"
-    ]
-    if len(seen) == len(pools):
+    seen = _count_gpus()
+    if seen == len(pools):
         return pools
-    # The variable was changed after CUDA had read it, or TensorFlow cannot use one of the GPUs.
-    # Which GPU is which is unknown, so each gets the smallest limit.
-    return [min(lease.pools("tensorflow", lease.visible.split(",")))] * len(seen)
+    # The variable was changed after CUDA had read it, TensorFlow cannot use one of the GPUs, or it
+    # cannot count them. Which GPU is which is unknown, so each gets the smallest limit.
+    smallest = min(lease.pools("tensorflow", lease.visible.split(",")))
+    return [smallest] * (len(pools) if seen is None else seen)
+
+
+def _count_gpus() -> "int | None":
+    """Return how many GPUs TensorFlow sees; None before 1.14, which cannot list them so early.
+
+    This creates no allocator.
+    """
+    context = importlib.import_module("tensorflow.python.eager.context")
+    library = getattr(context, "pywrap_tfe", None) or getattr(context, "pywrap_tensorflow", None)
+    list_devices = getattr(library, "TF_ListPhysicalDevices", None)
+    if list_devices is None:
+        return None
+    return sum(device.decode().split(":")[1] == "GPU" for device in list_devices())
 
 
 def _hook_context(configure: LimitConfig) -> Undo:
     context = importlib.import_module("tensorflow.python.eager.context").Context
+    if "config" not in vars(context):
+        return _hook_old_context(context, configure)
     original = vars(context)["config"]
 
     @functools.wraps(original.fget)
@@ -203,17 +237,46 @@ def _hook_context(configure: LimitConfig) -> Undo:
     )
 
 
+def _hook_old_context(context: Any, configure: LimitConfig) -> Undo:
+    """Hook the eager context of TensorFlow 1.13, which passes on the script's own config or none.
+
+    A script may pass it again, and it must then be the same object. So it is replaced during the
+    call only.
+    """
+    original = vars(context)["_initialize_handle_and_devices"]
+    replaced = threading.RLock()
+
+    @functools.wraps(original)
+    def _initialize_handle_and_devices(self: Any) -> None:
+        if self._context_handle is not None:
+            return
+        with replaced:
+            given = self._config
+            self._config = _config_proto()() if given is None else _copy(given)
+            try:
+                configure(self._config, False)
+                original(self)
+            finally:
+                self._config = given
+
+    return _replace(context, "_initialize_handle_and_devices", _initialize_handle_and_devices)
+
+
 def _hook_session(configure: LimitConfig) -> Undo:
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
+    context = importlib.import_module("tensorflow.python.eager.context").Context
+    uses_context = "config" in vars(context)  # without a config of its own
     original = vars(session)["__init__"]
 
     @functools.wraps(original)
     def __init__(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-        # Without a config it uses the context's, which is limited. TensorFlow itself refuses a
-        # config that is not a ConfigProto.
-        if config is not None and isinstance(config, _config_proto()):
+        # TensorFlow itself refuses a config that is not a ConfigProto.
+        if isinstance(config, _config_proto()):
             config = _copy(config)
             configure(config, True)
+        elif config is None and not uses_context:
+            config = _config_proto()()
+            configure(config, False)
         original(self, target, graph, config)
 
     return _replace(session, "__init__", __init__)

@@ -17,7 +17,7 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
-from . import report
+from . import report, torch_memory
 from .lease import Lease, LeaseTooSmall
 
 ReportFailure = Callable[[str], None]
@@ -59,12 +59,14 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
     original = getattr(cuda, SETTER)
     limits = _Limits(torch, original, lambda device: _allowed(torch, lease, device))
     undo = _hook_setter(torch, original, lease, limits)
+    undo_memory = torch_memory.hook(torch, lambda device: _limit(torch, lease, device))
     if not missing:
         cuda._lazy_call(_limiter(torch, limits, lease, report_failure))
 
     def lift() -> None:
         lease.lift()
         undo()
+        undo_memory()
         if cuda.is_initialized():
             limits.lift()
 
@@ -158,6 +160,11 @@ def _allowed(torch: Any, lease: Lease, device: int) -> float:
     return min(_fraction(gpu, total) for gpu in lease.gpus)
 
 
+def _limit(torch: Any, lease: Lease, device: int) -> "int | None":
+    """Return the bytes that the pool on a device may have; None if the lease is released."""
+    return None if lease.lifted else int(_allowed(torch, lease, device) * _total(torch, device))
+
+
 def _fraction(gpu: "dict[str, Any]", total: int) -> float:
     # PyTorch multiplies and truncates. Subtracting a little keeps the result within the limit.
     fraction = gpu["pools"]["torch"] / total - 1e-9
@@ -204,7 +211,7 @@ def _total(torch: Any, device: int) -> int:
     Where the driver limits a job, only some calls of CUDA return the limit as the total.
     """
     if _is_old(torch) and hasattr(torch.cuda, "mem_get_info"):
-        return int(torch.cuda.mem_get_info(device)[1])
+        return int(torch_memory.unhooked(torch.cuda.mem_get_info)(device)[1])
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
