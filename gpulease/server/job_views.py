@@ -144,6 +144,7 @@ class JobViews:
             pid=job.pid,
             directory=str(self._sources.directory_of(job.id)) if has_directory else None,
             kind="run" if job.holder is None else "hold",
+            adopted=job.holder is not None and job.holder.adopted,
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),

@@ -29,7 +29,7 @@ from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
 from gpulease.wire.views import SharesView, ShareView
 
-FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
+FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy", "rmm", "onnxruntime"})
 _MOST_GPUS = 64
 _LARGEST = 1 << 50
 _WEEK_S = 7 * 86400.0

@@ -293,6 +293,8 @@ class JobView:
     daemon."""
     queue: QueueView | None = None
     """Null from an older daemon."""
+    adopted: bool = False
+    """Its process used GPUs before it had the lease: no framework in it is limited."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 

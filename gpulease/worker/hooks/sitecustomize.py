@@ -19,6 +19,8 @@ HOOKS = {
     "torch": "torch_hook",
     "jax": "jax_hook",
     "cupy": "cupy_hook",
+    "rmm": "rmm_hook",
+    "onnxruntime": "onnxruntime_hook",
 }
 COUNTERS = {
     # The same for what is only counted; its failure means nothing.
