@@ -136,9 +136,10 @@ class HoldHandlers:
             context.scheduler.observer.readings(),
             by_index=invocation.options.get("visible") == "index",
         )
+        memory = min(lease.memory for lease in part.leases)
+        options_of(body.options, memory)
         changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
-        memory = min(lease.memory for lease in part.leases)
         return json_response(NestedView(context.view_for(caller, job), gpus, memory, changes))
 
     async def environment(self, job_id: int) -> Response:
@@ -169,6 +170,7 @@ def hold_submission_of(
     environment = environment_of(request.environment)
     refuse_oversized_exec((), environment)
     claim = claim_of(request.claim, defaults)
+    options = options_of(request.options, request.claim.memory)
     process, shown = _holder(request.pid, caller, find)
     if process is None and claim.time_limit is None:
         raise BadValue(
@@ -180,7 +182,7 @@ def hold_submission_of(
         name="hold" if request.name is None else checked_name(request.name),
         command=shown,
         claim=claim,
-        invocation=Invocation((), "/", environment, options=options_of(request.options)),
+        invocation=Invocation((), "/", environment, options=options),
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, find)),
         key=checked_key(request.key),
@@ -389,6 +391,9 @@ def invocation_of(
     """Return how frameworks are set up: as in the job, except for what the request asks."""
     asked = options_of(request.options)
     changed = {name: value for name, value in asked.items() if value != _DEFAULT_OPTIONS[name]}
+    if "split" in changed:
+        # Equal parts replace those of the job, too.
+        changed["split_sizes"] = asked["split_sizes"]
     return Invocation((), "/", environment, options={**job.options, **changed})
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import (
     CheckConstraint,
     Dialect,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -210,7 +211,7 @@ class JobRow(Row):
     """When a framework or the driver first reported its use of a GPU."""
     steps: Mapped[int | None]
     """Training steps, as a framework counts them."""
-    steps_per_second: Mapped[float | None]
+    steps_per_second: Mapped[float | None] = mapped_column(Float)
 
 
 class HolderRow(Row):
