@@ -133,7 +133,9 @@ class JobViews:
             position=self._positions.of(job, explained),
             expected_start_at=instant(whole_minute(start.at)) if start else None,
             command=job.command,
-            claim=claim_view(job.claim, self._scheduler.observer.readings()),
+            claim=claim_view(
+                job.claim, self._scheduler.observer.readings() if job.claim.named else {}
+            ),
             leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
