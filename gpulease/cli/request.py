@@ -68,6 +68,8 @@ class RunOptions:
     priority: Literal["low", "normal", "high"] = "normal"
     nice: int = 0
     snapshot: bool = False
+    verbose: bool = False
+    summary: bool = False
     shell: bool = False
     pty: bool | None = None
     """None: with a terminal if this command has one."""

@@ -80,6 +80,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     json: given.RunJsonOption = False,
     name: given.NameOption = None,
     end_with_command: given.EndWithCommandOption = False,
+    verbose: given.VerboseOption = False,
+    summary: given.SummaryOption = False,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
@@ -158,6 +160,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         nice=nice,
         snapshot=snapshot,
         end_with_command=end_with_command,
+        verbose=verbose,
+        summary=summary,
         shell=shell,
         pty=pty,
         visible=visible,
@@ -268,6 +272,8 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
             is_shell=options.shell,
             follows_retries=options.retry_oom is not None,
             requeue=options.requeue,
+            verbose=options.verbose,
+            summary=options.summary,
         )
         return follow(client, job, signals, stderr_status(), follow_options)
 
@@ -358,6 +364,8 @@ def _without_effect(options: RunOptions) -> str:
         "--name": options.name is not None,
         "--grace": options.grace is not None,
         "--snapshot": options.snapshot,
+        "--verbose": options.verbose,
+        "--summary": options.summary,
         "--requeue": options.requeue,
         "--preemptible": options.preemptible,
         "--priority": options.priority != "normal",

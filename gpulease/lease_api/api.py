@@ -232,6 +232,11 @@ _held: Lease | None = None
 """The lease of this process; it lasts even if the caller drops the object."""
 
 
+def held_lease() -> "Lease | None":
+    """Return the lease that this process has taken; None if it has none."""
+    return _held if _held is not None and _held.pid == os.getpid() else None
+
+
 def lease(  # noqa: PLR0913  each is part of the public API
     memory: str | int | None = None,
     *,
@@ -346,7 +351,7 @@ def _forget() -> None:
 
 
 def _refuse_second() -> None:
-    mine = _held if _held is not None and _held.pid == os.getpid() else None
+    mine = held_lease()
     if mine is not None and not mine.held:
         # Cancelled, or at its time limit: its variables and hooks are still set.
         _refuse_if_claimed()

@@ -21,7 +21,8 @@ the machine (domain/memory_estimate.py). It is based on these published figures:
 
 The figure for TensorFlow with lazily loaded kernels is an estimate between the two. No figure was
 found for CuPy. It has a context and, outside its pool, library handles and the memory of cuFFT and
-Thrust (cupy issue 1295), like the others, and so it has the same default.
+Thrust (cupy issue 1295), like the others, and so it has the same default; RMM, ONNX Runtime and
+PaddlePaddle likewise.
 """
 
 import json
@@ -34,7 +35,8 @@ from gpulease.units import format_size, round_up_size
 
 MIB = 2**20
 
-FRAMEWORKS: Final = ("tensorflow", "torch", "jax", "cupy")
+_OTHERS: Final = ("torch", "jax", "cupy", "rmm", "onnxruntime", "paddle")
+FRAMEWORKS: Final = ("tensorflow", *_OTHERS)
 
 
 class OverheadDefault(NamedTuple):
@@ -52,13 +54,9 @@ OVERHEAD_DEFAULTS: Final = (
     # The first match counts. Published figures for one model vary as much as those for different
     # models, so there are no defaults by model; overheads are observed on each machine.
     OverheadDefault("tensorflow", 1900 * MIB, driver_below=515),
-    OverheadDefault("torch", 1000 * MIB, driver_below=515),
-    OverheadDefault("jax", 1000 * MIB, driver_below=515),
-    OverheadDefault("cupy", 1000 * MIB, driver_below=515),
+    *(OverheadDefault(each, 1000 * MIB, driver_below=515) for each in _OTHERS),
     OverheadDefault("tensorflow", 700 * MIB),
-    OverheadDefault("torch", 600 * MIB),
-    OverheadDefault("jax", 600 * MIB),
-    OverheadDefault("cupy", 600 * MIB),
+    *(OverheadDefault(each, 600 * MIB) for each in _OTHERS),
 )
 
 COLLECTIVES = 700 * MIB
@@ -122,6 +120,7 @@ _THREADS: Final = (
 _JAX_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read by every version of jaxlib
 _JAX_NEW_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"  # read by new ones; both are an error
 _CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"
+_PADDLE_LIMIT: Final = "FLAGS_gpu_memory_limit_mb"
 
 # With these variables a framework allocates outside the pool that is limited, so a value exported
 # long ago would exceed the lease by accident. The values listed are harmless and are kept.
@@ -235,7 +234,8 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         ),
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
-    environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools) | _for_options(base, options)
+    environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools)
+    environment |= _paddle(base, pools) | _for_options(base, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
 
@@ -352,6 +352,15 @@ def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> 
     elif asked.isdecimal():
         limits.append(int(asked))
     return {_CUPY_LIMIT: str(min(limit for limit in limits if limit > 0))}
+
+
+def _paddle(base: Mapping[str, str], pools: _Sizes) -> dict[str, str]:
+    """Return PaddlePaddle's limit in MiB for every device; at least 1, since 0 means no limit."""
+    limit = max(1, min(pools["paddle"]) // MIB)
+    asked = base.get(_PADDLE_LIMIT, "").strip()
+    if asked.isdecimal() and int(asked) > 0:
+        limit = min(limit, int(asked))
+    return {_PADDLE_LIMIT: str(limit)}
 
 
 def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, str]:
