@@ -120,6 +120,7 @@ class Executor(futures.Executor):
         visible: Visible = "uuid",
         growth: bool = False,
         split: int | str = 1,
+        processes: int | None = None,
         new_lease: bool = False,
         client: Client | None = None,
     ) -> None:
@@ -151,7 +152,7 @@ class Executor(futures.Executor):
             min_vram=min_vram,
             same_model=same_model,
         )
-        self._options = framework_options(visible, growth, split)
+        self._options = framework_options(visible, growth, split, processes)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
