@@ -108,5 +108,7 @@ def test_an_idiom_runs_in_a_job_on_simulated_gpus(
 
     job = daemon.run("run", *lease, "--", *command, timeout=240)
 
-    assert "gpulease: " not in job.stderr
     assert job.stdout
+    assert "gpulease: " not in job.stderr
+    hooks = daemon.job(max(each["id"] for each in daemon.jobs()))["hooks"]
+    assert {(hook["framework"], hook["state"]) for hook in hooks} == {("tensorflow", "limited")}
