@@ -13,7 +13,14 @@ class LeaseTooSmall(RuntimeError):
     """The framework's context and libraries alone would fill the lease, or what is left of it."""
 
 
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
+TITLES = {
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "rmm": "RMM",
+    "onnxruntime": "ONNX Runtime",
+}
 
 
 class Lease:
@@ -146,18 +153,13 @@ class Lease:
             for gpu in self.named(",".join(entries))
         ]
 
-    def limit(self, framework: str, gpu: "dict[str, Any]") -> int:
-        """Return the pool limit of `framework` on a GPU; an older daemon does not know all."""
-        pools = gpu["pools"]
-        return int(pools.get(framework, min(pools.values())))
-
     def check(self, framework: str, title: str) -> None:
         """Refuse a lease that leaves `framework` no usable pool.
 
         Raises:
             LeaseTooSmall: with the smallest lease that is large enough.
         """
-        smallest = self._smallest.get(framework, 0)
+        smallest = self._smallest[framework]
         memory = min(gpu["memory"] for gpu in self.gpus)
         if memory >= smallest:
             return
