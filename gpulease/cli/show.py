@@ -29,6 +29,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
+from gpulease.cli.job_report import first_use, names_of, steps, utilization, what_is
 from gpulease.cli.job_selection import Selection, names_array, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stdout, screen_of, show_page
@@ -136,6 +137,7 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
         *_leases(job, indexes),
         *_hooks(job, indexes),
         *_unhooked(job),
+        *_devices(job),
         *_pools(job, indexes),
         *refusal_table(job.refusals),
         *_events(job, now),
@@ -181,6 +183,9 @@ def fields(
     yield "requested", _requested(job)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
+    yield "utilization", utilization(job)
+    yield "first use", first_use(job)
+    yield "steps", steps(job)
     if job.retry_of is not None:
         was_requeued = any(event.kind == "requeued" for event in job.events)
         yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
@@ -442,6 +447,21 @@ def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:
             return f"not limited: {why}"
         case _:
             return f"not limited, the hook is absent: {why}"
+
+
+def _devices(job: JobView) -> Iterator[Block]:
+    """Say which GPU each device name of the frameworks is."""
+    if not job.devices:
+        return
+    columns = (
+        Column("DEVICE", wraps=True, least=14),
+        Column("GPU", wraps=True, least=20),
+    )
+    rows = (
+        (line(names_of(each)), line(f"{clean(each.gpu)}, {what_is(each)}")) for each in job.devices
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
 
 
 def _unhooked(job: JobView) -> Iterator[Block]:

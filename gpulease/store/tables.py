@@ -232,6 +232,8 @@ class HolderRow(Row):
     """Clock ticks from boot to the start of the process."""
     asker_pid: Mapped[int | None]
     asker_started: Mapped[int | None]
+    adopted: Mapped[bool] = mapped_column(server_default=text("0"))
+    """The process used its GPUs before it had the lease."""
 
 
 class SubmissionRow(Row):

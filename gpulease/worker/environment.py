@@ -101,6 +101,22 @@ _RANKS: Final = (
 )
 
 _MILLION: Final = 10**6  # six decimals: steps of 84 KiB on a card of 80 GiB
+# XLA_FLAGS is not among them: a TensorFlow that does not know a flag there aborts (1.15 does), so
+# the hook in JAX adds its flag. Nor is PYTHONHASHSEED: frameworks do not depend on it.
+_CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC_CUBLAS: Final = (":4096:8", ":16:8")
+_DETERMINISTIC: Final[Mapping[str, str]] = {
+    "TF_DETERMINISTIC_OPS": "1",  # from 2.1 on
+    "TF_CUDNN_DETERMINISTIC": "1",  # from 1.14 on
+    _CUBLAS: _DETERMINISTIC_CUBLAS[0],
+}
+_THREADS: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 _JAX_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read by every version of jaxlib
 _JAX_NEW_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"  # read by new ones; both are an error
 _CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"
@@ -219,7 +235,7 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
     environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools)
-    environment |= _paddle(base, pools) | _for_options(options)
+    environment |= _paddle(base, pools) | _for_options(base, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
 
@@ -347,9 +363,15 @@ def _paddle(base: Mapping[str, str], pools: _Sizes) -> dict[str, str]:
     return {_PADDLE_LIMIT: str(limit)}
 
 
-def _for_options(options: WorkerOptions) -> dict[str, str]:
+def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, str]:
     """Return the variables of the options, for processes without hooks."""
     variables: dict[str, str] = {}
+    if options.omp_threads is not None:
+        variables |= dict.fromkeys(_THREADS, str(options.omp_threads))
+    if options.deterministic:
+        variables |= _DETERMINISTIC
+        if base.get(_CUBLAS) in _DETERMINISTIC_CUBLAS:
+            variables[_CUBLAS] = base[_CUBLAS]
     for name, count in (
         ("TF_NUM_INTEROP_THREADS", options.inter_op),
         ("TF_NUM_INTRAOP_THREADS", options.intra_op),

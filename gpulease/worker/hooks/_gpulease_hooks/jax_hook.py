@@ -20,12 +20,15 @@ Undo = Callable[[], None]
 OPTIONS = "generate_pjrt_gpu_plugin_options"
 MAKER = "make_c_api_client"
 PLATFORM = "cuda"
+DETERMINISTIC = "xla_gpu_deterministic_ops"
 LIMITED = ("default", "bfc")
 
 
 def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported JAX; `raw` is the lease as JSON."""
     lease = Lease(raw, report_failure)
+    if lease.options.get("deterministic"):  # an older daemon sends none
+        _make_deterministic()
     client = importlib.import_module("jaxlib.xla_client")
     original = getattr(client, OPTIONS, None)
     if lease.simulated or original is None:
@@ -51,6 +54,13 @@ def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
             each()
 
     return lift
+
+
+def _make_deterministic() -> None:
+    """Add to the flags that XLA reads when it creates its first client."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if DETERMINISTIC not in flags:
+        os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:
