@@ -92,9 +92,15 @@ class Lease:
         wanted = min(wanted, max(0, gpu["pools"][framework]))
         return self._shares().resize(self._place(gpu).place, framework, wanted)
 
-    def held(self, framework: str, gpu: "dict[str, Any]") -> Optional[int]:
-        """Return the size of the pool that `framework` has taken on a GPU; None for none."""
-        return self._shares().held(self._place(gpu).place, framework)
+    def most(self, framework: str, gpu: "dict[str, Any]") -> int:
+        """Return the size of the largest pool that `framework` may take on a GPU."""
+        part = self._place(gpu).part - self.overhead(framework, gpu)
+        return max(0, min(gpu["pools"][framework], part))
+
+    def limit(self, framework: str, gpu: "dict[str, Any]") -> Optional[int]:
+        """Return the size of the pool that `framework` has taken on a GPU, or may take there."""
+        held = self._shares().held(self._place(gpu).place, framework)
+        return gpu["pools"].get(framework) if held is None else held
 
     def release(self, framework: str) -> None:
         """Give back the pools of `framework`, which were not created."""
