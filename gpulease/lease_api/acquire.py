@@ -237,6 +237,17 @@ def _positive(span: Span) -> float:
     raise BadValue(f"cannot use the time {span!r}: it must be above zero")
 
 
+def checked_processes(count: int | None) -> int | None:
+    """Return a number of processes that divide a lease; None: it is not known.
+
+    Raises:
+        BadValue: it is less than 1.
+    """
+    if count is not None and count < 1:
+        raise BadValue(f"cannot divide a lease between {count} processes: the least is 1")
+    return count
+
+
 def hold_request(
     claim: ClaimRequest,
     environment: Mapping[str, str],
@@ -246,6 +257,7 @@ def hold_request(
     visible: Visible,
     growth: bool,
     split: int | str,
+    processes: int | None,
 ) -> HoldRequest:
     """Return the request for a lease that this process holds.
 
@@ -258,7 +270,11 @@ def hold_request(
         pid=os.getpid(),
         claim=claim,
         options=WorkerOptionsRequest(
-            visible=visible, growth=growth, split=parts, split_sizes=sizes
+            visible=visible,
+            growth=growth,
+            split=parts,
+            split_sizes=sizes,
+            processes=checked_processes(processes),
         ),
         name=name,
         wait=None if wait is None else seconds(wait),

@@ -29,7 +29,15 @@ from gpulease.errors import (
     NoSuchJob,
     TooMany,
 )
-from gpulease.lease_api.acquire import GpuNames, Span, Visible, claim_of, connect, names_of
+from gpulease.lease_api.acquire import (
+    GpuNames,
+    Span,
+    Visible,
+    checked_processes,
+    claim_of,
+    connect,
+    names_of,
+)
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
 from gpulease.wire.requests import (
     LARGEST_RETRY,
@@ -113,6 +121,7 @@ class Executor(futures.Executor):
         visible: Visible = "uuid",
         growth: bool = False,
         split: int = 1,
+        processes: int | None = None,
         new_lease: bool = False,
         client: Client | None = None,
     ) -> None:
@@ -144,7 +153,12 @@ class Executor(futures.Executor):
             min_vram=min_vram,
             same_model=same_model,
         )
-        self._options = WorkerOptionsRequest(visible=visible, growth=growth, split=split)
+        self._options = WorkerOptionsRequest(
+            visible=visible,
+            growth=growth,
+            split=split,
+            processes=checked_processes(processes),
+        )
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:

@@ -72,7 +72,7 @@ class Lease:
         Raises:
             LeaseTooSmall: other frameworks and processes have taken the lease.
         """
-        most = max(0, gpu["pools"][framework])
+        most = self.most(framework, gpu)
         least = shares.SMALLEST if wanted is None else min(wanted, shares.SMALLEST)
         self._taken.add(framework)
         try:
@@ -89,18 +89,14 @@ class Lease:
 
     def resize(self, framework: str, gpu: "dict[str, Any]", wanted: int) -> int:
         """Change a pool that was taken to `wanted` bytes, or what is free; return its size."""
-        wanted = min(wanted, max(0, gpu["pools"][framework]))
+        wanted = min(wanted, self.most(framework, gpu))
         return self._shares().resize(self._place(gpu).place, framework, wanted)
 
     def most(self, framework: str, gpu: "dict[str, Any]") -> int:
         """Return the size of the largest pool that `framework` may take on a GPU."""
+        pools = gpu["pools"]  # an older daemon does not know all frameworks
         part = self._place(gpu).part - self.overhead(framework, gpu)
-        return max(0, min(gpu["pools"][framework], part))
-
-    def limit(self, framework: str, gpu: "dict[str, Any]") -> Optional[int]:
-        """Return the size of the pool that `framework` has taken on a GPU, or may take there."""
-        held = self._shares().held(self._place(gpu).place, framework)
-        return gpu["pools"].get(framework) if held is None else held
+        return max(0, min(pools.get(framework, min(pools.values())), part))
 
     def release(self, framework: str) -> None:
         """Give back the pools of `framework`, which were not created."""
@@ -108,8 +104,8 @@ class Lease:
 
     def overhead(self, framework: str, gpu: "dict[str, Any]") -> int:
         """Return the bytes of `framework` on a GPU beside its pool."""
-        found: int = gpu.get("outside", self._outside)[framework]
-        return found
+        known = gpu.get("outside", self._outside)
+        return int(known.get(framework, max(known.values())))
 
     def processes(self) -> int:
         """Return the number of processes that share each GPU, 1 if it is not known."""
@@ -159,13 +155,18 @@ class Lease:
             for gpu in self.named(",".join(entries))
         ]
 
+    def limit(self, framework: str, gpu: "dict[str, Any]") -> int:
+        """Return the size of the pool that `framework` has taken on a GPU, or the largest."""
+        held = self._shares().held(self._place(gpu).place, framework)
+        return self.most(framework, gpu) if held is None else held
+
     def check(self, framework: str, title: str) -> None:
         """Refuse a lease that leaves `framework` no usable pool.
 
         Raises:
             LeaseTooSmall: with the smallest lease that is large enough.
         """
-        smallest = self._smallest[framework]
+        smallest = self._smallest.get(framework, 0)
         memory = min(gpu["memory"] for gpu in self.gpus)
         if memory >= smallest:
             return

@@ -108,7 +108,7 @@ class _Limit:
     def _limit(self, gpu: "dict[str, Any]", asked: "int | None") -> int:
         """Take a pool, which all sessions of this process have, and return the limit of one."""
         name, lease = "onnxruntime", self._lease
-        most = gpu["pools"][name]
+        most = lease.most(name, gpu)
         try:
             lease.check(name, "ONNX Runtime")
             size = lease.take(name, gpu, asked)
@@ -125,4 +125,4 @@ class _Limit:
         if device.isdigit() and int(device) < len(gpus):
             return gpus[int(device)]
         # It is not there, or the variable was changed after CUDA had read it.
-        return min(self._lease.gpus, key=lambda gpu: int(gpu["pools"]["onnxruntime"]))
+        return min(self._lease.gpus, key=lambda gpu: self._lease.most("onnxruntime", gpu))

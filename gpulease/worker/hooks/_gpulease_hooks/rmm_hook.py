@@ -202,7 +202,7 @@ class _Limits:
         return self._smallest() if device is None else self._limit(device)
 
     def _smallest(self) -> int:
-        return max(ALIGNED, min(gpu["pools"]["rmm"] for gpu in self._gpus))
+        return max(ALIGNED, min(self._lease.most("rmm", gpu) for gpu in self._gpus))
 
     def _current(self) -> "int | None":
         """Return the number of the current GPU; None if there is none, which RMM reports."""
