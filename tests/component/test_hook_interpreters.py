@@ -477,6 +477,38 @@ print(json.dumps([
 """
 
 
+def test_a_tensorflow_that_replaces_its_module_is_held_to_the_lease_in_a_running_python(
+    python: str, tmp_path: Path
+) -> None:
+    # As 1.14 does, whose module then has no __spec__.
+    replaced = """
+        import sys, types
+        class Wrapper(types.ModuleType):
+            def __getattr__(self, name):
+                return getattr(sys.modules["tensorflow.python"].wrapped, name)
+        import tensorflow.python
+        tensorflow.python.wrapped = sys.modules["tensorflow"]
+        sys.modules["tensorflow"] = Wrapper("tensorflow")
+        """
+    init = dedent(FAKE["tensorflow/__init__.py"]) + dedent(replaced)
+    path = write(tmp_path, SERVER | FAKE | {"tensorflow/__init__.py": init})
+    source = f"""
+        import importlib.util, json, os, sys
+        import tensorflow
+        assert tensorflow.__spec__ is None
+        os.environ.update({LEASE!r})
+        path = {str(HOOKS / "sitecustomize.py")!r}
+        spec = importlib.util.spec_from_file_location("_gpulease_site", path)
+        site = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(site)
+        site.hooks_module("running").enforce(site, os.environ["GPULEASE_HOOK"])
+        from tensorflow.python.eager.context import Context
+        print(json.dumps(Context().config.gpu_options.visible_device_list))
+        """
+
+    assert said(python, source, hooked=False, PYTHONPATH=path) == "0,1"
+
+
 def test_tensorflow_1_13_is_held_to_the_lease_with_a_config_and_without(
     python: str, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ class Environment:
 
 ENVIRONMENTS = {
     "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20"), "3.6"),
+    "tensorflow-1.14": Environment(("tensorflow==1.14.0", "protobuf<3.20"), "3.7"),
     "tensorflow-1.15": Environment(("tensorflow==1.15.5", "protobuf<3.20"), "3.7"),
     "tensorflow-2.4": Environment(("tensorflow-cpu==2.4.4", "protobuf<3.20"), "3.8"),
     "tensorflow-2.12": Environment(("tensorflow-cpu==2.12.1",), "3.11"),
