@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -34,14 +35,23 @@ class Podman:
     folder: Path
     runtime: str
 
-    def run(self, *words: str) -> list[str]:
+    def run(self, *words: str, options: Sequence[str] = ()) -> list[str]:
         """Return a command that runs `words` in a container."""
-        return [*self.command("run", "--rm", "--network", "none"), *OF_THE_HOST,
-                *("--rootfs", str(self.folder / "root")), *words]  # fmt: skip
+        root = ("--rootfs", str(self.folder / "root"))
+        begin = self.command("run", "--rm", "--network", "none")
+        return [*begin, *OF_THE_HOST, *options, *root, *words]
 
     def command(self, *words: str) -> list[str]:
         return [
-            *("podman", "--runtime", self.runtime, "--cgroup-manager", "cgroupfs"),
+            *(
+                "podman",
+                "--runtime",
+                self.runtime,
+                "--cgroup-manager",
+                "cgroupfs",
+                "--storage-driver",
+                "vfs",
+            ),
             *("--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")),
             *("--tmpdir", str(self.folder / "tmp"), *words),
         ]
@@ -56,39 +66,42 @@ class Podman:
 
 
 @contextmanager
-def podman_in(folder: Path, runtime: str, uid: int = 0) -> Iterator[Podman]:
-    """Yield a podman that leaves nothing outside of `folder`, for the user `uid`."""
-    made = Podman(folder, runtime)
-    root_of(folder)
-    (folder / "xdg").mkdir()
-    (folder / "containers.conf").write_text(f"[containers]\n{_LIMITS}\n")
-    subprocess.run(["chown", "-R", str(uid), str(folder)], check=True)
-    try:
-        yield made
-    finally:
-        subprocess.run(
-            made.command("rm", "--all", "--force", "--time", "0"), env=os.environ | made.environment(),
-            check=False, capture_output=True, timeout=60, **({"user": uid, "group": uid} if uid else {}),
-        )  # fmt: skip
+def podman_of(user: int = 0, runtime: str | None = None) -> Iterator[Podman]:
+    """Yield a podman for a user, in a folder of its own outside of which it leaves nothing."""
+    # Podman takes short paths only.
+    with tempfile.TemporaryDirectory(prefix="glpod-") as name:
+        made = Podman(Path(name), runtime or str(working_runtime()))
+        root_of(made.folder)
+        (made.folder / "xdg").mkdir()
+        (made.folder / "containers.conf").write_text(f"[containers]\n{_LIMITS}\n")
+        subprocess.run(["chown", "-R", str(user), name], check=True)
+        try:
+            yield made
+        finally:
+            remove = made.command("rm", "--all", "--force", "--time", "0")
+            subprocess.run(
+                remove,
+                env=made.environment(),
+                check=False,
+                user=user,
+                group=user,
+                timeout=60,
+                cwd="/",
+            )
 
 
 @cache
-def runtime() -> str | None:
+def working_runtime() -> str | None:
     """Return an OCI runtime that works here; none in many containers, and without podman."""
     if os.geteuid() != 0 or not shutil.which("podman") or not Path(PYTHON).exists():
         return None
     return next((each for each in ("crun", "runc") if shutil.which(each) and _works(each)), None)
 
 
-def _works(name: str) -> bool:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder, podman_in(Path(folder), name) as made:
-        done = subprocess.run(
-            made.run("/bin/true"), env=made.environment(), check=False, capture_output=True,
-            timeout=60,
-        )  # fmt: skip
-        return done.returncode == 0
+def _works(runtime: str) -> bool:
+    with podman_of(runtime=runtime) as made:
+        return subprocess.run(made.run("/bin/true"), env=made.environment(), check=False,
+                              capture_output=True, timeout=60).returncode == 0  # fmt: skip
 
 
 @contextmanager

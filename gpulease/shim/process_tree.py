@@ -137,15 +137,27 @@ def hang_up_the_stopped(root: int) -> None:
             deliver(found, signal.SIGHUP, signal.SIGCONT)
 
 
-def kill(root: int) -> None:
+_PODMAN = (b"podman\n", b"conmon\n", b"catatonit\n")
+"""The names of podman's own processes around a container."""
+
+
+def kill(root: int, *, spare_podman: bool = False) -> None:
     """Kill every process below `root`, and those that they fork meanwhile.
+
+    With `spare_podman`, podman's own processes are left to end by themselves, as they do once the
+    container is dead. If they are killed with it, podman takes the container for a running one.
 
     Look again while there are new processes. A tree that forks faster than that is left to the next
     call; callers repeat it until nothing is left.
     """
     killed: set[tuple[int, int]] = set()
     for _ in range(_PASSES):
-        new = [found for found in descendants(root) if (found.pid, found.started) not in killed]
+        new = [
+            found
+            for found in descendants(root)
+            if (found.pid, found.started) not in killed
+            and not (spare_podman and _file(found.pid, "comm") in _PODMAN)
+        ]
         if not new:
             return
         for found in new:
@@ -163,18 +175,19 @@ def end_pause_processes(root: int) -> None:
     later containers and never ends. The next podman starts another, or joins a container's.
     """
     left = descendants(root)
-    if all(_command(found.pid) == _PAUSE for found in left):
+    if all(_file(found.pid, "cmdline") == _PAUSE for found in left):
         for found in left:
             deliver(found, signal.SIGKILL)
 
 
-def _command(pid: int) -> bytes:
+def _file(pid: int, name: str) -> bytes:
+    """Return the first bytes of a file in /proc/PID; empty if it cannot be read."""
     try:
-        fd = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.read(fd, len(_PAUSE) + 1)
+        return os.read(fd, 32)
     except ProcessLookupError:
         return b""
     finally:

@@ -97,6 +97,8 @@ class TimeLimit:
 
 ATTACH_WITHIN_S = 10.0
 _KILL_AGAIN_S = 0.1
+_PODMAN_ENDS_WITHIN_S = 3.0
+"""Time for podman to note that a killed container has ended."""
 _CHECK_CLIENTS_EVERY_S = 1.0
 _LONGEST_GRACE_S = 86400.0
 _LONGEST_REASON = 64
@@ -135,6 +137,7 @@ class Supervisor:
             self._loop, spec.time_limit_s, spec.early_signal, self._send_early, self._time_is_up
         )
         self._kill_at = math.inf
+        self._killing_since: float | None = None
         self._failure: Failure | None = None
 
     def run(self, worker: Worker, stdout: JobLog, stderr: JobLog) -> None:
@@ -224,9 +227,7 @@ class Supervisor:
         elif changes.stopped_by is not None:
             self._clients.send_json(FrameKind.SUSPENDED, {"signal": changes.stopped_by})
         elif self._events.main_exited is not None:
-            if changes.orphan_stopped:
-                process_tree.hang_up_the_stopped(os.getpid())
-            process_tree.end_pause_processes(os.getpid())
+            self._check_orphans(changes.orphan_stopped)
 
     def _outlive_main(self) -> None:
         """Continue with the other processes of the worker after its main process has ended."""
@@ -238,6 +239,12 @@ class Supervisor:
             # A process that was being forked during the first round may have missed SIGTERM.
             process_tree.terminate(os.getpid())
         else:
+            process_tree.hang_up_the_stopped(os.getpid())
+        process_tree.end_pause_processes(os.getpid())
+
+    def _check_orphans(self, has_stopped: bool) -> None:
+        """End those of the remaining processes that would never end."""
+        if has_stopped:
             process_tree.hang_up_the_stopped(os.getpid())
         process_tree.end_pause_processes(os.getpid())
 
@@ -286,8 +293,11 @@ class Supervisor:
             self._loop.set_timer("kill", at, self._kill)
 
     def _kill(self) -> None:
-        self._kill_at = 0.0
-        process_tree.kill(os.getpid())
+        began, self._kill_at = self._killing_since, 0.0
+        if began is None:
+            began = self._killing_since = self._loop.now()
+        spare = self._loop.now() < began + _PODMAN_ENDS_WITHIN_S
+        process_tree.kill(os.getpid(), spare_podman=spare)
         self._loop.set_timer_after("kill", _KILL_AGAIN_S, self._kill)
 
     # What clients ask for.

@@ -7,12 +7,22 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from container_rig import OF_THE_HOST, PYTHON, Podman, cdi_spec, docker_in, podman_in, runtime
 
+import gpulease
+from container_rig import (
+    OF_THE_HOST,
+    PYTHON,
+    Podman,
+    cdi_spec,
+    docker_in,
+    podman_of,
+    working_runtime,
+)
 from daemon_rig import Daemon, wait_for
 from e2e.users import call, daemon_for_all, job
 from goldens import mentions
@@ -37,15 +47,14 @@ print(json.dumps({"variables": dict(os.environ), "finders": finders, "written": 
 """
 
 needs_podman = pytest.mark.skipif(
-    runtime() is None, reason="needs root, podman and a runtime (crun, runc) that works here"
+    working_runtime() is None,
+    reason="needs root, podman and a runtime (crun, runc) that works here",
 )
 
 
 @pytest.fixture
-def podman(tmp_path: Path) -> Iterator[Podman]:
-    folder = tmp_path / "podman"
-    folder.mkdir()
-    with podman_in(folder, str(runtime())) as made:
+def podman() -> Iterator[Podman]:
+    with podman_of() as made:
         yield made
 
 
@@ -58,7 +67,7 @@ def start(daemon: Daemon, command: list[str], environment: dict[str, str], uid: 
 
 
 def used(daemon: Daemon, number: int) -> int:
-    return int(daemon.job(number)["leases"][0]["used"] or 0)
+    return sum(lease["used"] or 0 for lease in daemon.job(number)["leases"])
 
 
 def containers(daemon: Daemon) -> list[dict[str, Any]]:
@@ -71,12 +80,9 @@ def containers(daemon: Daemon) -> list[dict[str, Any]]:
 def test_a_container_gets_the_environment_and_the_hooks_of_the_lease(
     daemon: Daemon, podman: Podman
 ) -> None:
-    command = podman.run(PYTHON, "-c", SEEN)
-    command[command.index("--rm")] = "--rm=true"
-    done = daemon.run(
-        "run", "--mem", "1G", "--", *command[:-5], "--gpus", "all", *command[-5:],
-        env={**os.environ, **podman.environment()},
-    )  # fmt: skip
+    command = podman.run(PYTHON, "-c", SEEN, options=("--gpus", "all"))
+    environment = {**os.environ, **podman.environment()}
+    done = daemon.run("run", "--mem", "1G", "--", *command, env=environment)
     seen = json.loads(done.stdout)
     variables = seen["variables"]
     gpus = [gpu["uuid"] for gpu in daemon.status()["gpus"]]
@@ -134,16 +140,28 @@ def user() -> Iterator[pwd.struct_passwd]:
         yield made
 
 
+@contextmanager
+def daemon_with_open_hooks() -> Iterator[Daemon]:
+    """Yield a daemon, the hooks of which every user can read, unlike those of a checkout."""
+    with tempfile.TemporaryDirectory(prefix="gpulease-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        package = Path(gpulease.__file__).parent
+        shutil.copytree(package, folder / "gpulease", ignore=shutil.ignore_patterns("*.pyc"))
+        shutil.copytree(package.parent / "migrations", folder / "migrations")
+        made = Daemon(folder, settings={"grace": "2s"}, environment={"PYTHONPATH": name})
+        try:
+            yield made.start()
+        finally:
+            made.end_all()
+
+
 @needs_podman
 @pytest.mark.skipif(not shutil.which("newuidmap"), reason="needs newuidmap, of the package uidmap")
 def test_a_user_without_root_runs_containers_and_the_job_ends_with_them(
     user: pwd.struct_passwd,
 ) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="gpulease-rootless-") as folder,
-        podman_in(Path(folder), str(runtime()), user.pw_uid) as podman,
-        daemon_for_all(simulate="2x8G") as daemon,
-    ):
+    with podman_of(user.pw_uid) as podman, daemon_with_open_hooks() as daemon:
         environment = podman.environment()
         hungry = start(daemon, podman.run(PYTHON, "-c", HUNGRY), environment, user.pw_uid)
         wait_for("its memory counts", lambda: used(daemon, hungry) > 290 * M)
@@ -151,7 +169,9 @@ def test_a_user_without_root_runs_containers_and_the_job_ends_with_them(
         daemon.wait_until(hungry, "ended")
 
         brief = start(daemon, podman.run("/bin/true"), environment, user.pw_uid)
-        assert daemon.wait_until(brief, "ended")["exit_status"] == 0, "no process is left"
+        assert daemon.wait_until(brief, "ended")["exit_status"] == 0, (
+            "podman takes no container for running, and leaves no process"
+        )
 
 
 @pytest.mark.skipif(
@@ -163,7 +183,7 @@ def test_a_docker_container_counts_for_its_job_and_ends_with_it(
     with (
         tempfile.TemporaryDirectory(prefix="gpulease-docker-") as folder,
         docker_in(Path(folder)) as environment,
-        daemon_for_all(simulate="2x8G") as daemon,
+        daemon_for_all() as daemon,
     ):
         if environment is None:
             pytest.skip("the docker server does not start here: " + Path(folder, "log").read_text())
