@@ -24,6 +24,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.validation import (
     Defaults,
+    bytes_string,
     checked_key,
     checked_name,
     claim_of,
@@ -91,7 +92,10 @@ class HoldHandlers:
         changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
         memory = min(lease.memory for lease in part.leases)
-        return json_response(NestedView(context.view_for(caller, job), gpus, memory, changes))
+        argv, notice = context.command(part, invocation)
+        words = [to_wire(word) for word in argv]
+        shown = context.view_for(caller, job)
+        return json_response(NestedView(shown, gpus, memory, changes, words, notice))
 
     async def environment(self, job_id: int) -> Response:
         """Return what a lease changes in the environment of its holder."""
@@ -296,7 +300,8 @@ def invocation_of(
     """Return how frameworks are set up: as in the job, except for what the request asks."""
     asked = options_of(request.options)
     changed = {name: value for name, value in asked.items() if value != _DEFAULT_OPTIONS[name]}
-    return Invocation((), "/", environment, options={**job.options, **changed})
+    argv = tuple(bytes_string("argument", each) for each in request.argv)
+    return Invocation(argv, "/", environment, options={**job.options, **changed})
 
 
 def _exceeds(job: Job, why: str, hint: str) -> AlreadyLeased:
