@@ -3,6 +3,7 @@
 # cell by cell, or as a whole with `python examples/hold_notebook.py`.
 
 # %% Ask for GPU memory first. This cell waits until it is free, and shows which jobs it waits for.
+# In Jupyter and VS Code, `%load_ext gpulease` and `%gpulease 2G --name notebook` do the same.
 import gpulease
 
 lease = gpulease.lease("2G", name="notebook")

@@ -22,6 +22,8 @@ _HOMES = {
     "Executor": "gpulease.lease_api.executor",
     "Lease": "gpulease.lease_api",
     "lease": "gpulease.lease_api",
+    # For IPython: %load_ext gpulease.
+    "load_ipython_extension": "gpulease.lease_api.magic",
 }
 
 

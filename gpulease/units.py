@@ -23,6 +23,10 @@ _LONGEST_SPAN = timedelta(days=3650)
 _SHOWN_LENGTH = 40
 _LONGEST = 100
 """Characters of any value; Python refuses to convert numbers with thousands of digits."""
+MOST_PARTS = 64
+"""Logical GPUs on one GPU."""
+_MOST_DIGITS = 4
+_SPLIT_HINT = "write a number of equal parts, or the size of each: --split 1G,2G"
 _SIZE_HINT = "write a size as 4G, 4096M or 1.5G"
 _MEMORY_HINT = f"{_SIZE_HINT}, or a share of a GPU as 40%"
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?", re.ASCII)
@@ -96,6 +100,26 @@ def parse_memory(text: str) -> int | Share:
             "for more than one GPU add --gpus 2" if percent else _MEMORY_HINT,
         )
     return Share(percent)
+
+
+def parse_split(text: str) -> tuple[int, list[int]]:
+    """Read what `--split` accepts: a number of equal parts, or the size of each part: 1G,2G.
+
+    Returns the number of parts, and their sizes in bytes, none for equal parts.
+
+    Raises:
+        BadValue: `text` is neither.
+    """
+    words = text.strip()
+    if words.isascii() and words.isdecimal():
+        if not 1 <= int(words[:_MOST_DIGITS]) <= MOST_PARTS:
+            raise BadValue(
+                f"cannot split a GPU into {_shown(words)} parts: 1 to {MOST_PARTS} are possible",
+                _SPLIT_HINT,
+            )
+        return int(words), []
+    sizes = [_parse_size(word, _SPLIT_HINT) for word in words.split(",", MOST_PARTS)]
+    return len(sizes), sizes
 
 
 def parse_span(text: str) -> timedelta:

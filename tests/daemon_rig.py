@@ -32,7 +32,7 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 """How long a condition may take to come true on a machine under load."""
 
-_FLAGS = {"exclusive", "pty", "growth", "strict", "held", "requeue", "preemptible"}
+_FLAGS = {"exclusive", "pty", "growth", "strict", "held", "requeue", "preemptible", "same_model"}
 
 
 def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
@@ -299,4 +299,6 @@ def _options_of(arguments: Sequence[str]) -> tuple[RunOptions, list[str]]:
         given[name] = True if name in _FLAGS else words.pop(0)
     if "gpus" in given:
         given["gpus"] = int(given["gpus"])
+    if "gpu" in given:
+        given["gpu"] = [given["gpu"]]
     return RunOptions(**given), words

@@ -20,6 +20,7 @@ from gpulease.errors import EXIT_USAGE, BadUsage
 VERBS = {
     "run": "Run a command on leased GPU memory.",
     "hold": "Lease GPU memory for this shell.",
+    "adopt": "Lease what a running process uses already.",
     "status": "Show GPUs, leases and the queue.",
     "list": "List jobs.",
     "show": "Show jobs in detail.",
@@ -41,6 +42,7 @@ VERBS = {
     "report": "Compare what jobs asked for and used.",
     "replay": "Try the scheduler on recorded jobs.",
     "doctor": "Diagnose problems and suggest fixes.",
+    "kernel": "Install Jupyter kernels that run as jobs.",
     "completion": "Print completion for your shell.",
 }
 """Each is the function of that name in the module of that name; the help keeps their order."""
@@ -65,6 +67,10 @@ _SUGGESTIONS = {
     **dict.fromkeys(("log", "tail", "output", "cat"), "gpulease logs prints the output of a job"),
     **dict.fromkeys(("cordon", "disable"), "gpulease drain stops granting leases on a GPU"),
     **dict.fromkeys(("uncordon", "undrain", "enable"), "gpulease resume grants leases again"),
+    **dict.fromkeys(
+        ("jupyter", "notebook", "kernelspec", "ipykernel"),
+        "gpulease kernel installs Jupyter kernels that run as jobs",
+    ),
     **dict.fromkeys(("fg", "reattach"), "gpulease attach connects to a running job"),
 }
 """The words of other tools, each with what to use here."""

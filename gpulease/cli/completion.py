@@ -176,6 +176,8 @@ class _CommandLine:
         known: dict[str, Callable[[], dict[str, str]]] = {
             "JOB": self._jobs,
             "GPU": self._gpus,
+            "MODEL": self._models,
+            "PID": self._unmanaged,
             "USER": _users,
         }
         find = known.get(placeholder, lambda: dict.fromkeys(choices_of(param), ""))
@@ -194,6 +196,15 @@ class _CommandLine:
     def _gpus(self) -> dict[str, str]:
         gpus = _ask(self._socket, Client.status).gpus
         return {index_of(gpu): f"{clean(gpu.name)}, {gpu.state}" for gpu in gpus}
+
+    def _models(self) -> dict[str, str]:
+        return {clean(gpu.name): "" for gpu in _ask(self._socket, Client.status).gpus}
+
+    def _unmanaged(self) -> dict[str, str]:
+        """Return the processes that use GPUs outside any lease."""
+        gpus = _ask(self._socket, Client.status).gpus
+        found = (each for gpu in gpus for each in gpu.processes if each.job is None)
+        return {str(each.pid): clean(f"{each.user}, {each.name}") for each in found}
 
 
 def _words(typed: str, candidates: Mapping[str, str], prefix: str = "") -> Iterator[str]:

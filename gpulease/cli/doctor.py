@@ -173,6 +173,9 @@ FRAMEWORKS = (
         "an environment variable",
         tested=("14.2",),
     ),
+    Framework("rmm", ("rmm-cu12", "rmm-cu13", "rmm"), "the hook", tested=("26.10",)),
+    Framework("onnxruntime", ("onnxruntime-gpu",), "the hook", oldest=(1, 8), tested=("1.31",)),
+    Framework("paddle", ("paddlepaddle-gpu",), "an environment variable"),
 )
 
 
@@ -188,7 +191,7 @@ def framework_checks(installed: Mapping[str, str]) -> Iterator[CheckView]:
         yield CheckView(
             "frameworks",
             "warning",
-            "this python has none of tensorflow, torch, jax and cupy",
+            "this python has no framework that gpulease knows",
             "activate the environment of your jobs",
         )
 

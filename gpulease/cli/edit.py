@@ -37,7 +37,7 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         typer.Option("--gpu", metavar="GPU", help="Only these, as 1,3, and so many; or any."),
     ] = None,
     gpu_model: Annotated[
-        str | None, typer.Option("--gpu-model", metavar="TEXT", help="Model: A100; or any.")
+        str | None, typer.Option("--gpu-model", metavar="MODEL", help="Model: A100; or any.")
     ] = None,
     min_vram: Annotated[
         str | None,

@@ -22,6 +22,7 @@ from gpulease.cli.exit_codes import (
     status_of_job,
 )
 from gpulease.cli.format import clean, id_of, index_of
+from gpulease.cli.job_report import device_lines, summary_line
 from gpulease.cli.job_selection import own_name
 from gpulease.cli.messages import waiting_text
 from gpulease.cli.render import StderrStatus, write_output
@@ -157,6 +158,10 @@ class FollowOptions:
     """If the job runs out of GPU memory, follow the job that retries it."""
     requeue: bool = False
     """The job is queued again if the machine fails."""
+    verbose: bool = False
+    """Say which GPU each device name of the frameworks is."""
+    summary: bool = False
+    """Say in one line what the job did with its GPUs."""
 
     @property
     def may_run_again(self) -> bool:
@@ -197,9 +202,10 @@ def _follow(
     """Return the exit code of one job, and the job as it was last seen."""
     try:
         job = wait_for_start(client, job, signals, stderr)
-        if options.is_shell and job.state == "active":
-            stderr.print(messages.shell_on(job, _gpus(client, job)))
+        _introduce(client, job, stderr, options)
         stay = _stay(client, job, signals, stderr, options)
+        if stay.ending is not None:
+            _summarize(client, job, stderr, options)
         if stay.ending is not None and stay.ending.signal == Signum.SIGINT:
             raise EndedByInterrupt(ctrl_c_typed=stay.ending.ctrl_c_typed)
         if stay.ending is not None:
@@ -217,6 +223,30 @@ def _follow(
         return 0, job
     finally:
         stderr.line.clear()
+
+
+def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+    """Say what a job that has started has of the GPUs, as far as that was asked for."""
+    if job.state != "active":
+        return
+    if options.is_shell:
+        stderr.print(messages.shell_on(job, _gpus(client, job)))
+    if options.verbose:
+        for line in device_lines(current(client.within(_NAMES_WITHIN), job)):
+            stderr.print(line)
+
+
+def _summarize(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+    """Say what a job did, once the daemon knows of its end, if that was asked for."""
+    if not options.summary:
+        return
+    deadline = time.monotonic() + _VERDICT_WITHIN
+    with suppress(GpuleaseError):
+        job = client.within(_VERDICT_WITHIN).job(job.id)
+        while job.state != "ended" and time.monotonic() < deadline:
+            time.sleep(_VERDICT_EVERY)
+            job = client.within(_VERDICT_WITHIN).job(job.id)
+    stderr.print(summary_line(job))
 
 
 def _verdict(
@@ -327,6 +357,7 @@ def _end_by_daemon(
         _print_kept(client, job.id, signals)
     if words := last_words(job):
         stderr.print(words)
+    _summarize(client, job, stderr, options)
     return status_of_job(job), job
 
 

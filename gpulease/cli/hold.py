@@ -167,7 +167,8 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     """Lease GPU memory for this shell, and print the variables that put it into effect.
 
     It waits in the queue as run does. The lease ends with the shell, with the
-    process of --pid, or after --for. In a notebook, use gpulease.lease.
+    process of --pid, or after --for. In a notebook, use gpulease.lease. If the
+    process of --pid uses GPUs already, it gets these, at once or not at all.
 
     \b
     Examples:
@@ -219,6 +220,7 @@ def _request(options: RunOptions, reader: int, pid: int | None) -> HoldRequest:
         options=made.options,
         name=made.name,
         wait=made.wait,
+        adopt=pid is not None,
     )
 
 
@@ -258,7 +260,7 @@ def _hold(
             _release(client, job)
             raise
     print_stderr(_held(job, stderr.now()))
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not job.adopted:
         print_stderr(_not_in_effect(job))
     return 0
 
@@ -288,6 +290,9 @@ def _not_granted(job: JobView) -> int:
 def _written(job: JobView, view: EnvironmentView, *, as_json: bool, shell: ShellSyntax) -> bytes:
     new = {from_wire(name): from_wire(value) for name, value in view.set.items()}
     unset = [from_wire(name) for name in view.unset]
+    if not as_json and job.adopted:
+        # The process runs on: no shell is to read its variables.
+        return b""
     if not as_json:
         return os.fsencode(statements(new, unset, shell) + "\n")
     readable = {_as_text(name): _as_text(value) for name, value in new.items()}
@@ -301,9 +306,10 @@ def _as_text(value: str) -> str:
 
 
 def _held(job: JobView, now: datetime) -> str:
-    memory = size(min((lease.memory for lease in job.leases), default=None))
+    sizes = {lease.memory: None for lease in job.leases}
+    memory = " and ".join(map(size, sizes))
     count = len(job.leases)
-    where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+    where = "1 GPU" if count == 1 else f"{'each of ' if len(sizes) == 1 else ''}{count} GPUs"
     ends = [f"until process {job.pid}{_called(job.pid)} ends"] if job.pid else []
     if job.expires_at is not None:
         ends.append(f"{'at the latest ' if ends else ''}until {clock(job.expires_at, now)}")

@@ -41,7 +41,7 @@ GpuOption = Annotated[
     _resource("--gpu", metavar="GPU", help="Only these: 1,3, UUIDs; all of them unless --gpus."),
 ]
 GpuModelOption = Annotated[
-    str | None, _resource("--gpu-model", metavar="TEXT", help="Only GPUs of this model: A100.")
+    str | None, _resource("--gpu-model", metavar="MODEL", help="Only GPUs of this model: A100.")
 ]
 MinVramOption = Annotated[
     str | None, _resource("--min-vram", metavar="SIZE", help="Only GPUs of this size or larger.")
@@ -146,7 +146,19 @@ GrowthOption = Annotated[
     bool, _framework("--growth", help="TensorFlow and JAX allocate memory as needed.")
 ]
 SplitOption = Annotated[
-    int, _framework("--split", metavar="N", help="TensorFlow sees each GPU as N logical GPUs.")
+    str | None,
+    _framework(
+        "--split",
+        metavar="N|SIZES",
+        help="TensorFlow sees each GPU as N logical GPUs, or as some of these sizes: 1G,2G.",
+    ),
+]
+DeterministicOption = Annotated[
+    bool, _framework("--deterministic", help="Frameworks use deterministic operations.")
+]
+OmpThreadsOption = Annotated[
+    int | None,
+    _framework("--omp-threads", metavar="N", help="Threads of OpenMP, MKL, OpenBLAS, NumExpr."),
 ]
 InterOpThreadsOption = Annotated[
     int | None,
@@ -166,6 +178,13 @@ LogPlacementOption = Annotated[
 StrictOption = Annotated[
     bool,
     _framework("--strict", help="Exit with 97 if a framework cannot be limited to the lease."),
+]
+VerboseOption = Annotated[
+    bool, _job("--verbose", help="Say which GPU each device name of the frameworks is.")
+]
+SummaryOption = Annotated[
+    bool,
+    _job("--summary", help="At the end, say what the job used: peaks, utilization, steps."),
 ]
 NoDefaultsOption = Annotated[
     bool,

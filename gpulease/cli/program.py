@@ -4,10 +4,13 @@ A command that cannot run is refused here, before it is queued, and not after ho
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import gpulease
+from gpulease.cli.caller import trusted_environment
 from gpulease.errors import CommandNotExecutable, CommandNotFound
 from gpulease.path_ownership import shaky
 
@@ -15,6 +18,15 @@ _DEFAULT_PATH = "/bin:/usr/bin"
 """Where execvp(3) looks without a PATH."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 """The shells that are tried if SHELL names none."""
+_NOTEBOOK_MAIN = Path(gpulease.__file__).parent / "worker" / "notebook_main.py"
+_ASK = """\
+import sys, importlib.util
+print("%d.%d" % sys.version_info[:2])
+print(sys.prefix)
+print(importlib.util.find_spec(sys.argv[1]) is not None)
+"""
+_ANSWER_WITHIN_S = 60.0
+"""Time for a Python to start and to look for a module, on a slow file system."""
 _INTERPRETERS = {".sh": "bash", ".bash": "bash", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"}
 
 
@@ -22,8 +34,9 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
     """Return the arguments to execute for COMMAND.
 
     A script whose name ends in .py runs under the caller's python, unless a shell would execute it:
-    with a slash in its name, executable, and with a #! line. Any other command stays as typed: a
-    program may look at how it was called, and the kernel finds the interpreter of a script.
+    with a slash in its name, executable, and with a #! line. A notebook (.ipynb) is executed by the
+    nbclient of that python. Any other command stays as typed: a program may look at how it was
+    called, and the kernel finds the interpreter of a script.
 
     Raises:
         CommandNotFound: there is no such file.
@@ -34,6 +47,9 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
         _refuse_unreadable(name, script)
         if not ("/" in name and _runs(script) and _names_its_interpreter(script)):
             return (python_of(cwd, environment), name, *rest)
+    if name.endswith(".ipynb") and _exists(notebook := cwd / name):
+        _refuse_unreadable(name, notebook)
+        return (_notebook_python(name, cwd, environment), str(_NOTEBOOK_MAIN), name, *rest)
     if "/" in name or not name:
         _refuse_unrunnable(name, cwd / name, cwd)
     elif find(name, cwd, environment) is None:
@@ -59,6 +75,34 @@ def python_of(cwd: Path, environment: Mapping[str, str]) -> str:
         "activate the environment of the script, or name its python: "
         "gpulease run -- /path/to/python script.py",
     )
+
+
+def ask_python(python: str, module: str) -> tuple[str, str, bool]:
+    """Return the version of a Python, its prefix, and whether it finds a module.
+
+    Raises:
+        CommandNotExecutable: it does not answer.
+    """
+    try:
+        answer = subprocess.run(
+            [python, "-c", _ASK, module], env=dict(trusted_environment()), cwd="/",
+            capture_output=True, text=True,
+            timeout=_ANSWER_WITHIN_S, check=True,
+        )  # fmt: skip
+        version, prefix, found = answer.stdout.splitlines()[-3:]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise CommandNotExecutable(f"cannot use {python}: {error}") from None
+    return version, prefix, found == "True"
+
+
+def _notebook_python(name: str, cwd: Path, environment: Mapping[str, str]) -> str:
+    python = python_of(cwd, environment)
+    if not ask_python(python, "nbclient")[2]:
+        raise CommandNotExecutable(
+            f"cannot run {name}: {python} has no nbclient, which executes notebooks",
+            f"{python} -m pip install nbclient ipykernel; papermill and nbconvert contain it too",
+        )
+    return python
 
 
 def shell_of(environment: Mapping[str, str]) -> str:
@@ -180,11 +224,6 @@ def _without_permission(name: str, path: str) -> CommandNotExecutable:
 def _how_to_run(path: str) -> str:
     """Say how to run a file that is not executable."""
     suffix = Path(path).suffix
-    if suffix == ".ipynb":
-        return (
-            f"convert the notebook (jupyter nbconvert --to script {path}) and run the script, "
-            "or run gpulease hold and start jupyter in that shell"
-        )
     interpreter = _INTERPRETERS.get(suffix)
     if interpreter is None:
         return f"chmod +x {path}, or name its interpreter: gpulease run -- INTERPRETER {path}"

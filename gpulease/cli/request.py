@@ -13,7 +13,7 @@ from typing import Literal
 
 from gpulease.cli.caller import Caller, Streams
 from gpulease.errors import BadValue, TooLarge
-from gpulease.units import Share, format_size, parse_memory, parse_size, parse_span
+from gpulease.units import Share, format_size, parse_memory, parse_size, parse_span, parse_split
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_RETRY,
@@ -68,12 +68,16 @@ class RunOptions:
     priority: Literal["low", "normal", "high"] = "normal"
     nice: int = 0
     snapshot: bool = False
+    verbose: bool = False
+    summary: bool = False
     shell: bool = False
     pty: bool | None = None
     """None: with a terminal if this command has one."""
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
-    split: int = 1
+    split: str | None = None
+    deterministic: bool = False
+    omp_threads: int | None = None
     inter_op_threads: int | None = None
     intra_op_threads: int | None = None
     soft_placement: bool = False
@@ -159,16 +163,20 @@ def _queue(options: RunOptions) -> QueueRequest:
 
 def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
     for flag, count in (
-        ("--split", options.split),
+        ("--omp-threads", options.omp_threads),
         ("--inter-op-threads", options.inter_op_threads),
         ("--intra-op-threads", options.intra_op_threads),
     ):
         if count is not None and count < 1:
             raise BadValue(f"cannot use {flag} {count}: the least is 1")
+    split, sizes = (1, []) if options.split is None else parse_split(options.split)
     return WorkerOptionsRequest(
         visible=options.visible,
         growth=options.growth,
-        split=options.split,
+        split=split,
+        split_sizes=sizes,
+        deterministic=options.deterministic,
+        omp_threads=options.omp_threads,
         inter_op_threads=options.inter_op_threads,
         intra_op_threads=options.intra_op_threads,
         log_placement=options.log_placement,

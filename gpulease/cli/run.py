@@ -80,12 +80,16 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     json: given.RunJsonOption = False,
     name: given.NameOption = None,
     end_with_command: given.EndWithCommandOption = False,
+    verbose: given.VerboseOption = False,
+    summary: given.SummaryOption = False,
     shell: given.ShellOption = False,
     pty: given.PtyOption = None,
     detach_keys: given.DetachKeysOption = None,
     visible: given.VisibleOption = "uuid",
     growth: given.GrowthOption = False,
-    split: given.SplitOption = 1,
+    split: given.SplitOption = None,
+    deterministic: given.DeterministicOption = False,
+    omp_threads: given.OmpThreadsOption = None,
     inter_op_threads: given.InterOpThreadsOption = None,
     intra_op_threads: given.IntraOpThreadsOption = None,
     soft_placement: given.SoftPlacementOption = False,
@@ -108,6 +112,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 4G train.py --epochs 3
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
+      gpulease run --mem 4G -- docker run --rm IMAGE python train.py
       gpulease run --mem 4G --time 4h --signal USR1@2m train.py
       gpulease run --mem 4G --array 0-99%8 train.py
       gpulease run --mem 4G --after 17 evaluate.py
@@ -156,11 +161,15 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         nice=nice,
         snapshot=snapshot,
         end_with_command=end_with_command,
+        verbose=verbose,
+        summary=summary,
         shell=shell,
         pty=pty,
         visible=visible,
         growth=growth,
         split=split,
+        deterministic=deterministic,
+        omp_threads=omp_threads,
         inter_op_threads=inter_op_threads,
         intra_op_threads=intra_op_threads,
         soft_placement=soft_placement,
@@ -264,6 +273,8 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
             is_shell=options.shell,
             follows_retries=options.retry_oom is not None,
             requeue=options.requeue,
+            verbose=options.verbose,
+            summary=options.summary,
         )
         return follow(client, job, signals, stderr_status(), follow_options)
 
@@ -356,6 +367,8 @@ def _without_effect(options: RunOptions) -> str:
         "--name": options.name is not None,
         "--grace": options.grace is not None,
         "--snapshot": options.snapshot,
+        "--verbose": options.verbose,
+        "--summary": options.summary,
         "--requeue": options.requeue,
         "--preemptible": options.preemptible,
         "--priority": options.priority != "normal",

@@ -29,6 +29,7 @@ from gpulease.cli.format import (
     size,
     until,
 )
+from gpulease.cli.job_report import first_use, names_of, steps, utilization, what_is
 from gpulease.cli.job_selection import Selection, names_array, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stdout, screen_of, show_page
@@ -40,6 +41,7 @@ from gpulease.units import format_span
 from gpulease.wire.requests import spoken
 from gpulease.wire.views import (
     EventView,
+    HookView,
     JobList,
     JobView,
     LeaseView,
@@ -52,6 +54,11 @@ _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128
 _STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
 _LABELS = 12
+_FRAMEWORKS = {
+    "none": "no framework hook has reported a limit yet",
+    "failed": "not limited to the lease: a hook failed",
+    "absent": "not limited to the lease: a process uses a GPU without the hook",
+}
 _SHORT_HISTORY = timedelta(hours=1)
 
 
@@ -128,7 +135,9 @@ def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyT
         (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
         *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
         *_leases(job, indexes),
+        *_hooks(job, indexes),
         *_unhooked(job),
+        *_devices(job),
         *_pools(job, indexes),
         *refusal_table(job.refusals),
         *_events(job, now),
@@ -157,6 +166,7 @@ def fields(
             yield "over lease", f"{where} {_over(job, lease, now)}"
         elif is_above(job, lease):
             yield "above lease", f"{where}, without consequences now"
+    yield "frameworks", _FRAMEWORKS.get(job.hook or "")
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
     yield "begins", _begins(job, now)
@@ -173,6 +183,9 @@ def fields(
     yield "requested", _requested(job)
     yield "size", clean(job.sized) if job.sized else None
     yield "used", _used(job)
+    yield "utilization", utilization(job)
+    yield "first use", first_use(job)
+    yield "steps", steps(job)
     if job.retry_of is not None:
         was_requeued = any(event.kind == "requeued" for event in job.events)
         yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
@@ -391,6 +404,61 @@ def _leases(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
             line(_enforcement(lease)),
         )
         for lease in job.leases
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _hooks(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    """Say which frameworks are limited in which processes, which are not, and why."""
+    shown = {each.pid for each in job.unheld}
+    rows = [
+        (
+            line(str(each.pid)),
+            line(" ".join(clean(part) for part in (each.framework, each.version) if part) or "-"),
+            line(_hook(each, indexes), "" if each.state == "limited" else "warn"),
+        )
+        for each in job.hooks
+        # A process that still runs without the hook has a line below.
+        if each.state != "absent" or each.pid not in shown
+    ]
+    if not rows:
+        return
+    columns = (
+        Column("PROCESS", right=True),
+        Column("FRAMEWORK", wraps=True),
+        Column("HOOK", wraps=True, least=24, leaves=1, below=""),
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:
+    why = clean(hook.why or "the reason is unknown")
+    match hook.state:
+        case "limited":
+            limits = [
+                ("" if each.limit is None else f"to {size(each.limit)} ")
+                + f"on {gpu_of(clean(each.gpu), indexes)}"
+                for each in hook.limits
+            ]
+            return f"limited {', '.join(limits)}" if limits else "sees no GPU"
+        case "failed":
+            return f"not limited: {why}"
+        case _:
+            return f"not limited, the hook is absent: {why}"
+
+
+def _devices(job: JobView) -> Iterator[Block]:
+    """Say which GPU each device name of the frameworks is."""
+    if not job.devices:
+        return
+    columns = (
+        Column("DEVICE", wraps=True),
+        Column("IS", wraps=True, least=20),
+    )
+    rows = (
+        (line(names_of(each)), line(f"{clean(each.gpu)}, {what_is(each)}")) for each in job.devices
     )
     yield line("")
     yield Table(columns, tuple(rows))

@@ -204,6 +204,11 @@ def _leases(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("TIME LEFT", right=True, leaves=1, below="time left "),
     )
     yield Table(columns, tuple(rows))
+    for job in view.jobs:
+        if job.hook in ("failed", "absent"):
+            which = id_of(job)
+            text = f"job {which} is not limited by its framework (gpulease show {which})"
+            yield Hanging(line(text, "warn"), 2)
 
 
 def _enforcement(view: StatusView) -> Iterator[Block]:

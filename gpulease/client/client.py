@@ -21,6 +21,7 @@ from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.requests import (
+    AdoptRequest,
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
@@ -144,6 +145,18 @@ class Client:
             TooLarge: the request exceeds what the daemon reads.
         """
         return decode(JobView, self._daemon.submit("/holds", request))
+
+    def adopt(self, request: AdoptRequest) -> JobView:
+        """Lease what a process uses already, for its owner; granted when this returns.
+
+        Raises:
+            BadValue: no such process.
+            NotAllowed: it belongs to another user, and the caller is no admin.
+            AlreadyLeased: it belongs to a job, or has a lease.
+            WrongState: it uses no GPU, or the driver does not report how much.
+            NoRoomNow: it does not fit beside other leases, or a GPU takes no leases.
+        """
+        return decode(JobView, self._daemon.submit("/adoptions", request))
 
     def nested(self, request: NestedRequest) -> NestedView | None:
         """Return the job under whose lease this process runs, and the requested part of it.

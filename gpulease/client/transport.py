@@ -21,6 +21,7 @@ from gpulease.units import format_size
 from gpulease.wire.requests import (
     API_PREFIX,
     LARGEST_REQUEST,
+    AdoptRequest,
     HoldRequest,
     NestedRequest,
     SubmitRequest,
@@ -93,7 +94,7 @@ class Transport:
     answer_within: float
     """Timeout of an answer in seconds."""
 
-    def submit(self, path: str, request: SubmitRequest | HoldRequest) -> bytes:
+    def submit(self, path: str, request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
         """Post a submission under a key, and again if the answer is lost.
 
         Raises:
@@ -188,7 +189,7 @@ class Transport:
 
 
 def body_of(
-    request: SubmitRequest | HoldRequest | NestedRequest,
+    request: SubmitRequest | HoldRequest | AdoptRequest | NestedRequest,
 ) -> bytes:
     """Return a request with an environment as JSON.
 

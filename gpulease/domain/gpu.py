@@ -64,6 +64,8 @@ class GpuReading:
     """Why the GPU cannot be read, for people."""
     minor: int | None = None
     """The number in the name of its device node; may differ from its index."""
+    bus: str | None = None
+    """Its PCI address, as lspci -D shows it: 0000:3b:00.0."""
     parent: GpuUuid | None = None
     """For a MIG device: its GPU, which has the same `index`."""
     mig_index: int | None = None

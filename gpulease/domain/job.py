@@ -110,6 +110,8 @@ class Holder:
     """The lease is released when it ends; None: held until the time limit."""
     waiting_client: Process | None
     """The process that waits for the grant; if it ends first, the lease is cancelled."""
+    adopted: bool = False
+    """The process used its GPUs before it had the lease, so no hook limits its frameworks."""
 
 
 class Outcome(StrEnum):

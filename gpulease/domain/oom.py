@@ -1,7 +1,7 @@
 """Recognises from the end of a job's output that it ran out of GPU memory. Pure.
 
 The patterns match messages of TensorFlow's BFC allocator and kernels, PyTorch's caching allocator,
-XLA, CuPy, the CUDA runtime, and libraries with their own allocators.
+XLA, CuPy, RMM, ONNX Runtime, the CUDA runtime, and libraries with their own allocators.
 
 If the output ends with a Python traceback, only the last exception and its causes count: a program
 may have logged an earlier error and continued. The format is that of Python's module `traceback`.
@@ -20,7 +20,9 @@ _CHAINED = frozenset(
         "During handling of the above exception, another exception occurred:",
     }
 )
-_FRAMEWORKS = frozenset({"tensorflow", "keras", "torch", "jax", "jaxlib", "cupy", "numba"})
+_FRAMEWORKS = frozenset(
+    {"tensorflow", "keras", "torch", "jax", "jaxlib", "cupy", "numba", "rmm", "cudf", "onnxruntime"}
+)
 """Their exceptions may follow from an error that was only logged, as cuDNN's from a full GPU."""
 _FROM_OTHER_PROCESSES = frozenset(
     {"subprocess", "multiprocessing", "concurrent", "ray"}
@@ -80,13 +82,18 @@ _SURE = re.compile(
     r"|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)"
     r"|cupy\.cuda\.memory\.OutOfMemoryError"
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|RMM failure at:[^\n]{0,300}(?:Exceeded memory limit|Maximum pool size exceeded)"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
 )
 """Messages that only a full GPU causes."""
 _ON_A_DEVICE = re.compile(r"OOM when allocating tensor|ResourceExhaustedError")
 """Messages of TensorFlow, which name the device later in the same line."""
 _OTHER_DEVICE = "device:CPU"
-_LIKELY = re.compile(r"out of memory|std::bad_alloc|cannot allocate memory", re.IGNORECASE)
+_LIKELY = re.compile(
+    r"out of memory|std::bad_alloc|cannot allocate memory"
+    r"|failed to allocate memory for requested buffer|is smaller than requested bytes",
+    re.IGNORECASE,
+)
 """Messages that a lack of host memory causes as well."""
 
 _NUMBER = r"([0-9][0-9,]{0,20}(?:\.[0-9]{1,6})?)"
@@ -95,6 +102,9 @@ _TRIED = re.compile(
     rf"|trying to allocate {_NUMBER} ?(bytes|KiB|MiB|GiB)"
     rf"|Out of memory allocating {_NUMBER} (bytes)"
     rf"|failed to allocate {_NUMBER}(K|M|G|KiB|MiB|GiB) "
+    rf"|requested buffer of size {_NUMBER}"
+    rf"|smaller than requested bytes of {_NUMBER}"
+    rf"|Allocated bytes [0-9]{{1,20}}; Requested bytes {_NUMBER}"
     rf"|memory_fraction limit\. Requested size: {_NUMBER}(?: ?(bytes|KiB|MiB|GiB))?"
 )
 _UNITS = {"bytes": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -28,6 +28,7 @@ class Device:
     fault: Fault | None = None
     detail: str | None = None
     minor: int | None = None
+    bus: str | None = None
 
     @property
     def is_identified(self) -> bool:
@@ -71,9 +72,9 @@ def _identify(index: int) -> Device:
 
 
 def complete(device: Device) -> Device:
-    """Return `device` with its name and minor number, if the driver reports them.
+    """Return `device` with its name, minor number and PCI address, if the driver reports them.
 
-    Either call may have failed when the GPUs were listed, which happens once in a session.
+    A call may have failed when the GPUs were listed, which happens once in a session.
 
     Raises:
         GpuLost, DriverGone: the GPU cannot be read.
@@ -84,7 +85,19 @@ def complete(device: Device) -> Device:
     if device.minor is None:
         minor = nvml_binding.ask_or_none("nvmlDeviceGetMinorNumber", device.handle)
         device = replace(device, minor=None if minor is None else int(minor))
+    if device.bus is None:
+        device = replace(device, bus=_bus(device))
     return device
+
+
+def _bus(device: Device) -> str | None:
+    """Return the PCI address of a GPU, with a domain of four digits where that is enough."""
+    found = nvml_binding.ask_or_none("nvmlDeviceGetPciInfo", device.handle)
+    if found is None:
+        return None
+    text = found.busId.decode(errors="replace") if isinstance(found.busId, bytes) else found.busId
+    domain, _, rest = str(text).lower().partition(":")
+    return f"{domain[4:] if domain.startswith('0000') and len(domain) == 8 else domain}:{rest}"
 
 
 def _unidentified(index: int) -> Device:

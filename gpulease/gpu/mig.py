@@ -63,7 +63,9 @@ def _mig_devices(device: Device, handle: Handle, gpu: GpuReading) -> Iterator[Gp
             continue
         uuid = GpuUuid(str(nvml_binding.call("nvmlDeviceGetUUID", mig_handle)))
         name = nvml_binding.ask_or_none("nvmlDeviceGetName", mig_handle)
-        known = Device(uuid, device.index, str(name or "MIG device"), mig_handle, minor=gpu.minor)
+        known = Device(
+            uuid, device.index, str(name or "MIG device"), mig_handle, minor=gpu.minor, bus=gpu.bus
+        )
         yield replace(
             read_gpu(known, is_mig_device=True),
             parent=device.uuid,

@@ -115,6 +115,7 @@ def _read(device: Device, handle: Handle, is_mig_device: bool) -> GpuReading:
         temperature=None if is_mig_device else _read_temperature(handle),
         detail=detail,
         minor=device.minor,
+        bus=device.bus,
         mig_mode=mig_mode,
         compute_mode=_read_compute_mode(handle),
     )

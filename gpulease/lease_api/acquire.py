@@ -14,7 +14,7 @@ from typing import Literal, Self, TypeVar
 from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
-from gpulease.units import Share, parse_memory, parse_size, parse_span
+from gpulease.units import Share, parse_memory, parse_size, parse_span, parse_split
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
 from gpulease.wire.views import EnvironmentView, JobView
 
@@ -245,20 +245,21 @@ def hold_request(
     wait: Span | None,
     visible: Visible,
     growth: bool,
-    split: int,
+    split: int | str,
 ) -> HoldRequest:
     """Return the request for a lease that this process holds.
 
     Raises:
         BadValue: an argument is out of range.
     """
-    if split < 1:
-        raise BadValue(f"cannot use split={split}: it must be at least 1")
+    parts, sizes = parse_split(str(split))
     return HoldRequest(
         environment={to_wire(key): to_wire(value) for key, value in environment.items()},
         pid=os.getpid(),
         claim=claim,
-        options=WorkerOptionsRequest(visible=visible, growth=growth, split=split),
+        options=WorkerOptionsRequest(
+            visible=visible, growth=growth, split=parts, split_sizes=sizes
+        ),
         name=name,
         wait=None if wait is None else seconds(wait),
     )

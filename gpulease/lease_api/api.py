@@ -33,7 +33,7 @@ from gpulease.lease_api.acquire import (
 from gpulease.lease_api.activate import Undo, activate, variables
 from gpulease.lease_api.cuda_state import CUDA, claimed_by
 from gpulease.units import format_size
-from gpulease.wire.requests import HoldRequest, NestedRequest
+from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest
 from gpulease.wire.views import NestedView
 
 _STACK_LEVEL = 4
@@ -192,6 +192,7 @@ class InheritedLease:
     job: str
     gpus: tuple[LeasedGpu, ...]
     split: int
+    split_sizes: tuple[int, ...] = ()
 
 
 def inherited_lease() -> InheritedLease | None:
@@ -199,7 +200,9 @@ def inherited_lease() -> InheritedLease | None:
     try:
         hook = json.loads(config.environment()[_HOOK])
         gpus = tuple(LeasedGpu(str(gpu["uuid"]), int(gpu["memory"])) for gpu in hook["gpus"])
-        return InheritedLease(str(hook["job"]), gpus, int(hook["options"]["split"]))
+        options = hook["options"]
+        sizes = tuple(map(int, options.get("split_sizes", ())))
+        return InheritedLease(str(hook["job"]), gpus, int(options["split"]), sizes)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -229,6 +232,11 @@ _held: Lease | None = None
 """The lease of this process; it lasts even if the caller drops the object."""
 
 
+def held_lease() -> "Lease | None":
+    """Return the lease that this process has taken; None if it has none."""
+    return _held if _held is not None and _held.pid == os.getpid() else None
+
+
 def lease(  # noqa: PLR0913  each is part of the public API
     memory: str | int | None = None,
     *,
@@ -243,7 +251,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
     wait: Span | None = None,
     visible: Visible = "uuid",
     growth: bool = False,
-    split: int = 1,
+    split: int | str = 1,
     client: Client | None = None,
 ) -> Lease:
     """Lease GPU memory for this process, and limit its framework to it. Waits in the queue.
@@ -298,7 +306,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
         )
         daemon = client or connect()
         if (around := lease_around(daemon, request)) is not None:
-            return _share(daemon, around, split)
+            return _share(daemon, around, request.options)
         _refuse_if_claimed()
         return _take(daemon, request)
     finally:
@@ -316,13 +324,13 @@ def _take(client: Client, request: HoldRequest) -> Lease:
     return _held
 
 
-def _share(client: Client, around: NestedView, split: int) -> Lease:
+def _share(client: Client, around: NestedView, asked: WorkerOptionsRequest) -> Lease:
     """Return the lease of the job of this process."""
     global _held
     job, view = around.job, around.environment
     assert job is not None and view is not None, "the daemon sends both or none"
     if (here := inherited_lease()) is not None and here.job == str(job.id):
-        _refuse_another_split(here, split)
+        _refuse_another_split(here, asked)
         gpus, undo = here.gpus, _keep_hooks
     else:
         # A process between the job and this one has cleared the environment.
@@ -343,7 +351,7 @@ def _forget() -> None:
 
 
 def _refuse_second() -> None:
-    mine = _held if _held is not None and _held.pid == os.getpid() else None
+    mine = held_lease()
     if mine is not None and not mine.held:
         # Cancelled, or at its time limit: its variables and hooks are still set.
         _refuse_if_claimed()
@@ -356,12 +364,18 @@ def _refuse_second() -> None:
         )
 
 
-def _refuse_another_split(here: InheritedLease, split: int) -> None:
-    if split not in (1, here.split):
+def _refuse_another_split(here: InheritedLease, asked: WorkerOptionsRequest) -> None:
+    there, wanted = (here.split, here.split_sizes), (asked.split, tuple(asked.split_sizes))
+    if wanted not in ((1, ()), there):
         raise AlreadyLeased(
-            f"cannot lease: job {here.job} splits each GPU into {here.split}, not {split}",
-            f"start the job with --split {split}, or leave out split=",
+            f"cannot lease: job {here.job} splits each GPU into {_parts(*there)}, "
+            f"not {_parts(*wanted)}",
+            f"start the job with --split {_parts(*wanted)}, or leave out split=",
         )
+
+
+def _parts(count: int, sizes: Sequence[int]) -> str:
+    return ",".join(map(format_size, sizes)) or str(count)
 
 
 def _refuse_if_claimed() -> None:

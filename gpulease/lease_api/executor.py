@@ -29,7 +29,7 @@ from gpulease.errors import (
     NoSuchJob,
     TooMany,
 )
-from gpulease.lease_api.acquire import Span, Visible, claim_of, connect
+from gpulease.lease_api.acquire import GpuNames, Span, Visible, claim_of, connect, names_of
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
 from gpulease.wire.requests import (
     LARGEST_RETRY,
@@ -100,7 +100,11 @@ class Executor(futures.Executor):
         self,
         memory: str | int,
         *,
-        gpus: int = 1,
+        gpus: int | None = None,
+        gpu: GpuNames | None = None,
+        model: str | None = None,
+        min_vram: str | int | None = None,
+        same_model: bool = False,
         exclusive: bool = False,
         time_limit: Span | None = None,
         name: str | None = None,
@@ -130,7 +134,16 @@ class Executor(futures.Executor):
                 f"cannot use retry_oom={retry_oom:g}: it must be above 1 and at most "
                 f"{LARGEST_RETRY:g}"
             )
-        self._claim = claim_of(memory, gpus, exclusive, time_limit)
+        self._claim = claim_of(
+            memory,
+            gpus,
+            exclusive,
+            time_limit,
+            named=names_of(gpu),
+            model=model,
+            min_vram=min_vram,
+            same_model=same_model,
+        )
         self._options = WorkerOptionsRequest(visible=visible, growth=growth, split=split)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()

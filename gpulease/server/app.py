@@ -27,6 +27,7 @@ from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
 from gpulease.wire.requests import (
     API_PREFIX,
+    AdoptRequest,
     CancelJobsRequest,
     CancelRequest,
     DrainRequest,
@@ -116,6 +117,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         ),
         Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
+        Route(
+            post, "/adoptions", submitter, "adopt a process", holds.adopt, JobView, AdoptRequest,
+            201,
+        ),
         Route(get, "/jobs/{job_id}/logs", owner, read_logs, jobs.logs, FRAMES),
         Route(
             get, "/jobs/{job_id}/environment", owner, read_env, holds.environment, EnvironmentView

@@ -4,6 +4,7 @@ Nothing is queued for a part: the job has been granted the memory, and its lease
 """
 
 import asyncio
+import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job, Process
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
-from gpulease.server.auth import Caller
+from gpulease.server.auth import Caller, Rights
 from gpulease.server.context import (
     RequestContext,
     caller_of_request,
@@ -36,10 +37,18 @@ from gpulease.server.validation import (
     span,
     within,
 )
+from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.units import format_size
-from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest, to_wire
+from gpulease.wire.requests import (
+    AdoptRequest,
+    ClaimRequest,
+    HoldRequest,
+    NestedRequest,
+    WorkerOptionsRequest,
+    to_wire,
+)
 from gpulease.wire.views import EnvironmentView, NestedView
 
 FindProcess = Callable[[int], LivingProcess | None]
@@ -66,9 +75,48 @@ class HoldHandlers:
         order = hold_submission_of(body, caller, context.defaults, context.processes.living)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
-        job = await context.scheduler.submit(order)
-        context.watch_holder(job)
+        job = await self._adopted(order, body.claim, caller) if body.adopt else None
+        if job is None:
+            job = await context.scheduler.submit(order)
+            context.watch_holder(job)
         return json_response(context.job_views.job(job, to_owner=True), 201)
+
+    async def adopt(self, request: Request) -> Response:
+        """Lease what a process uses already."""
+        caller, context = caller_of_request(request), self._context
+        body = read_body(AdoptRequest, await request.body())
+        order = adoption_of(
+            body, caller, context.rights, context.defaults, context.processes.living
+        )
+        live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
+        await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of, with_holds=True)
+        job = await self._adopted(order, body.claim, caller, must=True)
+        if job is None:
+            raise WrongState(
+                f"cannot adopt process {body.pid}: it uses no GPU, or only what it has leased",
+                f"to lease GPU memory for it first: gpulease hold --pid {body.pid} --mem SIZE",
+            )
+        return json_response(context.view_for(caller, job), 201)
+
+    async def _adopted(
+        self, order: Submission, asked: ClaimRequest, caller: Caller, *, must: bool = False
+    ) -> Job | None:
+        """Lease what the process of `order` uses; return None if it uses no GPU."""
+        context = self._context
+        seen = await context.scheduler.observer.observe()
+        if must:
+            refuse_unlisted(seen)
+        if order.holder is None or order.holder.process is None or seen.foreign:
+            return None
+        holder = Holder(order.holder.process, None, adopted=True)
+        order = replace(order, holder=holder)
+        uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+        if not uses:
+            return None
+        names_size = asked.memory is not None or asked.share is not None
+        by_admin = must and context.rights.is_admin(caller)
+        wanted = Adoption(order, uses, caller.user, names_size, by_admin)
+        return await context.scheduler.adopt(wanted, seen)
 
     async def nested(self, request: Request) -> Response:
         """Return the job under whose lease the caller runs, and a part of that lease."""
@@ -89,9 +137,10 @@ class HoldHandlers:
             context.scheduler.observer.readings(),
             by_index=invocation.options.get("visible") == "index",
         )
+        memory = min(lease.memory for lease in part.leases)
+        options_of(body.options, memory)
         changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
-        memory = min(lease.memory for lease in part.leases)
         argv, notice = context.command(part, invocation)
         words = [to_wire(word) for word in argv]
         shown = context.view_for(caller, job)
@@ -125,6 +174,7 @@ def hold_submission_of(
     environment = environment_of(request.environment)
     refuse_oversized_exec((), environment)
     claim = claim_of(request.claim, defaults)
+    options = options_of(request.options, request.claim.memory)
     process, shown = _holder(request.pid, caller, find)
     if process is None and claim.time_limit is None:
         raise BadValue(
@@ -136,12 +186,54 @@ def hold_submission_of(
         name="hold" if request.name is None else checked_name(request.name),
         command=shown,
         claim=claim,
-        invocation=Invocation((), "/", environment, options=options_of(request.options)),
+        invocation=Invocation((), "/", environment, options=options),
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, find)),
         key=checked_key(request.key),
         named=gpu_names(request.claim.named),
     )
+
+
+def adoption_of(
+    request: AdoptRequest, caller: Caller, rights: Rights, defaults: Defaults, find: FindProcess
+) -> Submission:
+    """Return the submission of a lease for what a process uses; its job belongs to the user of it.
+
+    Raises:
+        BadValue: a field is out of range, or there is no such process.
+        NotAllowed: the process belongs to another user, and the caller is no admin.
+    """
+    pid = request.pid
+    found = find(within("pid", pid, 1, _LARGEST_PID))
+    if found is None:
+        raise BadValue(f"cannot adopt process {pid}: no such process", _ON_THIS_MACHINE)
+    is_own = found.uid == caller.uid
+    if not is_own and not (rights.is_admin(caller) and rights.daemon_uid == 0):
+        raise NotAllowed(
+            f"cannot adopt process {pid}: it belongs to another user",
+            "only admins of the machine's daemon adopt processes of others",
+        )
+    return Submission(
+        owner=caller.owner if is_own else _user_of(found).owner,
+        name=printable(found.name) if request.name is None else checked_name(request.name),
+        command=f"held by pid {pid} ({printable(found.name)})",
+        claim=claim_of(request.claim, defaults),
+        invocation=Invocation((), "/", {}),
+        holder=Holder(found.process, None, adopted=True),
+        key=checked_key(request.key),
+    )
+
+
+def _user_of(found: LivingProcess) -> Caller:
+    """Return the user of a process, as if it had asked itself."""
+    try:
+        gid = pwd.getpwuid(found.uid).pw_gid
+    except KeyError:
+        gid = found.uid
+    return Caller(found.process.pid, found.uid, gid)
+
+
+_ON_THIS_MACHINE = "the process must run on this machine; outside a container, it has another pid"
 
 
 def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process | None, str]:
@@ -167,10 +259,13 @@ def _asker(caller: Caller, find: FindProcess) -> Process | None:
     return None if found is None else found.process
 
 
-def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf) -> None:
+def refuse_within_job(
+    holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf, *, with_holds: bool = False
+) -> None:
     """Check that a hold is not for a process of a job, which has a lease. Reads /proc.
 
-    Without a process, the hold is for the process that asks.
+    Without a process, the hold is for the process that asks. `with_holds`: nor for a process for
+    which a lease is held.
 
     Raises:
         AlreadyLeased: it is.
@@ -178,7 +273,7 @@ def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsO
     process = None if holder is None else holder.process or holder.waiting_client
     if process is None:
         return
-    running = [job for job in live if job.holder is None and job.holds_memory]
+    running = [job for job in live if job.holds_memory and (with_holds or job.holder is None)]
     job = jobs_of([process.pid], running).get(process.pid)
     if job is not None:
         raise AlreadyLeased(
@@ -300,6 +395,9 @@ def invocation_of(
     """Return how frameworks are set up: as in the job, except for what the request asks."""
     asked = options_of(request.options)
     changed = {name: value for name, value in asked.items() if value != _DEFAULT_OPTIONS[name]}
+    if "split" in changed:
+        # Equal parts replace those of the job, too.
+        changed["split_sizes"] = asked["split_sizes"]
     argv = tuple(bytes_string("argument", each) for each in request.argv)
     return Invocation(argv, "/", environment, options={**job.options, **changed})
 

@@ -89,7 +89,7 @@ def submission_of(
             soft_limits=_soft_limits(request.soft_limits),
             nice=within("nice level", request.nice, -20, 19),
             attached=request.attached,
-            options=options_of(request.options),
+            options=options_of(request.options, request.claim.memory),
             groups=caller.groups,
             terminal=_terminal(request.terminal),
             early_signal=_early_signal(request.early_signal, claim),

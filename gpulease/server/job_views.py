@@ -31,6 +31,7 @@ from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
 from gpulease.wire.views import (
     ClaimView,
+    DeviceView,
     EnforcementLevelView,
     EventView,
     HookLimitView,
@@ -143,6 +144,7 @@ class JobViews:
             pid=job.pid,
             directory=str(self._sources.directory_of(job.id)) if has_directory else None,
             kind="run" if job.holder is None else "hold",
+            adopted=job.holder is not None and job.holder.adopted,
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
@@ -193,6 +195,25 @@ class JobViews:
         """Return the levels that were set up for a lease."""
         everywhere = self._sources.enforcement.everywhere
         return everywhere if lease.enforced_by is None else lease.enforced_by
+
+    def devices(self, job: Job, options: Mapping[str, object]) -> list[DeviceView]:
+        """Return the GPUs of a job as frameworks name them, with its options for frameworks."""
+        seen, simulated = self._scheduler.seen, self._sources.simulated
+        readings = {each.uuid: each for each in seen.readings} if seen else {}
+        sizes, split = options.get("split_sizes"), options.get("split")
+        count = len(sizes) if isinstance(sizes, list) and sizes else split
+        each = count if isinstance(count, int) else 1
+        return [
+            DeviceView(
+                gpu=lease.gpu,
+                names=device_names(place, each, simulated=simulated),
+                name=known.name,
+                bus=known.bus,
+                simulated=simulated,
+            )
+            for place, lease in enumerate(job.leases)
+            for known in [readings.get(lease.gpu) or self._scheduler.store.gpu(lease.gpu)]
+        ]
 
     def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
         array, store = options.array, self._scheduler.store
@@ -382,6 +403,13 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
         min_vram=claim.min_vram,
         same_model=claim.same_model,
     )
+
+
+def device_names(place: int, split: int, *, simulated: bool) -> list[str]:
+    """Return the names in frameworks of the GPU at `place`, which TensorFlow sees as `split`."""
+    kind = "CPU" if simulated else "GPU"
+    logical = [f"/{kind}:{place * split + part}" for part in range(split)]
+    return logical if simulated else [*logical, f"cuda:{place}"]
 
 
 def _hook_view(report: HookReport) -> HookView:

@@ -40,6 +40,7 @@ from gpulease.wire.requests import (
     WaitRequest,
     to_wire,
 )
+from gpulease.wire.views import DeviceView
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"
@@ -126,6 +127,7 @@ class JobHandlers:
                 view,
                 processes=count,
                 cwd=self._cwd(job, caller),
+                devices=self._devices(job),
                 suggestions=[suggestion_view(each) for each in suggested],
             )
         )
@@ -138,6 +140,15 @@ class JobHandlers:
         with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
             return to_wire(self._context.scheduler.store.invocation(job.id).cwd)
         return None
+
+    def _devices(self, job: Job) -> list[DeviceView]:
+        """Return the GPUs of a job that holds memory."""
+        if not job.holds_memory:
+            return []
+        with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
+            options = self._context.scheduler.store.invocation(job.id).options
+            return self._context.job_views.devices(job, options)
+        return []
 
     async def watch(self, request: Request, job_id: int) -> Response:
         """Stream a job as a line of JSON, at once and at each change, until it has ended."""

@@ -29,7 +29,7 @@ from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
 from gpulease.wire.views import SharesView, ShareView
 
-FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy"})
+FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy", "rmm", "onnxruntime"})
 _MOST_GPUS = 64
 _LARGEST = 1 << 50
 _WEEK_S = 7 * 86400.0
@@ -127,7 +127,9 @@ def report_of(request: UsageRequest) -> FrameworkReport:
         BadValue: a field is out of range.
     """
     # A hook that fails before any framework names none.
-    if request.framework not in FRAMEWORKS and (request.framework or request.state != "failed"):
+    failed_early = request.framework == "" and request.state == "failed"
+    counts_steps = request.framework == "keras" and request.steps is not None
+    if request.framework not in FRAMEWORKS and not failed_early and not counts_steps:
         raise BadValue(f"cannot read the report: unknown framework {request.framework[:40]!r}")
     if len(request.gpus) > _MOST_GPUS:
         raise BadValue(f"cannot read the report: more than {_MOST_GPUS} GPUs")

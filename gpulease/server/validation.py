@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from gpulease.domain.lease import LONGEST_TIME, Claim
 from gpulease.errors import BadValue, TooLarge
-from gpulease.units import Share, format_size
+from gpulease.units import MOST_PARTS, Share, format_size, round_up_size
 from gpulease.wire.requests import (
     LARGEST_EXEC,
     LARGEST_STRING,
@@ -175,11 +175,29 @@ def within(what: str, value: int, least: int, most: int) -> int:
     return value
 
 
-def options_of(asked: WorkerOptionsRequest) -> dict[str, object]:
-    """Return how the frameworks in a job see its GPUs."""
+def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[str, object]:
+    """Return how the frameworks in a job see its GPUs; `memory` is the lease, None if unknown."""
     options = asdict(asked)
-    within("split", asked.split, 1, 64)
-    for name in ("inter_op_threads", "intra_op_threads"):
+    within("split", asked.split, 1, MOST_PARTS)
+    if asked.split_sizes:
+        _refuse_split(asked.split_sizes, memory)
+        options["split"] = len(asked.split_sizes)
+    for name in ("inter_op_threads", "intra_op_threads", "omp_threads"):
         if options[name] is not None:
             within(name.replace("_", " "), options[name], 1, 4096)
     return options
+
+
+def _refuse_split(sizes: Sequence[int], memory: int | None) -> None:
+    """Refuse parts that a lease of `memory` cannot have."""
+    within("number of parts", len(sizes), 1, MOST_PARTS)
+    for size in sizes:
+        within("part", size, 1, _LARGEST_SIZE)
+    whole = sum(sizes)
+    if memory is not None and whole > memory:
+        parts = ",".join(map(format_size, sizes))
+        raise BadValue(
+            f"cannot split a lease of {format_size(memory)} into {parts}: "
+            f"together that is {format_size(whole)}",
+            f"ask for smaller parts, or for --mem {format_size(round_up_size(whole))}",
+        )

@@ -22,7 +22,8 @@ from gpulease.domain.plan import Plan, plan
 from gpulease.domain.queue_options import NO_OPTIONS, QueuePause
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import RecordUnwritable
-from gpulease.service import editing, jobs, submission
+from gpulease.service import adoption, editing, jobs, submission
+from gpulease.service.adoption import Adoption
 from gpulease.service.explaining import Explainer
 from gpulease.service.idleness import keep
 from gpulease.service.job_supervisor import (
@@ -278,6 +279,30 @@ class Scheduler:
         if self.plan is None or not self.plan.is_closed or not is_plain:
             self.wake()
         return job
+
+    async def adopt(self, wanted: Adoption, seen: Observation) -> Job:
+        """Grant a lease for a process that uses GPUs, at once. Raises what `adoption.adopt` raises.
+
+        `seen` shows what the process uses; it is an observation of this request.
+        """
+        closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
+        job = await self._in_writer(lambda: self._adopt(wanted, seen, closed))
+        # In `seen`, its memory is outside any lease.
+        await self.observer.observe()
+        self._changes.notify()
+        self.wake()
+        return job
+
+    def _adopt(self, wanted: Adoption, seen: Observation, closed: str | None) -> Job:
+        owner, key, at = wanted.submission.owner, wanted.submission.key, self._clock.now()
+        # Before the transaction: a directory server may be asked for the user's groups.
+        self.policy.limits(owner)
+        with self.store.write() as tx:
+            before = None if key is None else tx.job_by_key(owner.uid, key)
+            if before is not None:
+                return before
+            decided = planned(tx, seen, self.policy, at, closed, self._state)
+            return adoption.adopt(tx, wanted, decided, seen, self.policy, at)
 
     async def rehearse(self, new_job: Submission) -> Rehearsal:
         """Plan with one more job; nothing is queued.

@@ -178,6 +178,7 @@ def holder_values(job: JobId, holder: Holder) -> dict[str, object]:
         "started": process and process.started,
         "asker_pid": asker and asker.pid,
         "asker_started": asker and asker.started,
+        "adopted": holder.adopted,
     }
 
 
@@ -185,6 +186,7 @@ def _holder_of(row: HolderRow) -> Holder:
     return Holder(
         _process(row.pid, row.started, row.boot),
         _process(row.asker_pid, row.asker_started, row.boot),
+        row.adopted,
     )
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import (
     CheckConstraint,
     Dialect,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -210,7 +211,7 @@ class JobRow(Row):
     """When a framework or the driver first reported its use of a GPU."""
     steps: Mapped[int | None]
     """Training steps, as a framework counts them."""
-    steps_per_second: Mapped[float | None]
+    steps_per_second: Mapped[float | None] = mapped_column(Float)
 
 
 class HolderRow(Row):
@@ -231,6 +232,8 @@ class HolderRow(Row):
     """Clock ticks from boot to the start of the process."""
     asker_pid: Mapped[int | None]
     asker_started: Mapped[int | None]
+    adopted: Mapped[bool] = mapped_column(server_default=text("0"))
+    """The process used its GPUs before it had the lease."""
 
 
 class SubmissionRow(Row):

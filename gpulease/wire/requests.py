@@ -154,6 +154,23 @@ class HoldRequest:
     wait: float | None = None
     key: str | None = None
     """As in `SubmitRequest`."""
+    adopt: bool = False
+    """If the process uses GPUs already, lease these at once or not at all."""
+
+
+@dataclass(slots=True)
+class AdoptRequest:
+    """A lease for a process that uses GPUs already, and for all processes below it.
+
+    It is on these GPUs, for as much as the process holds there, or more if the claim has a size.
+    """
+
+    pid: int
+    claim: ClaimRequest = field(default_factory=ClaimRequest)
+    """Its memory, `exclusive` and `time_limit`."""
+    name: str | None = None
+    key: str | None = None
+    """As in `SubmitRequest`."""
 
 
 @dataclass(slots=True)

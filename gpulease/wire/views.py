@@ -114,6 +114,21 @@ class UnheldView:
 
 
 @dataclass(slots=True)
+class DeviceView:
+    """A GPU of a job, and the names that frameworks give it."""
+
+    gpu: str
+    names: list[str]
+    """TensorFlow's and PyTorch's: /GPU:0, cuda:0."""
+    name: str
+    """Its model."""
+    bus: str | None
+    """Its PCI address: 0000:3b:00.0."""
+    simulated: bool = False
+    """A CPU device stands in for it."""
+
+
+@dataclass(slots=True)
 class HookLimitView:
     """The limit of the pool of a framework on one GPU."""
 
@@ -256,6 +271,8 @@ class JobView:
     used yet; null if they limit nothing here, or after the end."""
     hooks: list[HookView] = field(default_factory=list)
     """The same by process and framework, where one job was asked for; empty in lists."""
+    devices: list[DeviceView] = field(default_factory=list)
+    """Its GPUs, where one job that holds memory was asked for; empty in lists."""
     first_use_at: str | None = None
     """When a framework or the driver first reported its use of a GPU."""
     utilization: int | None = None
@@ -276,6 +293,8 @@ class JobView:
     daemon."""
     queue: QueueView | None = None
     """Null from an older daemon."""
+    adopted: bool = False
+    """Its process used GPUs before it had the lease: no framework in it is limited."""
     events: list[EventView] = field(default_factory=list)
     """The history, oldest first, where one job was asked for; empty in lists of jobs."""
 

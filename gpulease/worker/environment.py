@@ -21,7 +21,8 @@ the machine (domain/memory_estimate.py). It is based on these published figures:
 
 The figure for TensorFlow with lazily loaded kernels is an estimate between the two. No figure was
 found for CuPy. It has a context and, outside its pool, library handles and the memory of cuFFT and
-Thrust (cupy issue 1295), like the others, and so it has the same default.
+Thrust (cupy issue 1295), like the others, and so it has the same default; RMM, ONNX Runtime and
+PaddlePaddle likewise.
 """
 
 import json
@@ -34,7 +35,8 @@ from gpulease.units import format_size, round_up_size
 
 MIB = 2**20
 
-FRAMEWORKS: Final = ("tensorflow", "torch", "jax", "cupy")
+_OTHERS: Final = ("torch", "jax", "cupy", "rmm", "onnxruntime", "paddle")
+FRAMEWORKS: Final = ("tensorflow", *_OTHERS)
 
 
 class OverheadDefault(NamedTuple):
@@ -52,13 +54,9 @@ OVERHEAD_DEFAULTS: Final = (
     # The first match counts. Published figures for one model vary as much as those for different
     # models, so there are no defaults by model; overheads are observed on each machine.
     OverheadDefault("tensorflow", 1900 * MIB, driver_below=515),
-    OverheadDefault("torch", 1000 * MIB, driver_below=515),
-    OverheadDefault("jax", 1000 * MIB, driver_below=515),
-    OverheadDefault("cupy", 1000 * MIB, driver_below=515),
+    *(OverheadDefault(each, 1000 * MIB, driver_below=515) for each in _OTHERS),
     OverheadDefault("tensorflow", 700 * MIB),
-    OverheadDefault("torch", 600 * MIB),
-    OverheadDefault("jax", 600 * MIB),
-    OverheadDefault("cupy", 600 * MIB),
+    *(OverheadDefault(each, 600 * MIB) for each in _OTHERS),
 )
 
 COLLECTIVES = 700 * MIB
@@ -103,9 +101,26 @@ _RANKS: Final = (
 )
 
 _MILLION: Final = 10**6  # six decimals: steps of 84 KiB on a card of 80 GiB
+# XLA_FLAGS is not among them: a TensorFlow that does not know a flag there aborts (1.15 does), so
+# the hook in JAX adds its flag. Nor is PYTHONHASHSEED: frameworks do not depend on it.
+_CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC_CUBLAS: Final = (":4096:8", ":16:8")
+_DETERMINISTIC: Final[Mapping[str, str]] = {
+    "TF_DETERMINISTIC_OPS": "1",  # from 2.1 on
+    "TF_CUDNN_DETERMINISTIC": "1",  # from 1.14 on
+    _CUBLAS: _DETERMINISTIC_CUBLAS[0],
+}
+_THREADS: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 _JAX_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # read by every version of jaxlib
 _JAX_NEW_FRACTION: Final = "XLA_CLIENT_MEM_FRACTION"  # read by new ones; both are an error
 _CUPY_LIMIT: Final = "CUPY_GPU_MEMORY_LIMIT"
+_PADDLE_LIMIT: Final = "FLAGS_gpu_memory_limit_mb"
 
 # With these variables a framework allocates outside the pool that is limited, so a value exported
 # long ago would exceed the lease by accident. The values listed are harmless and are kept.
@@ -219,7 +234,8 @@ def worker_environment(  # noqa: PLR0913  a lease and its context
         ),
         "PYTHONPATH": _python_path(base.get("PYTHONPATH", ""), hooks),
     }
-    environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools) | _for_options(options)
+    environment |= _jax(base, gpus, pools) | _cupy(base, gpus, pools)
+    environment |= _paddle(base, pools) | _for_options(base, options)
     environment.pop(_JAX_NEW_FRACTION, None)
     return environment
 
@@ -338,9 +354,24 @@ def _cupy(base: Mapping[str, str], gpus: Sequence[LeasedGpu], pools: _Sizes) -> 
     return {_CUPY_LIMIT: str(min(limit for limit in limits if limit > 0))}
 
 
-def _for_options(options: WorkerOptions) -> dict[str, str]:
+def _paddle(base: Mapping[str, str], pools: _Sizes) -> dict[str, str]:
+    """Return PaddlePaddle's limit in MiB for every device; at least 1, since 0 means no limit."""
+    limit = max(1, min(pools["paddle"]) // MIB)
+    asked = base.get(_PADDLE_LIMIT, "").strip()
+    if asked.isdecimal() and int(asked) > 0:
+        limit = min(limit, int(asked))
+    return {_PADDLE_LIMIT: str(limit)}
+
+
+def _for_options(base: Mapping[str, str], options: WorkerOptions) -> dict[str, str]:
     """Return the variables of the options, for processes without hooks."""
     variables: dict[str, str] = {}
+    if options.omp_threads is not None:
+        variables |= dict.fromkeys(_THREADS, str(options.omp_threads))
+    if options.deterministic:
+        variables |= _DETERMINISTIC
+        if base.get(_CUBLAS) in _DETERMINISTIC_CUBLAS:
+            variables[_CUBLAS] = base[_CUBLAS]
     for name, count in (
         ("TF_NUM_INTEROP_THREADS", options.inter_op),
         ("TF_NUM_INTRAOP_THREADS", options.intra_op),

@@ -1,4 +1,4 @@
-"""Which GPUs a job may get, and what hooks report of it."""
+"""Which GPUs a job may get, what hooks report of it, and leases for running processes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,6 +13,7 @@ _NO = sa.text("0")
 
 def upgrade() -> None:
     _claims()
+    _adopted()
     _hooks()
 
 
@@ -25,6 +26,12 @@ def _claims() -> None:
         sa.Column("same_model", sa.Boolean(), nullable=False, server_default=_NO),
     ):
         op.add_column("jobs", column)
+
+
+def _adopted() -> None:
+    """Leases for processes that used their GPUs before."""
+    column = sa.Column("adopted", sa.Boolean(), nullable=False, server_default=_NO)
+    op.add_column("holders", column)
 
 
 def _hooks() -> None:

@@ -255,3 +255,45 @@ def test_real_tensorflow_reports_what_its_pool_held(tmp_path: Path, hearer: Hear
     assert [pool["gpu"] for pool in told["gpus"]] == ["GPU-0"]
     assert told["gpus"][0]["pool"] >= 2048 * 2048 * 4
     assert told["gpus"][0]["peak"] >= told["gpus"][0]["pool"]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
+@pytest.mark.parametrize(("at_once", "steps"), [(1, 12), (4, 12)])
+def test_the_steps_of_keras_are_counted_and_its_training_is_the_same(
+    at_once: int, steps: int, tmp_path: Path, hearer: Hearer
+) -> None:
+    source = f"""
+        import keras, sys
+        import numpy as np
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution={at_once})
+        x, y = np.arange(48.0).reshape(24, 2) / 48, np.ones((24, 1))
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        model.evaluate(x, y, verbose=0)
+        print(history.history["loss"])
+        """
+    plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    hooked, err = begun(source, lease(tmp_path, simulated=True) | quiet).communicate(timeout=60)
+    unhooked, _ = begun(source, plain | quiet).communicate(timeout=60)
+
+    assert hooked == unhooked
+    assert "gpulease" not in err
+    (told,) = [told for _, told in hearer.heard if told["framework"] == "keras"][-1:]
+    assert told["steps"] == steps
+    assert 0 < told["seconds"] < 60
+
+
+def test_a_keras_that_is_not_known_is_left_alone(tmp_path: Path, hearer: Hearer) -> None:
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").write_text("callbacks = None\n")
+    path = {"PYTHONPATH": f"{HOOKS}:{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"}
+    strict = path | {"GPULEASE_STRICT": "1"}
+
+    script = begun("import keras; print('on')", lease(tmp_path, simulated=False) | strict)
+
+    assert script.communicate(timeout=60) == ("on\n", "")
+    assert (script.returncode, hearer.heard) == (0, [])

@@ -136,18 +136,27 @@ def test_a_gpu_whose_processes_cannot_be_listed_now_is_unreadable(
     assert (never.fault, never.processes) == (None, None)
 
 
-def test_a_name_and_a_minor_number_are_asked_for_until_the_driver_tells_them(
+def test_a_name_a_minor_number_and_an_address_are_asked_for_until_the_driver_tells_them(
     tmp_path: Path,
 ) -> None:
-    faults = dict.fromkeys(("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber"), Code.UNKNOWN)
-    stand_in = StandIn(tmp_path, [replace(_CARD, minor=3, faults=faults)])
+    asked = ("nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo_v3")
+    faults = dict.fromkeys(asked, Code.UNKNOWN)
+    card = replace(_CARD, minor=3, bus="00000000:3B:00.0", faults=faults)
+    stand_in = StandIn(tmp_path, [card])
     with ProbeProcess(stand_in.environment()) as probe:
         (before,) = probe.read()
         stand_in.change(0, faults={})
         (after,) = probe.read()
 
-    assert (before.name, before.minor, before.fault) == ("unnamed GPU", None, None)
-    assert (after.name, after.minor) == ("NVIDIA Stand-in", 3)
+    assert (before.name, before.minor, before.bus) == ("unnamed GPU", None, None)
+    assert before.fault is None
+    assert (after.name, after.minor, after.bus) == ("NVIDIA Stand-in", 3, "0000:3b:00.0")
+
+
+def test_a_pci_domain_that_needs_all_its_digits_keeps_them(tmp_path: Path) -> None:
+    (reading,) = read(tmp_path, replace(_CARD, bus="00010000:3B:00.0"))
+
+    assert reading.bus == "00010000:3b:00.0"
 
 
 @pytest.mark.parametrize(

@@ -262,10 +262,10 @@ def test_any_bytes_survive_as_arguments_and_environment(
         "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-a', 0, 0, 0)",
         "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (99, 'GPU-a', 0, 1, 0)",
         "INSERT INTO leases (job, gpu, place, memory, granted_at) VALUES (1, 'GPU-z', 0, 1, 0)",
-        "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL)",
-        "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10)",
-        "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL)",
-        "INSERT INTO holders VALUES (99, NULL, NULL, NULL, NULL, NULL)",
+        "INSERT INTO holders VALUES (1, 'boot', 10, NULL, NULL, NULL, 0)",
+        "INSERT INTO holders VALUES (1, 'boot', NULL, NULL, NULL, 10, 0)",
+        "INSERT INTO holders VALUES (1, NULL, 10, 11, NULL, NULL, 0)",
+        "INSERT INTO holders VALUES (99, NULL, NULL, NULL, NULL, NULL, 0)",
     ],
 )
 def test_the_file_itself_refuses_what_cannot_be(store: SqlStore, change: str) -> None:

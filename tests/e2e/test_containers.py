@@ -190,6 +190,13 @@ def test_a_user_without_root_runs_containers_and_the_job_ends_with_them(
         )
 
 
+def listed(environment: dict[str, str]) -> str:
+    """Return the ids of docker's running containers."""
+    return subprocess.run(
+        ["docker", "ps", "--quiet"], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("dockerd"), reason="needs root and a docker server"
 )
@@ -215,7 +222,4 @@ def test_a_docker_container_counts_for_its_job_and_ends_with_it(
                 daemon.cancel(number)
             daemon.wait_until(number, "ended")
             assert containers(daemon) == []
-            left = subprocess.run(
-                ["docker", "ps", "--quiet"], env=environment, check=True, capture_output=True
-            )
-            assert left.stdout == b""
+            wait_for("docker notes the end", lambda: listed(environment) == "")

@@ -1,5 +1,6 @@
 """Every route against every kind of caller, over real sockets and real users."""
 
+import contextlib
 import json
 import os
 import pwd
@@ -14,6 +15,7 @@ from daemon_rig import Daemon
 from gpulease.server.app import Route, routes
 from gpulease.server.auth import Access
 from gpulease.wire.requests import (
+    AdoptRequest,
     EditRequest,
     ExtendRequest,
     HoldRequest,
@@ -186,12 +188,30 @@ def _answer(daemon: Daemon, owner: str, caller: str, route: Route) -> int:
     if in_body:
         body = {**(body or {}), "jobs": [job]}
     target = "/v1" + route.path.format(job_id=job, gpu=1, window="fans")
-    status, _ = call(daemon, caller, route.method, target, body)
+    with contextlib.ExitStack() as stack:
+        if route.body is AdoptRequest:
+            body = {"pid": stack.enter_context(process_on_gpu(daemon, caller)).pid}
+        status, _ = call(daemon, caller, route.method, target, body)
     if job is not None:
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
         daemon.wait_until(job, "ended")
     _undo(daemon, route)
     return status
+
+
+@contextlib.contextmanager
+def process_on_gpu(daemon: Daemon, user: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a user that uses a simulated GPU without a lease."""
+    who, gpu = pwd.getpwnam(user), daemon.status()["gpus"][0]["uuid"]
+    process = subprocess.Popen(
+        ["sleep", "1000"], user=who.pw_uid, group=who.pw_gid, extra_groups=[], cwd="/",
+        env={"CUDA_VISIBLE_DEVICES": gpu},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _undo(daemon: Daemon, route: Route) -> None:
@@ -345,6 +365,25 @@ def test_a_lease_is_held_by_a_process_of_ones_own_and_root_may_name_any(
         # Who asked has left at once, so it may have been dropped before anybody looked.
         daemon.wait_until(job, "active", "ended")
         call(daemon, "root", "POST", f"/v1/jobs/{job}/cancel")
+
+
+@needs_root
+def test_a_user_adopts_their_own_process_and_an_admin_any_in_the_name_of_its_user(
+    daemon: Daemon, users: tuple[str, str], admin: str
+) -> None:
+    alice, bob = users
+    for caller in (alice, admin, "root"):
+        with process_on_gpu(daemon, alice) as process:
+            status, content = call(daemon, bob, "POST", "/v1/adoptions", {"pid": process.pid})
+            assert (status, json.loads(content)["error"]["code"]) == (403, "not_allowed")
+            status, content = call(daemon, caller, "POST", "/v1/adoptions", {"pid": process.pid})
+            assert status == 201, content
+            job = json.loads(content)
+            assert (job["user"], job["adopted"]) == (alice, True)
+            said = [each["detail"] for each in daemon.job(job["id"])["events"]]
+            assert any(f"adopted by {caller}" in (each or "") for each in said)
+            assert call(daemon, alice, "POST", f"/v1/jobs/{job['id']}/keep")[0] == 200
+        daemon.wait_until(job["id"], "ended")
 
 
 @needs_root

@@ -149,7 +149,7 @@ def _build(name: str, wanted: Environment, folder: Path) -> None:
     _run(python, "-m", "venv", str(folder))
     if wanted.python in ("3.6", "3.7"):
         # Theirs knows no manylinux2010 wheel; newer ones need a newer Python.
-        _run(*install, "pip<22")
+        _run(*install, "--upgrade", "pip<22")
     _run(*install, *wanted.requirements)
     if wanted.surplus:
         _run(*pip, "uninstall", "--yes", *wanted.surplus)

@@ -35,6 +35,7 @@ OPERATIONS = [
     ("GET", "/v1/doctor"),
     ("POST", "/v1/jobs"),
     ("POST", "/v1/holds"),
+    ("POST", "/v1/adoptions"),
     ("POST", "/v1/nested"),
     ("POST", "/v1/explain"),
     ("GET", "/v1/jobs"),

@@ -43,6 +43,7 @@ struct process_v2 { unsigned int pid; unsigned long long memory; unsigned int gi
 struct process_long { struct process_v2 process; unsigned long long protected_memory; };
 struct set_limits { const char *name_space; unsigned long long soft, hard; };
 struct get_limits { const char *name_space; unsigned long long soft, hard, used; };
+struct pci { char legacy[16]; unsigned int domain, bus, device, id, subsystem; char bus_id[32]; };
 struct utilization { unsigned int gpu, memory; };
 
 /* ---- the state ---- */
@@ -53,7 +54,7 @@ struct process { int kind; unsigned int pid; unsigned long long memory; };
 struct sample { unsigned int pid; unsigned long long at; unsigned int sm, memory, enc, dec; };
 struct part { char uuid[TEXT]; unsigned long long total, used, reserved; int count; struct process process[8]; struct rule fault; };
 struct gpu {
-    char uuid[TEXT], name[TEXT], held[512];
+    char uuid[TEXT], name[TEXT], held[512], bus[32];
     unsigned long long total, used, reserved;
     int utilization, temperature, mig, minor, long_records, count;
     long step; /* of memory limits, rounded down; below zero: up; zero: not kept at all */
@@ -138,6 +139,7 @@ static void read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "temperature")) gpu->temperature = atoi(rest);
     else if (!strcmp(word, "mig")) gpu->mig = atoi(rest);
     else if (!strcmp(word, "minor")) gpu->minor = atoi(rest);
+    else if (!strcmp(word, "bus")) snprintf(gpu->bus, sizeof gpu->bus, "%.31s", rest);
     else if (!strcmp(word, "step")) gpu->step = atol(rest);
     else if (!strcmp(word, "long_records")) gpu->long_records = atoi(rest);
     else if (!strcmp(word, "compute")) add_process(gpu, COMPUTE, rest);
@@ -464,6 +466,17 @@ int nvmlDeviceGetMinorNumber(void *handle, unsigned int *minor)
     struct gpu *gpu;
     ENTER(handle, &gpu);
     *minor = (unsigned int)gpu->minor;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci)
+{
+    struct gpu *gpu;
+    ENTER(handle, &gpu);
+    memset(pci, 0, sizeof *pci);
+    if (sscanf(gpu->bus, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) != 3) return NOT_SUPPORTED;
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%s", gpu->bus);
+    snprintf(pci->legacy, sizeof pci->legacy, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff, pci->device & 0xff);
     return SUCCESS;
 }
 

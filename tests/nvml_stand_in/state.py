@@ -98,6 +98,8 @@ class Card:
     """Its newest process lists have records longer than the binding expects."""
     minor: int | None = None
     """The number of its device node."""
+    bus: str | None = None
+    """Its PCI address, as in 00000000:3B:00.0."""
     step: int = 256 * _M
     """Memory limits on it are rounded down to multiples of this; up if it is below zero. At zero
     they are taken and not kept."""
@@ -134,6 +136,7 @@ class Card:
             *(line for part in self.parts for line in part.lines()),
             f"step {self.step}",
             f"minor {self.minor or 0}",
+            *([] if self.bus is None else [f"bus {self.bus}"]),
             *_process_lines("compute", self.processes),
             *_process_lines("graphics", self.graphics),
             *_fault_lines(self._all_faults()),
@@ -151,6 +154,7 @@ class Card:
         absent += ["nvmlDeviceGetMigMode"] if self.mig is None else []
         absent += ["nvmlDeviceGetComputeMode"] if self.compute_mode is None else []
         absent += ["nvmlDeviceGetMinorNumber"] if self.minor is None else []
+        absent += ["nvmlDeviceGetPciInfo_v3"] if self.bus is None else []
         return dict.fromkeys(absent, int(Code.NOT_SUPPORTED)) | dict(self.faults)
 
 

@@ -25,6 +25,8 @@ from gpulease.wire.views import (
     DoctorView,
     EventView,
     ExplainView,
+    HookLimitView,
+    HookView,
     JobList,
     JobView,
     LeaseView,
@@ -124,6 +126,19 @@ def over_lease() -> JobView:
 
 def above() -> JobView:
     return views.running(12, leases=[LeaseView(views.FIRST, 6 * GIB, 7 * GIB, 7 * GIB, ["watch"])])
+
+
+def with_hooks(state: str = "failed") -> JobView:
+    at = "2026-03-02T13:31:00Z"
+    limits = [HookLimitView(views.FIRST, 3400 * MIB), HookLimitView("GPU-gone", None)]
+    why = "PyTorch 2.99.0 is not limited to the lease at torch.cuda._lazy_call"
+    hooks = [
+        HookView(4711, "tensorflow", "2.21.0", "limited", None, limits, at),
+        HookView(4712, "tensorflow", "2.21.0", "limited", None, [], at),
+        HookView(4713, "torch", "2.99.0", "failed", why, [], at),
+        HookView(4714, "", "", "absent", "it is not Python", [], at),
+    ]
+    return views.running(12, hook=state, hooks=hooks)
 
 
 def suspended() -> JobView:
@@ -268,6 +283,8 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
         "show-over": show.page(over_lease(), NOW, {views.FIRST: 0}),
         "status-above": status.page(views.status(jobs=[above()]), NOW, width),
+        "show-hooks": show.page(with_hooks(), NOW, {views.FIRST: 0}),
+        "status-hooks": status.page(views.status(jobs=[with_hooks("absent")]), NOW, width),
         "show-stopped": show.page(stopped(), NOW, {views.FIRST: 0}),
         "show-over-hold": show.page(over_hold(), NOW, {views.FIRST: 0}),
         "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),

@@ -31,7 +31,7 @@ def options(**changed: object) -> RunOptions:
 
 def test_everything_that_was_written_is_in_the_request() -> None:
     written = options(
-        mem="4G", gpus=2, exclusive=True, time="1h", name="x", wait="2m", visible="index", split=2
+        mem="4G", gpus=2, exclusive=True, time="1h", name="x", wait="2m", visible="index", split="2"
     )
     request = build(written, ["a", "b"], ME)
     assert (request.claim.memory, request.claim.gpus, request.claim.exclusive) == (4 * GIB, 2, True)
@@ -39,6 +39,18 @@ def test_everything_that_was_written_is_in_the_request() -> None:
     assert (request.options.visible, request.options.split) == ("index", 2)
     assert (request.umask, request.nice, request.soft_limits) == (0o027, 5, {"RLIMIT_CORE": -1})
     assert request.attached
+
+
+def test_a_split_has_equal_parts_or_sizes() -> None:
+    equal = build(options(split="3"), ["a"], ME).options
+    assert (equal.split, equal.split_sizes) == (3, [])
+    sizes = build(options(split="1G, 512M"), ["a"], ME).options
+    assert (sizes.split, sizes.split_sizes) == (2, [GIB, GIB // 2])
+
+
+def test_options_of_frameworks_are_in_the_request() -> None:
+    made = build(options(deterministic=True, omp_threads=4), ["a"], ME).options
+    assert (made.deterministic, made.omp_threads) == (True, 4)
 
 
 def test_no_memory_leaves_it_to_the_daemon() -> None:
@@ -66,7 +78,10 @@ def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
         {"name": "\x1b[31m"},
         {"name": " "},
         {"name": "n" * 129},
-        {"split": 0},
+        {"split": "0"},
+        {"split": "1G,2"},
+        {"split": "40%,60%"},
+        {"omp_threads": 0},
         {"inter_op_threads": 0},
         {"intra_op_threads": -3},
         {"grace": "soon"},
@@ -217,8 +232,8 @@ def test_other_commands_stay_as_they_were_typed(tmp_path: Path) -> None:
         ("tool", 0o755, CommandNotFound, "./tool"),
         ("tool", 0o644, CommandNotFound, "INTERPRETER tool"),
         ("sweep.sh", 0o644, CommandNotFound, "bash sweep.sh"),
-        ("gpu.ipynb", 0o644, CommandNotFound, "jupyter nbconvert --to script gpu.ipynb"),
-        ("./gpu.ipynb", 0o644, CommandNotExecutable, "gpulease hold"),
+        ("gpu.ipynb", 0o644, CommandNotFound, "activate the environment"),
+        ("gpu.ipynb", None, CommandNotFound, "before the command"),
         ("./tool", 0o644, CommandNotExecutable, "chmod +x"),
         ("", None, CommandNotFound, ""),
         (".", None, CommandNotFound, ""),

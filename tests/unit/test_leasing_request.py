@@ -81,3 +81,12 @@ def test_the_holder_is_this_process() -> None:
     assert made.environment == {"PATH": "/bin"}
     assert (made.name, made.options.visible, made.options.split) == ("nb", "index", 2)
     assert made.options.growth
+
+
+def test_a_split_has_equal_parts_or_sizes() -> None:
+    made = request(split="1G,512M").options
+    assert (made.split, made.split_sizes) == (2, [GIB, GIB // 2])
+    assert request(split="3").options.split == 3
+    for split in (0, -1, 65, "0", "", "1G,", "1G,x"):
+        with pytest.raises(BadValue):
+            request(split=split)

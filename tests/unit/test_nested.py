@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from fakes import ALICE, NOON, FakeFinder, G, reading
+from goldens import sentence
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job
 from gpulease.domain.lease import Claim, Lease, State
-from gpulease.errors import AlreadyLeased
+from gpulease.errors import AlreadyLeased, BadValue
 from gpulease.server.auth import Caller
 from gpulease.server.holds import invocation_of, job_around, part_of
-from gpulease.server.validation import Defaults
+from gpulease.server.validation import Defaults, options_of
 from gpulease.wire.requests import ClaimRequest, NestedRequest, WorkerOptionsRequest
 
 FIRST, SECOND = GpuUuid("GPU-1"), GpuUuid("GPU-2")
@@ -101,7 +102,34 @@ def test_options_are_those_of_the_job_but_for_what_is_given() -> None:
     whole = {"visible": "uuid", "growth": True, "split": 2}
     asked = NestedRequest({}, options=WorkerOptionsRequest(split=3, strict=True))
     options = invocation_of(Invocation(("x",), "/", {}, options=whole), asked, {}).options
-    assert options == {"visible": "uuid", "growth": True, "split": 3, "strict": True}
+    assert options == {
+        "visible": "uuid",
+        "growth": True,
+        "split": 3,
+        "split_sizes": [],
+        "strict": True,
+    }
+
+
+def test_a_split_replaces_that_of_the_job_whether_equal_or_not() -> None:
+    parts = {"split": 2, "split_sizes": [G, 2 * G]}
+    for job, asked, found in (
+        (parts, WorkerOptionsRequest(), parts),
+        (parts, WorkerOptionsRequest(split=3), {"split": 3, "split_sizes": []}),
+        ({"split": 3}, WorkerOptionsRequest(split_sizes=[G, 2 * G]), parts),
+    ):
+        request = NestedRequest({}, options=asked)
+        assert invocation_of(Invocation(("x",), "/", {}, options=job), request, {}).options == found
+
+
+def test_parts_above_the_lease_are_refused() -> None:
+    asked = WorkerOptionsRequest(split_sizes=[2 * G, 3 * G])
+
+    assert options_of(asked, 5 * G)["split"] == 2
+    assert options_of(asked)["split_sizes"] == [2 * G, 3 * G]
+    with pytest.raises(BadValue) as refused:
+        options_of(asked, 4 * G)
+    sentence("split-too-large", refused.value.text())
 
 
 def test_the_job_around_is_the_one_that_the_callers_process_belongs_to() -> None:

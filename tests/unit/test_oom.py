@@ -47,6 +47,11 @@ CUPY = (
     "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes "
     "(allocated so far: 0 bytes, limit set to: 4,294,967,296 bytes)."
 )
+RMM = (
+    "MemoryError: std::bad_alloc: out_of_memory: RMM failure at:/rmm/cpp/src/mr/detail/"
+    "limiting_resource_adaptor_impl.cpp:61: Exceeded memory limit 1048576; Allocated bytes 0; "
+    "Requested bytes 2097152"
+)
 NUMBA = "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc CUDA_ERROR_OUT_OF_MEMORY"
 
 
@@ -66,6 +71,7 @@ NUMBA = "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc CUDA_ERR
         (DRIVER, int(3.25 * GIB)),
         (JAX, 6_400_000_000),
         (CUPY, 8_000_000_000),
+        (RMM, 2 * MIB),
         (NUMBA, None),
         ("terminate called: cudaErrorMemoryAllocation", None),
     ],

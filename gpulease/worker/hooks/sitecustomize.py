@@ -19,6 +19,13 @@ HOOKS = {
     "torch": "torch_hook",
     "jax": "jax_hook",
     "cupy": "cupy_hook",
+    "rmm": "rmm_hook",
+    "onnxruntime": "onnxruntime_hook",
+}
+COUNTERS = {
+    # The same for what is only counted; its failure means nothing.
+    "keras": "keras_hook",
+    "tf_keras": "keras_hook",
 }
 LEASE = "GPULEASE_HOOK"
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -101,7 +108,7 @@ class GpuleaseFinder(object):
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec that another finder returns; None for all but the frameworks."""
-        if name not in HOOKS:
+        if name not in HOOKS and name not in COUNTERS:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -136,13 +143,15 @@ class GpuleaseFinder(object):
             self.fail(text, name)
 
         try:
-            hook = hooks_module(HOOKS[name])
+            hook = hooks_module(HOOKS.get(name) or COUNTERS[name])
             self.undos.append(hook.install(module, self.lease, fail))
         except Exception as error:
             fail("cannot hook %s: %s: %s" % (name, type(error).__name__, error))
 
     def fail(self, text, name):
         """Report that a framework is not limited."""
+        if name in COUNTERS:
+            return
         version = getattr(sys.modules.get(name), "__version__", "")
         report_failure(text, self.lease, name, version)
 

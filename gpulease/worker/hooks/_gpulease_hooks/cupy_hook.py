@@ -1,15 +1,16 @@
-"""Reports the size of CuPy's default pool. A variable of the environment limits the pool.
+"""Limits CuPy's default pool to what is free of the lease, and reports its size.
 
-CuPy gives no notice of its first use of a GPU, so the hook replaces its allocator until the first
-allocation, and then restores it. A pool reports only the thread's current GPU, and making another
-one current would open a context there. So a process that sees several GPUs reports nothing.
+CuPy reads its first limit from a variable of the environment, and gives no notice of its first use
+of a GPU. So the hook replaces its allocator until the first allocation on each GPU, and then
+restores it. A pool reports only the thread's current GPU, and making another one current would open
+a context there. So a process that sees several GPUs reports nothing.
 """
 
 import os
 from typing import Any, Callable
 
 from . import report
-from .lease import Lease
+from .lease import Lease, LeaseTooSmall
 
 ReportFailure = Callable[[str], None]
 Undo = Callable[[], None]
@@ -20,7 +21,7 @@ IMPLAUSIBLE = 1 << 50
 
 def install(cupy: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported CuPy; `raw` is the lease as JSON."""
-    lease = Lease(raw)
+    lease = Lease(raw, report_failure)
     try:
         if not lease.simulated and _is_used(cupy):
             cupy.cuda.set_allocator(_reporting_allocator(cupy, cupy.cuda.get_allocator(), lease))
@@ -35,13 +36,16 @@ def _is_used(cupy: Any) -> bool:
 
 
 def _reporting_allocator(cupy: Any, original: Any, lease: Lease) -> Callable[[int], Any]:
-    """Return an allocator that restores `original` and starts the reports at its first call."""
+    """Return an allocator that limits the pool, restores `original` and starts the reports."""
+    limited: "set[int]" = set()
 
     def allocate(size: int) -> Any:
+        _take(cupy, lease, limited)
         found = original(size)
         # Now a GPU is in use, and reading its pool opens no context.
         try:
-            if cupy.cuda.get_allocator() is allocate:
+            is_last = len(limited) >= cupy.cuda.runtime.getDeviceCount()
+            if is_last and cupy.cuda.get_allocator() is allocate:
                 cupy.cuda.set_allocator(original)
             version = getattr(cupy, "__version__", "unknown")
             report.begin(lease, "cupy", version, _Pool(cupy, lease).held)
@@ -50,6 +54,36 @@ def _reporting_allocator(cupy: Any, original: Any, lease: Lease) -> Callable[[in
         return found
 
     return allocate
+
+
+def _take(cupy: Any, lease: Lease, limited: "set[int]") -> None:
+    """Take a pool on the current GPU, and limit CuPy's to it."""
+    try:
+        device = int(cupy.cuda.runtime.getDevice())
+        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        if device in limited or lease.lifted:
+            return
+        limited.add(device)
+        if cupy.cuda.runtime.getDeviceCount() != len(gpus):
+            return  # which GPU is which is unknown
+        pool = cupy.get_default_memory_pool()
+        lower = _lower(cupy, pool, device)
+        taken = lease.take("cupy", gpus[device], pool.get_limit() or None, lower)
+        pool.set_limit(size=max(1, taken))  # 0 means no limit
+    except LeaseTooSmall:
+        raise
+    except Exception:  # noqa: BLE001  (no GPU: CuPy reports it)
+        return
+
+
+def _lower(cupy: Any, pool: Any, device: int) -> Callable[[int], int]:
+    def lower(size: int) -> int:
+        with cupy.cuda.Device(device):
+            limit = max(1, size, int(pool.total_bytes()))
+            pool.set_limit(size=limit)
+        return limit
+
+    return lower
 
 
 class _Pool:
@@ -69,5 +103,7 @@ class _Pool:
         if pool > IMPLAUSIBLE or not _is_used(self._cupy):
             return []
         self._peak = max(self._peak, pool)
-        limit = gpus[0]["pools"]["cupy"]
+        limit = self._lease.held("cupy", gpus[0])
+        if limit is None:
+            limit = gpus[0]["pools"]["cupy"]
         return [{"gpu": gpus[0]["uuid"], "pool": pool, "peak": self._peak, "limit": limit}]

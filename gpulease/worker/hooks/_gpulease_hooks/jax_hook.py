@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable
 
 from . import report
-from .lease import Lease
+from .lease import Lease, LeaseTooSmall
 
 ReportFailure = Callable[[str], None]
 Undo = Callable[[], None]
@@ -20,26 +20,30 @@ Undo = Callable[[], None]
 OPTIONS = "generate_pjrt_gpu_plugin_options"
 MAKER = "make_c_api_client"
 PLATFORM = "cuda"
+DETERMINISTIC = "xla_gpu_deterministic_ops"
 LIMITED = ("default", "bfc")
 
 
 def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported JAX; `raw` is the lease as JSON."""
-    lease = Lease(raw)
+    lease = Lease(raw, report_failure)
+    if lease.options.get("deterministic"):  # an older daemon sends none
+        _make_deterministic()
     client = importlib.import_module("jaxlib.xla_client")
     original = getattr(client, OPTIONS, None)
     if lease.simulated or original is None:
         return lease.lift
 
-    undo_maker = _hook_maker(client, lease)
+    undo_maker = _hook_maker(client, lease, report_failure)
 
     @functools.wraps(original)
     def generate_pjrt_gpu_plugin_options(*args: Any, **kwargs: Any) -> Any:
         options = original(*args, **kwargs)
         if not lease.lifted:
+            _limit(jax, options, lease, report_failure)
             if undo_maker is None:
                 lease.check("jax", "JAX")
-            _limit(jax, options, lease, report_failure)
+                _take(options, lease, report_failure)
         return options
 
     undo = _replace(client, OPTIONS, generate_pjrt_gpu_plugin_options)
@@ -50,6 +54,13 @@ def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
             each()
 
     return lift
+
+
+def _make_deterministic() -> None:
+    """Add to the flags that XLA reads when it creates its first client."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if DETERMINISTIC not in flags:
+        os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:
@@ -77,8 +88,8 @@ def _limit(
         )
 
 
-def _hook_maker(client: Any, lease: Lease) -> "Undo | None":
-    """Refuse a lease too small for JAX where the GPU client is created; None: no such function.
+def _hook_maker(client: Any, lease: Lease, report_failure: ReportFailure) -> "Undo | None":
+    """Take a pool, or refuse to, where the GPU client is created; None: no such function.
 
     JAX only logs what is raised while it builds the options, and goes on without the GPU
     (xla_bridge.discover_pjrt_plugins). A program that asks for the CPU creates no such client.
@@ -88,11 +99,14 @@ def _hook_maker(client: Any, lease: Lease) -> "Undo | None":
         return None
 
     @functools.wraps(original)
-    def make_c_api_client(*args: Any, **kwargs: Any) -> Any:
-        name = args[0] if args else kwargs.get("plugin_name")
-        if name == PLATFORM and not lease.lifted:
+    def make_c_api_client(
+        plugin_name: str, options: "dict[str, Any] | None" = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if plugin_name == PLATFORM and not lease.lifted:
             lease.check("jax", "JAX")
-        return original(*args, **kwargs)
+            options = dict(options or {})
+            _take(options, lease, report_failure)
+        return original(plugin_name, options, *args, **kwargs)
 
     return _replace(client, MAKER, make_c_api_client)
 
@@ -104,6 +118,29 @@ def _limit_options(options: "dict[str, Any]", lease: Lease) -> None:
     options["memory_fraction"] = max(1e-6, min(fraction, asked if asked > 0 else 1.0))
     if options.get("allocator") not in LIMITED:
         options["allocator"] = "default"
+
+
+def _take(options: "dict[str, Any]", lease: Lease, report_failure: ReportFailure) -> None:
+    """Take a pool on each GPU that the client will use, and limit the client to the smallest."""
+    try:
+        fraction = float(options.get("memory_fraction") or 1.0)
+        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or lease.gpus
+        chosen = options.get("visible_devices")
+        if chosen is not None:
+            gpus = [gpus[each] for each in chosen if each < len(gpus)]
+        taken = [lease.take("jax", gpu, int(fraction * gpu["total"])) for gpu in gpus]
+        shares = [size / gpu["total"] for size, gpu in zip(taken, gpus)]
+        options["memory_fraction"] = max(1e-6, min(shares + [fraction]))
+        for gpu in gpus:
+            lease.resize("jax", gpu, int(options["memory_fraction"] * gpu["total"]))
+    except LeaseTooSmall:
+        raise
+    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
+        report_failure(
+            "JAX is not limited to what other processes leave: {}: {}".format(
+                type(error).__name__, error
+            )
+        )
 
 
 def _pools(lease: Lease) -> "list[dict[str, Any]]":
@@ -123,7 +160,7 @@ def _pools(lease: Lease) -> "list[dict[str, Any]]":
                 "gpu": gpus[place]["uuid"],
                 "pool": stats.get("pool_bytes"),
                 "peak": stats.get("peak_bytes_in_use"),
-                "limit": gpus[place]["pools"]["jax"],
+                "limit": lease.held("jax", gpus[place]),
             }
         )
     return pools

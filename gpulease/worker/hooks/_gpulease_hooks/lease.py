@@ -66,13 +66,13 @@ class Lease:
             LeaseTooSmall: other frameworks and processes have taken the lease.
         """
         most = max(0, gpu["pools"][framework])
-        wanted = most if wanted is None else min(wanted, most)
+        least = shares.SMALLEST if wanted is None else min(wanted, shares.SMALLEST)
         self._taken.add(framework)
         try:
             return self._shares().take(
                 self._place(gpu),
                 framework,
-                wanted,
+                (least, most if wanted is None else min(wanted, most)),
                 self.overhead(framework, gpu),
                 lower,
                 self._report_failure,
@@ -146,13 +146,18 @@ class Lease:
             for gpu in self.named(",".join(entries))
         ]
 
+    def limit(self, framework: str, gpu: "dict[str, Any]") -> int:
+        """Return the pool limit of `framework` on a GPU; an older daemon does not know all."""
+        pools = gpu["pools"]
+        return int(pools.get(framework, min(pools.values())))
+
     def check(self, framework: str, title: str) -> None:
         """Refuse a lease that leaves `framework` no usable pool.
 
         Raises:
             LeaseTooSmall: with the smallest lease that is large enough.
         """
-        smallest = self._smallest[framework]
+        smallest = self._smallest.get(framework, 0)
         memory = min(gpu["memory"] for gpu in self.gpus)
         if memory >= smallest:
             return

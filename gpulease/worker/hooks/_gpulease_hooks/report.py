@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 from .lease import Lease
 
+Steps = Callable[[], "tuple[int, float]"]
 Pools = Callable[[], "list[dict[str, Any]]"]
 
 FIRST_PAUSES = (0.5, 1.0, 2.0, 5.0)
@@ -42,6 +43,7 @@ class _Reporter:
     def __init__(self, lease: "Lease") -> None:
         self.pid = os.getpid()
         self.sources: "dict[str, tuple[str, Pools]]" = {}
+        self.steps: "tuple[str, Steps] | None" = None
         self._lease = lease
         self._said: "dict[tuple[str, str], dict[str, Any]]" = {}
         self._pending: "list[dict[str, Any]]" = []
@@ -66,8 +68,16 @@ class _Reporter:
             return
         self._runs = True
         threading.Thread(target=self._run, name="gpulease-report", daemon=True).start()
-        # The thread must not be inside a framework when the interpreter shuts down.
-        atexit.register(self._stopped.set)
+        atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """Send the last figures; the thread must not be inside a framework after that."""
+        self._stopped.set()
+        if self.pid == os.getpid() and not self._lease.lifted and not self._pending:
+            try:
+                self._report(TIMEOUT_OF_LIMIT)
+            except Exception:  # noqa: BLE001  (the script has ended as it wanted to)
+                return
 
     def _run(self) -> None:
         try:
@@ -79,10 +89,10 @@ class _Reporter:
         except BaseException:  # noqa: BLE001  (the script must not notice the thread)
             return
 
-    def _report(self) -> bool:
+    def _report(self, timeout: float = TIMEOUT) -> bool:
         """Send what is pending, then one report for each framework; return whether to continue."""
         while self._pending:
-            delivered = _send(self._lease, self._pending[0], TIMEOUT)
+            delivered = _send(self._lease, self._pending[0], timeout)
             if delivered is None:
                 return True
             del self._pending[0]
@@ -93,11 +103,21 @@ class _Reporter:
                 found = pools()
             except Exception:  # noqa: BLE001  (an unknown version of a framework)
                 continue
-            if found and not self._stopped.is_set():
-                content = {"framework": framework, "version": version, "gpus": found}
-                if _send(self._lease, content, TIMEOUT) is False:
-                    return False
-        return True
+            content = {"framework": framework, "version": version, "gpus": found}
+            if found and _send(self._lease, content, timeout) is False:
+                return False
+        return self.steps is None or self._report_steps(*self.steps, timeout=timeout)
+
+    def _report_steps(self, version: str, steps: "Steps", timeout: float) -> bool:
+        count, seconds = steps()
+        content = {
+            "framework": "keras",
+            "version": version,
+            "gpus": [],
+            "steps": count,
+            "seconds": seconds,
+        }
+        return _send(self._lease, content, timeout) is not False
 
 
 _reporter: "_Reporter | None" = None
@@ -139,6 +159,17 @@ def begin(
         reporter.say(content, TIMEOUT_OF_LIMIT)
         reporter.start()
     except Exception:  # noqa: BLE001  (no thread can be started)
+        return
+
+
+def count(lease: "Lease", version: str, steps: "Steps") -> None:
+    """Report from now on what `steps` returns: training steps, and the seconds that they took."""
+    try:
+        reporter = _reporter_of(lease)
+        if reporter is not None:
+            reporter.steps = str(version), steps
+            reporter.start()
+    except Exception:  # noqa: BLE001  (as above)
         return
 
 

@@ -19,7 +19,7 @@ def enforce(site: Any, raw: str) -> Callable[[], None]:
     """
     original = os.environ.__class__
     finder = site.enforce(raw)
-    for name in site.HOOKS:
+    for name in (*site.HOOKS, *getattr(site, "COUNTERS", ())):
         if _is_framework(sys.modules.get(name)):
             # Waits if another thread is importing it.
             finder.install_hook(importlib.import_module(name), name)

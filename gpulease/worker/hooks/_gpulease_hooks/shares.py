@@ -22,7 +22,7 @@ WAIT_FOR_ROOM = 2.0
 """Seconds that other processes have for lowering their limits."""
 LOOK_EVERY = 0.02
 SMALLEST = 256 * 2**20
-"""Bytes. A framework that finds less is refused, unless its script asks for less."""
+"""Bytes of a pool that a framework needs, unless its script asks for less."""
 
 
 class Pool:
@@ -75,12 +75,12 @@ class Shares:
         self,
         at: Place,
         framework: str,
-        wanted: int,
+        sizes: Tuple[int, int],
         overhead: int,
         lower: Optional[Lower] = None,
         report: Callable[[str], None] = lambda text: None,
     ) -> int:
-        """Take a pool of at most `wanted` bytes for `framework`, and return its size.
+        """Take a pool for `framework`, and return its size; `sizes` are the least and the most.
 
         A framework that has one keeps it. With `lower` the pool gives way later.
 
@@ -90,28 +90,33 @@ class Shares:
         with self._taking:
             held = self.held(at.place, framework)
             if held is not None:
-                return min(held, wanted)
+                return min(held, sizes[1])
             try:
-                return self._take(at, framework, wanted, overhead, lower)
+                return self._take(at, framework, sizes, overhead, lower)
             except OSError as error:
                 report("other processes of this job are not counted: %s" % error)
                 self._ledger.give_up()
-                return self._take(at, framework, wanted, overhead, lower)
+                return self._take(at, framework, sizes, overhead, lower)
 
     def _take(
-        self, at: Place, framework: str, wanted: int, overhead: int, lower: Optional[Lower]
+        self,
+        at: Place,
+        framework: str,
+        sizes: Tuple[int, int],
+        overhead: int,
+        lower: Optional[Lower],
     ) -> int:
         self._places[at.place] = at
         pools = self._pools.setdefault(at.place, {})
-        part = min(wanted, at.part - overhead)
+        part = min(sizes[1], at.part - overhead)
         with self._ledger.turn(at.place):
             pool = pools[framework] = Pool(0, overhead, None)
             try:
                 self._grow(at, pool, part)
                 if pool.size < min(part, self._equal_part(at.place) - overhead):
                     self._make_room(at, pool, part)
-                if pool.size < min(wanted, SMALLEST):
-                    raise self._refusal(at, framework, min(wanted, SMALLEST) + overhead)
+                if pool.size < sizes[0]:
+                    raise self._refusal(at, framework, sizes[0] + overhead)
             except BaseException:
                 del pools[framework]
                 self._ledger.resize(at.place, self._total(at.place), at.capacity)

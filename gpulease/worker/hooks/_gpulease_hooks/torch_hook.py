@@ -41,6 +41,8 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
     The returned function removes the limit, even from a PyTorch that has used the GPU.
     """
     lease = Lease(raw)
+    if lease.options.get("deterministic"):  # an older daemon sends none
+        _make_deterministic(torch, report_failure)
     if lease.simulated:
         return lease.lift
     cuda = getattr(torch, "cuda", None)
@@ -69,6 +71,14 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
             limits.lift()
 
     return lift
+
+
+def _make_deterministic(torch: Any, report_failure: ReportFailure) -> None:
+    try:
+        torch.use_deterministic_algorithms(True)  # from 1.8 on
+        torch.backends.cudnn.benchmark = False
+    except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
+        report_failure("PyTorch is not deterministic: {}: {}".format(type(error).__name__, error))
 
 
 def _limiter(

@@ -1,0 +1,211 @@
+"""`gpulease kernel`: Jupyter kernels that run as jobs.
+
+A kernel is a kernel.json in a data directory of Jupyter. Its command is `gpulease run`, so each
+start of the kernel is a job, which ends with the kernel.
+"""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+import gpulease
+from gpulease.cli.caller import environment, working_directory
+from gpulease.cli.format import clean
+from gpulease.cli.options import TimeOption
+from gpulease.cli.program import ask_python, python_of
+from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.errors import BadUsage, BadValue, GpuleaseError
+from gpulease.units import parse_memory, parse_span
+
+_MAIN = Path(gpulease.__file__).parent / "worker" / "kernel_main.py"
+_NAME = re.compile(r"[a-z0-9._-]+", re.ASCII)
+"""The names that Jupyter accepts, in lower case."""
+_HOME = Path("share") / "jupyter" / "kernels"
+_SPEC = "kernel.json"
+_OURS = "gpulease"
+"""The key of our kernels in the metadata."""
+
+
+class _Python(NamedTuple):
+    """The Python that a kernel runs in."""
+
+    path: str
+    version: str
+    prefix: Path
+
+
+def kernel(
+    action: Annotated[
+        Literal["install", "list", "remove"],
+        typer.Argument(metavar="ACTION", help="install, list or remove."),
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD",
+            help="remove: names of kernels; install: after --, options of gpulease run.",
+            show_default=False,
+        ),
+    ] = None,
+    mem: Annotated[
+        str | None,
+        typer.Option("--mem", metavar="SIZE", help="Memory on each GPU: 4G, 4096M, 40%."),
+    ] = None,
+    time: TimeOption = None,
+    idle: Annotated[
+        str | None,
+        typer.Option("--idle", metavar="SPAN", help="End a kernel that executed nothing so long."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Default: gpulease-SIZE.")
+    ] = None,
+    display_name: Annotated[
+        str | None, typer.Option("--display-name", metavar="TEXT", help="The name in menus.")
+    ] = None,
+    prefix: Annotated[
+        Path | None, typer.Option("--prefix", metavar="DIR", help="Use DIR/share/jupyter/kernels.")
+    ] = None,
+    sys_prefix: Annotated[
+        bool, typer.Option("--sys-prefix", help="Use the environment of your python.")
+    ] = False,
+) -> None:
+    """Install Jupyter kernels that run as jobs, each with a lease.
+
+    The kernel runs under your python, which needs ipykernel. Its lease lasts as
+    long as the kernel: until it is restarted, shut down or killed. By default
+    it appears in the Jupyter of your user, also in VS Code.
+
+    With --idle 30m, a kernel that has executed nothing for 30 minutes is shut
+    down, and its memory is free. Its variables are lost.
+
+    \b
+    Examples:
+      gpulease kernel install --mem 4G
+      gpulease kernel install --mem 8G --name big --idle 1h -- --gpus 2
+      gpulease kernel list
+      gpulease kernel remove big
+    """
+    folder = _folder(prefix, sys_prefix=sys_prefix)
+    if action == "install":
+        run = ["--mem", _checked(mem), *(["--time", time] if time else []), *(names or [])]
+        if time is not None:
+            parse_span(time)
+        called = name or f"{_OURS}-{_checked(mem)}".lower().replace("%", "-percent")
+        _install(folder, called, run, display_name, idle)
+    elif action == "list":
+        for path, spec in _installed(folder):
+            words = " ".join(spec["metadata"][_OURS]["run"])
+            print_stdout(f"{clean(path.name)}  {clean(words)}  {clean(str(path))}")
+    else:
+        _remove(folder, names or [])
+
+
+def _checked(mem: str | None) -> str:
+    if mem is None:
+        raise BadUsage(
+            "cannot install a kernel: no --mem is given", "gpulease kernel install --mem 4G"
+        )
+    parse_memory(mem)
+    return mem
+
+
+def _install(
+    folder: Path, name: str, run: list[str], display_name: str | None, idle: str | None
+) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadValue(
+            f"cannot use the name {name!r}: Jupyter allows lower-case letters, digits and . _ -",
+            "for the name in menus, use --display-name",
+        )
+    python = _kernel_python()
+    seconds = parse_span(idle).total_seconds() if idle is not None else 0.0
+    path = folder / name
+    if path.exists() and name not in {found.name for found, _ in _installed(folder)}:
+        raise BadValue(
+            f"cannot install the kernel {name}: another kernel has this name",
+            "choose another one with --name",
+        )
+    spec = {
+        "argv": [
+            *_command(), "run", *run, "--name", name, "--no-pty", "--end-with-command", "--",
+            python.path, str(_MAIN), f"{seconds:g}", "-f", "{connection_file}",
+        ],
+        "display_name": display_name or f"Python {python.version} ({run[1]} of GPU memory)",
+        "language": "python",
+        # A signal would reach gpulease run, where a second one within a second cancels the job.
+        "interrupt_mode": "message",
+        "metadata": {"debugger": True, _OURS: {"run": run, "idle": seconds}},
+    }  # fmt: skip
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / _SPEC).write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise GpuleaseError(f"cannot install the kernel: {path}: {error.strerror}") from error
+    print_stdout(name)
+    print_stderr(f"gpulease: installed the kernel {name} in {clean(str(path))}")
+
+
+def _command() -> list[str]:
+    """Return how to start gpulease without a PATH."""
+    script = Path(sys.executable).parent / "gpulease"
+    return [str(script)] if script.exists() else [sys.executable, "-m", "gpulease.cli"]
+
+
+def _kernel_python() -> _Python:
+    """Return the caller's python, if it has ipykernel."""
+    path = python_of(Path(working_directory()), environment())
+    version, prefix, found = ask_python(path, "ipykernel")
+    if not found:
+        raise GpuleaseError(
+            f"cannot install a kernel for {path}: it has no ipykernel",
+            f"{path} -m pip install ipykernel; or activate the environment of the kernel",
+        )
+    return _Python(path, version, Path(prefix))
+
+
+def _folder(prefix: Path | None, *, sys_prefix: bool) -> Path:
+    if sys_prefix:
+        python = python_of(Path(working_directory()), environment())
+        return Path(ask_python(python, "ipykernel")[1]) / _HOME
+    return prefix / _HOME if prefix is not None else _data_home(environment()) / "kernels"
+
+
+def _data_home(variables: Mapping[str, str]) -> Path:
+    """Return the data directory of Jupyter for this user."""
+    if given := variables.get("JUPYTER_DATA_DIR"):
+        return Path(given)
+    home = variables.get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "jupyter"
+
+
+def _installed(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the kernels that this command has installed, by name."""
+    for path in sorted(folder.glob(f"*/{_SPEC}")):
+        try:
+            spec = json.loads(path.read_text(encoding="utf-8"))
+            ours = spec["metadata"][_OURS]["run"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(ours, list):
+            yield path.parent, spec
+
+
+def _remove(folder: Path, names: list[str]) -> None:
+    known = {path.name: path for path, _ in _installed(folder)}
+    if not names:
+        raise BadUsage("cannot remove a kernel: no name is given", "gpulease kernel list")
+    for name in names:
+        if name not in known:
+            raise BadValue(
+                f"cannot remove the kernel {name}: gpulease has installed none of this name in "
+                f"{folder}",
+                "gpulease kernel list shows them; see also --prefix and --sys-prefix",
+            )
+        shutil.rmtree(known[name])
+        print_stderr(f"gpulease: removed the kernel {name}")

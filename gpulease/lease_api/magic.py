@@ -1,0 +1,110 @@
+"""`%load_ext gpulease`: the line magic %gpulease, which leases GPU memory for a notebook's kernel.
+
+%gpulease 4G --gpus 2      options are the arguments of gpulease.lease
+%gpulease                  show the lease
+%gpulease release
+"""
+
+import shlex
+from inspect import Parameter, signature
+from typing import Any
+
+from gpulease.errors import BadUsage, GpuleaseError
+from gpulease.lease_api import api
+from gpulease.units import format_size
+
+_USAGE = "%gpulease 4G leases 4 GiB, %gpulease 4G --gpus 2 on each of two GPUs"
+_LEFT_OUT = ("memory", "client")
+_SHORT = {"time": "time_limit"}
+
+_taken_by: list[str] = []
+"""The words that took the lease of this kernel."""
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic to an IPython shell."""
+    shell.register_magic_function(_magic, "line", "gpulease")
+
+
+def _magic(line: str) -> None:
+    from IPython.core.error import UsageError
+
+    try:
+        print(_answer(shlex.split(line)))  # noqa: T201  the output of a cell
+    except (GpuleaseError, ValueError) as error:
+        # IPython shows it without a traceback, and does not run the cells that follow.
+        text = error.text() if isinstance(error, GpuleaseError) else str(error)
+        raise UsageError(text) from None
+
+
+def _answer(words: list[str]) -> str:
+    mine = api.held_lease()
+    if words == ["release"]:
+        return _release(mine)
+    if not words or (mine is not None and words == _taken_by and mine.held):
+        return _described(mine)
+    memory, options = _parsed(words)
+    taken = api.lease(memory, **options)
+    _taken_by[:] = words
+    return _described(taken)
+
+
+def _release(mine: api.Lease | None) -> str:
+    if mine is None:
+        raise BadUsage("cannot release: this kernel has taken no lease", _USAGE)
+    mine.release()
+    return _described(api.held_lease())
+
+
+def _described(mine: api.Lease | None) -> str:
+    if mine is not None:
+        count = len(mine.gpus)
+        where = "1 GPU" if count == 1 else f"each of {count} GPUs"
+        state = "" if mine.held else ", ended"
+        return f"job {mine.id}: {format_size(mine.memory)} on {where}{state}"
+    if (around := api.inherited_lease()) is not None:
+        sizes = " and ".join(format_size(gpu.memory) for gpu in around.gpus)
+        return f"job {around.job}, which this kernel belongs to: {sizes}"
+    return f"no lease; {_USAGE}"
+
+
+def _parsed(words: list[str]) -> tuple[str | None, dict[str, Any]]:
+    """Return the memory and the keywords for `gpulease.lease`.
+
+    Raises:
+        BadUsage: an option does not exist, or has no value.
+    """
+    known = {
+        name: each for name, each in signature(api.lease).parameters.items()
+        if name not in _LEFT_OUT
+    }  # fmt: skip
+    memory, options, rest = None, dict[str, Any](), list(words)
+    while rest:
+        word, given, value = rest.pop(0).partition("=")
+        if not word.startswith("--"):
+            if memory is not None:
+                raise BadUsage(f"cannot understand {word!r}: the size is {memory}", _USAGE)
+            memory = word
+            continue
+        name = word[2:].replace("-", "_")
+        name = _SHORT.get(name, name)
+        if name not in known:
+            raise BadUsage(f"cannot understand {word}: no such option", _options(known))
+        if known[name].default is False:
+            options[name] = True
+        elif given or rest:
+            options[name] = _value(known[name], value if given else rest.pop(0))
+        else:
+            raise BadUsage(f"cannot understand {word}: its value is missing", _options(known))
+    return memory, options
+
+
+def _value(parameter: Parameter, text: str) -> Any:
+    if "int" in str(parameter.annotation) and text.isdigit():
+        return int(text)
+    return text.split(",") if "list" in str(parameter.annotation) else text
+
+
+def _options(known: dict[str, Parameter]) -> str:
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in known)
+    return f"options: {names}"

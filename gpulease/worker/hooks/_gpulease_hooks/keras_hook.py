@@ -1,0 +1,88 @@
+"""Counts the training steps of Keras, which `gpulease run --summary` shows.
+
+It wraps two methods of CallbackList, through which every `fit` announces its batches. A callback of
+its own would be seen by the script, and would make Keras wait for the results of each batch. An
+unknown Keras is not counted.
+"""
+
+import functools
+import time
+from typing import Any, Callable
+
+from . import report
+from .lease import Lease
+
+Undo = Callable[[], None]
+
+BEGIN, END = "on_train_batch_begin", "on_train_batch_end"
+
+
+class Counter:
+    """The steps so far, and the seconds from the first batch of each epoch to its latest."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds = 0.0
+        self._first = 0
+        self._since = time.monotonic()
+
+    def begin(self, batch: int) -> None:
+        """Note the first of the batches that run next."""
+        self._first, self._since = batch, time.monotonic()
+
+    def end(self, batch: int) -> None:
+        """Count the batches up to this one."""
+        # Several at once with steps_per_execution.
+        self.steps += max(1, batch - self._first + 1)
+        self.seconds += time.monotonic() - self._since
+        self._since = time.monotonic()
+
+
+def install(keras: Any, raw: str, report_failure: "Callable[[str], None]") -> "Undo":
+    """Hook the imported Keras; `raw` is the lease as JSON."""
+    lease = Lease(raw)
+    try:
+        undo = _hook(keras, lease)
+    except Exception:  # noqa: BLE001  (an unknown Keras is not counted)
+        return lease.lift
+
+    def lift() -> None:
+        lease.lift()
+        undo()
+
+    return lift
+
+
+def _hook(keras: Any, lease: "Lease") -> "Undo":
+    owner, counter = keras.callbacks.CallbackList, Counter()
+    begin, end = vars(owner)[BEGIN], vars(owner)[END]
+    version = getattr(keras, "__version__", "unknown")
+
+    @functools.wraps(begin)
+    def on_train_batch_begin(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        _quietly(counter.begin, batch)
+        return begin(self, batch, *args, **kwargs)
+
+    @functools.wraps(end)
+    def on_train_batch_end(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not counter.steps:
+            report.count(lease, version, lambda: (counter.steps, counter.seconds))
+        _quietly(counter.end, batch)
+        return end(self, batch, *args, **kwargs)
+
+    setattr(owner, BEGIN, on_train_batch_begin)
+    setattr(owner, END, on_train_batch_end)
+
+    def undo() -> None:
+        if vars(owner)[END] is on_train_batch_end:
+            setattr(owner, BEGIN, begin)
+            setattr(owner, END, end)
+
+    return undo
+
+
+def _quietly(note: "Callable[[int], None]", batch: Any) -> None:
+    try:
+        note(int(batch))
+    except Exception:  # noqa: BLE001  (a batch without a number)
+        pass

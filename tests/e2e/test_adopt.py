@@ -1,0 +1,175 @@
+"""Leases for processes that use GPUs already: `hold --pid` and `adopt`, on NVML's real ABI."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from daemon_rig import Daemon, wait_for
+from nvml_stand_in import Card, StandIn
+
+G = 1024**3
+pytestmark = pytest.mark.usefixtures("machines_pids")
+
+
+@contextmanager
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    made = subprocess.Popen(["sleep", "600"])
+    try:
+        yield made
+    finally:
+        made.kill()
+        made.wait()
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that no lease is for."""
+    with process() as made:
+        yield made
+
+
+MakeDaemon = Callable[..., Daemon]
+
+
+def on(make_daemon: MakeDaemon, folder: Path, *used: dict[int, int | None]) -> Daemon:
+    """Return a daemon on 80 GiB GPUs where processes hold these bytes."""
+    cards = [
+        Card(total=80 * G, used=sum(size or 0 for size in held.values()), processes=[*held.items()])
+        for held in used
+    ]
+    stand_in = StandIn(folder, gpus=cards)
+    made: Daemon = make_daemon(simulate=None, environment=stand_in.environment())
+    return made.start()
+
+
+def leases(daemon: Daemon, number: int) -> list[tuple[str, int]]:
+    labels = {gpu["uuid"]: gpu["label"] for gpu in daemon.status()["gpus"]}
+    return [(labels[each["gpu"]], each["memory"]) for each in daemon.job(number)["leases"]]
+
+
+def hold(daemon: Daemon, pid: int, *options: str) -> int:
+    ran = daemon.run("hold", "--pid", str(pid), "--json", *options)
+    return int(json.loads(ran.stdout)["job"]["id"])
+
+
+def refused(daemon: Daemon, *command: str) -> str:
+    ran = daemon.run(*command, check=False)
+    assert ran.returncode in (75, 125), ran
+    assert ran.stdout == ""
+    return str(ran.stderr)
+
+
+def test_a_process_holds_the_gpu_that_it_uses_and_its_memory_counts_once(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {}, {stranger.pid: 60 * G})
+    number = hold(daemon, stranger.pid)
+    assert leases(daemon, number) == [("1", 60 * G)]
+    job = daemon.job(number)
+    assert (job["state"], job["adopted"]) == ("active", True)
+    assert "framework" not in job["leases"][0]["enforced_by"]
+    memory = daemon.status()["gpus"][1]["memory"]
+    assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (60 * G, 0, 20 * G)
+    stranger.kill()
+    stranger.wait()
+    assert daemon.wait_until(number, "ended")["outcome"] == "released"
+
+
+def test_a_process_on_two_gpus_holds_on_each_what_it_uses_there(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: 10 * G}, {}, {stranger.pid: 30 * G})
+    number = hold(daemon, stranger.pid, "--mem", "20G")
+    assert leases(daemon, number) == [("0", 20 * G), ("2", 30 * G)]
+    assert [gpu["memory"]["unmanaged"] for gpu in daemon.status()["gpus"]] == [0, 0, 0]
+
+
+def test_processes_below_it_count_too(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE) as top:
+        assert top.stdout is not None
+        child = int(top.stdout.readline())
+        daemon = on(make_daemon, tmp_path, {child: 5 * G, top.pid: G})
+        number = hold(daemon, top.pid)
+        assert leases(daemon, number) == [("0", 6 * G)]
+        subprocess.run(["kill", str(child), str(top.pid)], check=True)
+
+
+def test_what_does_not_fit_beside_others_is_refused_and_nothing_changes(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    with process() as other:
+        daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G, other.pid: 10 * G}, {})
+        why = refused(daemon, "hold", "--pid", str(stranger.pid), "--mem", "75G")
+        assert "GPU 0" in why
+        assert "10G" in why
+        assert daemon.status()["gpus"][0]["memory"]["unmanaged"] == 40 * G
+        daemon.run("drain", "0", "--why", "new fan")
+        assert "new fan" in refused(daemon, "adopt", str(stranger.pid))
+        daemon.run("resume", "0")
+        assert leases(daemon, hold(daemon, stranger.pid, "--mem", "70G")) == [("0", 70 * G)]
+
+
+def test_only_on_the_gpus_that_are_asked_for(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {}, {stranger.pid: 30 * G})
+    assert "asked for" in refused(daemon, "hold", "--pid", str(stranger.pid), "--gpu", "0")
+    assert leases(daemon, hold(daemon, stranger.pid, "--gpu", "1")) == [("1", 30 * G)]
+
+
+def test_an_unknown_size_is_refused_in_words(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: None})
+    for command in (["hold", "--pid", str(stranger.pid)], ["adopt", str(stranger.pid)]):
+        assert "does not report" in refused(daemon, *command)
+
+
+def test_an_admin_adopts_what_runs_without_a_lease(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G}, {})
+    page = daemon.run("adopt", str(stranger.pid), "--for", "8h").stdout
+    assert "30G of GPU 0" in page
+    (job,) = daemon.client.jobs(everything=True).jobs
+    assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
+    wait_for("it is held", lambda: daemon.job(job.id)["state"] == "active")
+    assert "framework" not in daemon.job(job.id)["leases"][0]["enforced_by"]
+    assert f"job {job.id}" in refused(daemon, "adopt", str(stranger.pid))
+    with process() as idle:
+        assert "uses no GPU" in refused(daemon, "adopt", str(idle.pid))
+    assert "no such process" in refused(daemon, "adopt", "4194000")
+
+
+def test_a_process_of_a_job_is_not_adopted(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon = on(make_daemon, tmp_path, {})
+    job = daemon.submit("--mem", "30G", "--", "sleep", "600")
+    pid = daemon.wait_until(job, "active")["pid"]
+    assert f"job {job}" in refused(daemon, "adopt", str(pid))
+
+
+def test_a_process_on_no_gpu_waits_for_one_as_ever(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {}, {})
+    number = hold(daemon, stranger.pid, "--mem", "20G")
+    assert leases(daemon, number) == [("0", 20 * G)]
+    assert not daemon.job(number)["adopted"]
+
+
+def test_it_survives_a_restart_of_the_daemon(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+    number = hold(daemon, stranger.pid)
+    daemon.kill()
+    daemon.start()
+    job = daemon.job(number)
+    assert (job["state"], job["adopted"]) == ("active", True)
+    stranger.kill()
+    stranger.wait()
+    assert daemon.wait_until(number, "ended")["outcome"] == "released"

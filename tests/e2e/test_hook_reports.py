@@ -1,0 +1,228 @@
+"""A lease is shown as limited by its framework once its hook reports that, and never if it failed.
+
+TensorFlow is the real one in its CPU build, with one GPU faked in its list of devices; the driver
+is a stand-in with NVML's ABI.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from daemon_rig import Daemon, wait_for
+from goldens import mentions
+from nvml_stand_in import Card, StandIn
+
+from .users import OTHER, STRANGER, call, daemon_for_all, job, needs_root
+
+G = 1024**3
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow"),
+]
+
+USE = """
+import os, sys, time
+import tensorflow as tf
+from tensorflow.python.eager import context
+names = [b"/physical_device:CPU:0", b"/physical_device:GPU:0"]
+context.pywrap_tfe.TF_ListPhysicalDevices = lambda: names
+with tf.device("CPU"):
+    tf.constant(1) + tf.constant(1)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+RENAME = """
+import importlib.machinery, sys
+class Renaming:
+    def find_spec(self, name, path=None, target=None):
+        if name != "tensorflow.python.eager.context":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        original = spec.loader.exec_module
+        def exec_module(module):
+            original(module)
+            config = module.Context.__dict__["config"]
+            del module.Context.config
+            module.Context.__getattr__ = lambda self, name: (
+                config.fget(self) if name == "config" else object.__getattribute__(self, name)
+            )
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Renaming())
+"""
+"""A version of TensorFlow in which a private name that the hook replaces has another name."""
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=80 * G)])
+    made: Daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings={"grace": "1s"}
+    )
+    made.start()
+    rungs = {each["rung"] for each in made.status()["enforcement"] if each["available"]}
+    if "framework" not in rungs:
+        pytest.skip("not every user can read the hooks where this checkout is")
+    return made
+
+
+def submit(daemon: Daemon, source: str, done: Path, *options: str) -> int:
+    command = [sys.executable, "-c", source, str(done)]
+    return daemon.submit("--mem", "4G", *options, "--", "env", "TF_CPP_MIN_LOG_LEVEL=3", *command)
+
+
+def levels(shown: dict[str, Any]) -> list[str]:
+    return list(shown["leases"][0]["enforced_by"])
+
+
+def test_a_lease_is_limited_by_its_framework_from_the_first_report_on(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    number = submit(daemon, USE, tmp_path / "done")
+    before = daemon.wait_until(number, "active")
+    if before["hook"] == "none":
+        assert levels(before) == ["watch"]
+
+    after = wait_for(
+        "its hook has reported",
+        lambda: shown if (shown := daemon.job(number))["hook"] == "limited" else None,
+    )
+
+    assert levels(after) == ["framework", "watch"]
+    (hook,) = after["hooks"]
+    assert (hook["framework"], hook["state"]) == ("tensorflow", "limited")
+    assert hook["limits"] == [{"gpu": after["leases"][0]["gpu"], "limit": 4 * G - 700 * 1024**2}]
+    assert after["first_use_at"] >= after["started_at"]
+    page = daemon.run("show", str(number)).stdout
+    assert mentions(page, "tensorflow 2.", "limited to 3.3G on GPU 0")
+
+    daemon.kill()
+    daemon.start()
+    assert levels(daemon.job(number)) == ["framework", "watch"]
+    (tmp_path / "done").touch()
+    assert levels(daemon.wait_until(number, "ended")) == ["framework", "watch"]
+
+
+def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    number = submit(daemon, RENAME + USE, tmp_path / "done")
+
+    def failed() -> dict[str, Any] | None:
+        shown = daemon.job(number)
+        assert not shown["leases"] or "framework" not in levels(shown)
+        return shown if shown["hook"] == "failed" else None
+
+    shown = wait_for("its hook has failed", failed)
+    assert mentions(daemon.run("show", str(number)).stdout, "not limited", "Context.config")
+    assert mentions(daemon.run("status").stdout, f"job {number} is not limited by its framework")
+    (row,) = json.loads(daemon.run("status", "--json").stdout)["jobs"]
+    assert (row["hook"], levels(row)) == ("failed", ["watch"])
+    assert [each["kind"] for each in shown["events"]].count("hook_failed") == 1
+
+    daemon.kill()
+    daemon.start()
+    assert failed() is not None
+    (tmp_path / "done").touch()
+    ended = daemon.wait_until(number, "ended")
+    assert levels(ended) == ["watch"]
+    assert "Context.config" in ended["hooks"][0]["why"]
+    output = (daemon.state / "jobs" / str(number) / "stderr").read_text()
+    assert output.count("is not limited to the lease") == 1
+
+
+def test_a_report_that_meets_no_daemon_is_repeated_to_the_next_one(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n"
+    number = submit(daemon, wait + RENAME + USE, tmp_path / "done")
+    daemon.wait_until(number, "active")
+    daemon.kill()
+    (tmp_path / "done.go").touch()
+    output = daemon.state / "jobs" / str(number) / "stderr"
+    wait_for("the hook has failed", lambda: "is not limited" in output.read_text())
+
+    daemon.start()
+
+    wait_for("the new daemon hears it", lambda: daemon.job(number)["hook"] == "failed")
+    (tmp_path / "done").touch()
+
+
+def test_strict_ends_a_job_that_its_hook_cannot_limit_and_the_daemon_knows_why(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    number = submit(daemon, RENAME + USE, tmp_path / "done", "--strict")
+
+    ended = daemon.wait_until(number, "ended")
+
+    assert ended["exit_status"] == 97
+    assert "Context.config" in ended["hooks"][0]["why"]
+
+
+@needs_root
+@pytest.mark.parametrize("state", ["limited", "failed"])
+def test_a_report_of_another_user_about_a_job_is_refused(state: str) -> None:
+    with daemon_for_all() as machine:
+        number = call(machine, STRANGER, "POST", "/v1/jobs", job("sleep", "60"))[1]["id"]
+        (lease,) = machine.wait_until(number, "active")["leases"]
+        report = {
+            "framework": "torch", "version": "1", "state": state, "why": "x",
+            "gpus": [{"gpu": lease["gpu"], "limit": 1}],
+        }  # fmt: skip
+
+        assert call(machine, OTHER, "POST", f"/v1/jobs/{number}/usage", report)[0] == 403
+
+        assert machine.job(number)["hooks"] == []
+
+
+@needs_root
+def test_what_a_hook_never_says_is_refused() -> None:
+    told = {"framework": "torch", "version": "1", "gpus": [], "state": "failed"}
+    bad: list[dict[str, object]] = [
+        told | {"framework": "excel"},
+        told | {"framework": "", "state": "limited"},
+        told | {"state": "unlimited"},
+        told | {"steps": -1, "seconds": 1},
+        told | {"steps": 1, "seconds": 1e300},
+    ]
+    with daemon_for_all() as machine:
+        number = call(machine, STRANGER, "POST", "/v1/jobs", job("sleep", "60"))[1]["id"]
+        machine.wait_until(number, "active")
+        path = f"/v1/jobs/{number}/usage"
+
+        assert [call(machine, STRANGER, "POST", path, each)[0] for each in bad] == [400] * len(bad)
+
+        assert machine.job(number)["hooks"] == []
+
+
+def test_a_framework_that_another_import_hook_brings_past_ours_is_found(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '9.9'\n")
+    script = dedent(
+        f"""
+        import importlib.machinery, sys
+        class First:
+            def find_spec(self, name, path=None, target=None):
+                return importlib.machinery.PathFinder.find_spec(name, [{str(tmp_path)!r}])
+        sys.meta_path.insert(0, First())
+        import torch
+        """
+    )
+    numbers = [submit(daemon, script, tmp_path / "done", *strict) for strict in ((), ("--strict",))]
+
+    ended = [daemon.wait_until(number, "ended") for number in numbers]
+
+    assert [each["exit_status"] for each in ended] == [0, 97]
+    for each in ended:
+        (hook,) = each["hooks"]
+        assert (hook["framework"], hook["version"], hook["state"]) == ("torch", "9.9", "failed")

@@ -1,0 +1,111 @@
+"""Which GPUs a job gets: by name, model and size, on a machine with two kinds of GPUs."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+import gpulease
+from daemon_rig import Daemon
+
+G = 1024**3
+
+
+@pytest.fixture
+def mixed(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """Return a daemon with two GPUs of 24 GiB and two of 80 GiB."""
+    made: Daemon = make_daemon(simulate="2x24G:T4,2x80G:A100", settings={"grace": "2s"})
+    return made.start()
+
+
+def where(daemon: Daemon, job: int) -> list[str]:
+    labels = {gpu["uuid"]: gpu["label"] for gpu in daemon.status()["gpus"]}
+    leases = daemon.wait_until(job, "active", "ended")["leases"]
+    return [labels[each["gpu"]] for each in leases]
+
+
+def run(daemon: Daemon, *options: str) -> int:
+    return daemon.submit(*options, "--", "sleep", "600")
+
+
+def test_a_job_gets_the_gpus_that_it_asks_for(mixed: Daemon) -> None:
+    uuids = {gpu["label"]: gpu["uuid"] for gpu in mixed.status()["gpus"]}
+    assert where(mixed, run(mixed, "--mem", "1G", "--gpu", "1,3")) == ["1", "3"]
+    assert where(mixed, run(mixed, "--mem", "1G", "--gpu", uuids["2"][:12])) == ["2"]
+    assert where(mixed, run(mixed, "--mem", "1G", "--gpu", "2,3", "--gpus", "1"))[0] in "23"
+    assert where(mixed, run(mixed, "--mem", "1G", "--gpu-model", "a100"))[0] in "23"
+    assert where(mixed, run(mixed, "--mem", "1G", "--min-vram", "40G"))[0] in "23"
+    pair = where(mixed, run(mixed, "--mem", "60G", "--gpus", "2", "--same-model"))
+    assert pair == ["2", "3"]
+
+
+def test_a_job_that_waits_says_for_which_gpus(mixed: Daemon) -> None:
+    first = run(mixed, "--mem", "20G", "--gpu", "0")
+    assert where(mixed, first) == ["0"]
+    waits = run(mixed, "--mem", "20G", "--gpu", "0")
+    page = mixed.run("show", str(waits)).stdout
+    assert "GPU 0" in page
+    assert "not one of the GPUs asked for" in page
+    assert "no --gpu" in page
+    job = mixed.job(waits)
+    assert (job["claim"]["named_labels"], job["waits_for"]) == (["0"], [first])
+    mixed.run("edit", str(waits), "--gpu", "any", "--gpu-model", "A100")
+    assert where(mixed, waits)[0] in "23"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpu", "9"], "'9'"),
+        (["--gpu", "0", "--gpus", "2"], "names 1"),
+        (["--gpu-model", "H100"], "H100"),
+        (["--min-vram", "100G"], "100G"),
+        (["--gpus", "3", "--same-model"], "--same-model"),
+        (["--mem", "70G", "--gpu", "0"], "24G"),
+        (["--gpu", "1,,3"], "missing"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_at_once(
+    mixed: Daemon, options: list[str], words: str
+) -> None:
+    ran = mixed.run("run", *options, "-d", "--", "true", check=False)
+    assert ran.returncode == 125, ran
+    assert words in ran.stderr
+    assert "hint: " in ran.stderr
+
+
+def test_a_dry_run_and_no_wait_know_the_choice(mixed: Daemon) -> None:
+    run(mixed, "--mem", "20G", "--gpu", "0")
+    view = json.loads(
+        mixed.run("run", "--mem", "20G", "--gpu-model", "T4", "--dry-run", "--json", "true").stdout
+    )
+    assert view["gpus"] == ["1"]
+    ran = mixed.run("run", "--mem", "20G", "--gpu", "0", "--no-wait", "true", check=False)
+    assert ran.returncode == 75
+    assert "GPU 1: it is not one of the GPUs asked for" in ran.stderr
+
+
+def test_a_command_in_a_job_takes_the_gpu_that_it_names(mixed: Daemon) -> None:
+    uuids = {gpu["label"]: gpu["uuid"] for gpu in mixed.status()["gpus"]}
+    inner = " ".join([*mixed.gpulease("run", "--mem", "1G"), "--gpu", "{}", "--", "sh", "-c"])
+    inner += " 'echo $CUDA_VISIBLE_DEVICES'"
+    said = mixed.run("run", "--mem", "4G", "--gpu", "1,2", "--", "sh", "-c", inner.format("2"))
+    assert said.stdout.strip() == uuids["2"]
+    outside = mixed.run(
+        "run", "--mem", "4G", "--gpu", "1,2", "--", "sh", "-c", inner.format("3"), check=False
+    )
+    assert "asked for" in outside.stderr
+
+
+def test_a_lease_in_python_is_on_the_gpus_that_it_names(mixed: Daemon) -> None:
+    uuids = [gpu["uuid"] for gpu in mixed.status()["gpus"]]
+    with gpulease.lease("1G", gpu=[1, 3], client=mixed.client) as lease:
+        assert [each.uuid for each in lease.gpus] == [uuids[1], uuids[3]]
+    with gpulease.lease("1G", gpu="2,3", gpus=1, model="A100", client=mixed.client) as lease:
+        assert lease.gpus[0].uuid in uuids[2:]
+    with gpulease.lease(
+        "1G", gpus=2, same_model=True, min_vram="40G", client=mixed.client
+    ) as lease:
+        assert [each.uuid for each in lease.gpus] == uuids[2:]
+    with pytest.raises(gpulease.errors.CannotLease, match="H100"):
+        gpulease.lease("1G", model="H100", client=mixed.client)
