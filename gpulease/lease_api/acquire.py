@@ -237,6 +237,16 @@ def _positive(span: Span) -> float:
     raise BadValue(f"cannot use the time {span!r}: it must be above zero")
 
 
+def framework_options(visible: Visible, growth: bool, split: int | str) -> WorkerOptionsRequest:
+    """Return the options for frameworks; `split` is a number of parts, or their sizes: "1G,2G".
+
+    Raises:
+        BadValue: `split` is neither.
+    """
+    parts, sizes = parse_split(str(split))
+    return WorkerOptionsRequest(visible=visible, growth=growth, split=parts, split_sizes=sizes)
+
+
 def hold_request(
     claim: ClaimRequest,
     environment: Mapping[str, str],
@@ -252,14 +262,11 @@ def hold_request(
     Raises:
         BadValue: an argument is out of range.
     """
-    parts, sizes = parse_split(str(split))
     return HoldRequest(
         environment={to_wire(key): to_wire(value) for key, value in environment.items()},
         pid=os.getpid(),
         claim=claim,
-        options=WorkerOptionsRequest(
-            visible=visible, growth=growth, split=parts, split_sizes=sizes
-        ),
+        options=framework_options(visible, growth, split),
         name=name,
         wait=None if wait is None else seconds(wait),
     )

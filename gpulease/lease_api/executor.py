@@ -29,7 +29,15 @@ from gpulease.errors import (
     NoSuchJob,
     TooMany,
 )
-from gpulease.lease_api.acquire import GpuNames, Span, Visible, claim_of, connect, names_of
+from gpulease.lease_api.acquire import (
+    GpuNames,
+    Span,
+    Visible,
+    claim_of,
+    connect,
+    framework_options,
+    names_of,
+)
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
 from gpulease.wire.requests import (
     LARGEST_RETRY,
@@ -37,7 +45,6 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     NestedRequest,
     SubmitRequest,
-    WorkerOptionsRequest,
     spoken,
     to_wire,
 )
@@ -112,7 +119,7 @@ class Executor(futures.Executor):
         retry_oom: float | None = None,
         visible: Visible = "uuid",
         growth: bool = False,
-        split: int = 1,
+        split: int | str = 1,
         new_lease: bool = False,
         client: Client | None = None,
     ) -> None:
@@ -144,7 +151,7 @@ class Executor(futures.Executor):
             min_vram=min_vram,
             same_model=same_model,
         )
-        self._options = WorkerOptionsRequest(visible=visible, growth=growth, split=split)
+        self._options = framework_options(visible, growth, split)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
