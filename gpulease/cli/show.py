@@ -454,8 +454,8 @@ def _devices(job: JobView) -> Iterator[Block]:
     if not job.devices:
         return
     columns = (
-        Column("DEVICE", wraps=True),
-        Column("IS", wraps=True, least=20),
+        Column("DEVICE", wraps=True, least=14),
+        Column("GPU", wraps=True, least=20),
     )
     rows = (
         (line(names_of(each)), line(f"{clean(each.gpu)}, {what_is(each)}")) for each in job.devices

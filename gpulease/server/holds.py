@@ -270,13 +270,16 @@ def refuse_within_job(
     if process is None:
         return
     running = [job for job in live if job.holds_memory and (with_holds or job.holder is None)]
-    job = jobs_of([process.pid], running).get(process.pid)
+    found = jobs_of([process.pid], running).get(process.pid)
+    job = next((each for each in running if each.id == found), None)
     if job is not None:
+        more = f"gpulease cancel {job.label} releases it"
+        if job.holder is None:
+            more = "for more memory, start the job with more: gpulease run --mem SIZE"
         raise AlreadyLeased(
-            f"cannot hold a lease for process {process.pid}: it belongs to job {job}, "
+            f"cannot hold a lease for process {process.pid}: it belongs to job {job.label}, "
             "which has one",
-            f"gpulease show {job} shows that lease; for more memory, start the job with more: "
-            "gpulease run --mem SIZE",
+            f"gpulease show {job.label} shows that lease; {more}",
         )
 
 

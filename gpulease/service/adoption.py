@@ -77,7 +77,7 @@ def find_uses(
             raise WrongState(
                 f"cannot lease for this process: the driver does not report how much it uses of "
                 f"GPU {reading.label}",
-                "for a lease of another size, end it and start it with gpulease run --mem SIZE",
+                "to have it in a lease, start it again with gpulease run --mem SIZE",
             )
         if mine:
             uses[reading.uuid] = GpuUse(sum(map(int, filter(None, mine.values()))), frozenset(mine))

@@ -72,6 +72,7 @@ def test_a_process_holds_the_gpu_that_it_uses_and_its_memory_counts_once(
     job = daemon.job(number)
     assert (job["state"], job["adopted"]) == ("active", True)
     assert "framework" not in job["leases"][0]["enforced_by"]
+    assert not job["devices"]
     memory = daemon.status()["gpus"][1]["memory"]
     assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (60 * G, 0, 20 * G)
     stranger.kill()
