@@ -372,6 +372,13 @@ def _refuse_inside_a_lease(client: Client) -> None:
     known = config.environment().get("GPULEASE_JOB", "")
     around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
     if around is not None and around.job is not None:
+        main = sys.modules["__main__"]
+        if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing imports the script
+            raise AlreadyLeased(
+                f"cannot use an Executor here: the call of job {around.job.id} imports the script "
+                "to find its function, and the script submits calls as it is imported",
+                'put them below if __name__ == "__main__": or install cloudpickle',
+            )
         raise AlreadyLeased(
             f"cannot use an Executor within the lease of job {around.job.id}: that lease would "
             "wait for the calls, and the calls might wait for its memory",
