@@ -5,6 +5,7 @@ is a stand-in with NVML's ABI.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -93,7 +94,7 @@ def test_a_lease_is_limited_by_its_framework_from_the_first_report_on(
 
     after = wait_for(
         "its hook has reported",
-        lambda: shown if (shown := daemon.job(number))["hook"] == "limited" else None,
+        lambda: shown if (shown := daemon.job(number))["first_use_at"] else None,
     )
 
     assert levels(after) == ["framework", "watch"]
@@ -139,16 +140,23 @@ def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(
     assert output.count("is not limited to the lease") == 1
 
 
-def test_a_report_that_meets_no_daemon_is_repeated_to_the_next_one(
-    daemon: Daemon, tmp_path: Path
+@pytest.mark.parametrize("killed", ["before the report", "during the report"])
+def test_a_report_that_no_daemon_takes_is_repeated_to_the_next_one(
+    killed: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n"
     number = submit(daemon, wait + RENAME + USE, tmp_path / "done")
     daemon.wait_until(number, "active")
-    daemon.kill()
+    if killed == "before the report":
+        daemon.kill()
+    else:
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGSTOP)
     (tmp_path / "done.go").touch()
     output = daemon.state / "jobs" / str(number) / "stderr"
     wait_for("the hook has failed", lambda: "is not limited" in output.read_text())
+    if killed == "during the report":
+        daemon.kill()
 
     daemon.start()
 
