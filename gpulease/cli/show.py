@@ -57,7 +57,7 @@ _LABELS = 12
 _FRAMEWORKS = {
     "none": "no framework hook has reported a limit yet",
     "failed": "not limited to the lease: a hook failed",
-    "absent": "not limited to the lease: a process uses a GPU without the hook",
+    "absent": "not limited to the lease: a process uses a GPU without a hook",
 }
 _SHORT_HISTORY = timedelta(hours=1)
 
@@ -438,19 +438,14 @@ def _hooks(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
 
 
 def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:
-    why = clean(hook.why or "the reason is unknown")
-    match hook.state:
-        case "limited":
-            limits = [
-                ("" if each.limit is None else f"to {size(each.limit)} ")
-                + f"on {gpu_of(clean(each.gpu), indexes)}"
-                for each in hook.limits
-            ]
-            return f"limited {', '.join(limits)}" if limits else "sees no GPU"
-        case "failed":
-            return f"not limited: {why}"
-        case _:
-            return f"not limited, the hook is absent: {why}"
+    if hook.state != "limited":
+        return f"not limited: {clean(hook.why or 'the reason is unknown')}"
+    limits = [
+        ("" if each.limit is None else f"to {size(each.limit)} ")
+        + f"on {gpu_of(clean(each.gpu), indexes)}"
+        for each in hook.limits
+    ]
+    return f"limited {', '.join(limits)}" if limits else "sees no GPU"
 
 
 def _devices(job: JobView) -> Iterator[Block]:

@@ -7,7 +7,7 @@ contradicts it. Users control the reports of their own jobs, and nothing but wha
 on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -80,15 +80,24 @@ def _merged(old: HookReport, new: HookReport) -> HookReport:
     return replace(old, limits=(*old.limits, *added))
 
 
-def is_limited(reports: Reports, gpu: GpuUuid) -> bool:
-    """Return whether the frameworks of a job are known to be limited on a GPU."""
-    limited = any(gpu in dict(each.limits) for each in reports)
-    return limited and all(each.state is HookState.LIMITED for each in reports)
+def is_limited(reports: Reports, gpu: GpuUuid, users: Iterable[int] = ()) -> bool:
+    """Return whether the frameworks of a job are known to be limited on a GPU.
+
+    `users` are the processes of the job that are on it.
+    """
+    limited = {each.pid for each in reports if gpu in dict(each.limits)}
+    sound = all(each.state is HookState.LIMITED for each in reports)
+    return bool(limited) and sound and limited.issuperset(users)
 
 
-def as_reported(levels: Sequence[str], reports: Reports, gpu: GpuUuid) -> tuple[str, ...]:
-    """Return the enforcement levels of a lease; FRAMEWORK only if a hook reported its limit."""
-    if is_limited(reports, gpu):
+def as_reported(
+    levels: Sequence[str], reports: Reports, gpu: GpuUuid, users: Iterable[int] = ()
+) -> tuple[str, ...]:
+    """Return the enforcement levels of a lease; FRAMEWORK only if a hook reported its limit.
+
+    `users` are as in `is_limited`.
+    """
+    if is_limited(reports, gpu, users):
         return in_level_order(levels)
     return tuple(each for each in levels if each != EnforcementLevel.FRAMEWORK)
 

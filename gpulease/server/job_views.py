@@ -283,7 +283,10 @@ class JobViews:
         """Return the levels that hold the lease, or held it at its end."""
         if not job.holds_memory:
             return list(lease.enforced_by or ())
-        levels = as_reported(self._promised(job, lease), self._sources.hooks.of(job.id), lease.gpu)
+        users = () if seen is None else seen.users(job.id, lease.gpu)
+        levels = as_reported(
+            self._promised(job, lease), self._sources.hooks.of(job.id), lease.gpu, users
+        )
         is_blind = seen is not None and seen.is_blind
         return list(
             with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)

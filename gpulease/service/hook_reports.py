@@ -4,8 +4,9 @@ A report is on disk before it is acknowledged: the hook repeats what was not.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpulease.domain.enforcement import UncoveredProcess
 from gpulease.domain.gpu import JobId
@@ -15,6 +16,9 @@ from gpulease.errors import RecordUnwritable
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock, Event, InThread, Store
 
+_SILENT_FOR = timedelta(seconds=30)
+"""How long a process may be on a GPU before its hook reports, as after a restart of the daemon."""
+_SILENT = "no hook in it has reported a limit"
 _MOST_PROCESSES = 64
 """Processes of one job with counted steps."""
 
@@ -47,6 +51,7 @@ class HookReports:
             job.id: store.hook_reports(job.id) for job in store.live() if job.holds_memory
         }
         self._unwritten: set[JobId] = set()
+        self._silent_since: dict[tuple[JobId, int], datetime] = {}
         self._steps: dict[JobId, dict[int, Steps]] = {}
 
     def of(self, job: JobId) -> Reports:
@@ -117,10 +122,25 @@ class HookReports:
         self._unwritten &= holding.keys()
         if not self._by_driver:
             return
+        await self._note_silent(seen, holding)
         for number in set(seen.jobs_by_pid.values()) & holding.keys():
             job = holding[number]
             if job.activity.first_use_at is None and job.holder is None:
                 await self._note_use(number, seen.at)
+
+    async def _note_silent(self, seen: Observation, holding: Mapping[JobId, Job]) -> None:
+        """Note the processes that have been on a GPU for a while without any report."""
+        silent = {
+            (number, pid)
+            for number, reports in self._reports.items()
+            for lease in holding[number].leases
+            for pid in seen.users(number, lease.gpu)
+            if pid not in {each.pid for each in reports}
+        }
+        self._silent_since = {key: self._silent_since.get(key, seen.at) for key in silent}
+        for (number, pid), since in self._silent_since.items():
+            if seen.at - since >= _SILENT_FOR:
+                await self.hear_absent(holding[number], UncoveredProcess(pid, "", _SILENT))
 
     async def _note_use(self, number: JobId, at: datetime) -> None:
         def write() -> None:

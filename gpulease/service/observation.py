@@ -59,6 +59,15 @@ class Observation:
                     found.setdefault(job, set()).add(reading.uuid)
         return found
 
+    def users(self, job: JobId, gpu: GpuUuid) -> frozenset[int]:
+        """Return the processes of a job that compute on a GPU, as far as they are known."""
+        reading = next((each for each in self.readings if each.uuid == gpu), None)
+        return frozenset(
+            each.pid
+            for each in (reading.processes if reading else None) or ()
+            if not each.graphics and self.jobs_by_pid.get(each.pid) == job
+        )
+
     def used(
         self, job: JobId, gpu: GpuUuid, sums: Mapping[tuple[JobId, GpuUuid], int]
     ) -> int | None:

@@ -5,6 +5,9 @@ is a stand-in with NVML's ABI.
 """
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -93,7 +96,7 @@ def test_a_lease_is_limited_by_its_framework_from_the_first_report_on(
 
     after = wait_for(
         "its hook has reported",
-        lambda: shown if (shown := daemon.job(number))["hook"] == "limited" else None,
+        lambda: shown if (shown := daemon.job(number))["first_use_at"] else None,
     )
 
     assert levels(after) == ["framework", "watch"]
@@ -121,16 +124,21 @@ def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(
         assert not shown["leases"] or "framework" not in levels(shown)
         return shown if shown["hook"] == "failed" else None
 
-    shown = wait_for("its hook has failed", failed)
+    wait_for("its hook has failed", failed)
+
+    def events() -> list[str]:
+        return [each["kind"] for each in daemon.job(number)["events"]]
+
+    wait_for("it is on record", lambda: events().count("hook_failed") == 1)
     assert mentions(daemon.run("show", str(number)).stdout, "not limited", "Context.config")
     assert mentions(daemon.run("status").stdout, f"job {number} is not limited by its framework")
     (row,) = json.loads(daemon.run("status", "--json").stdout)["jobs"]
     assert (row["hook"], levels(row)) == ("failed", ["watch"])
-    assert [each["kind"] for each in shown["events"]].count("hook_failed") == 1
 
     daemon.kill()
     daemon.start()
     assert failed() is not None
+    assert events().count("hook_failed") == 1
     (tmp_path / "done").touch()
     ended = daemon.wait_until(number, "ended")
     assert levels(ended) == ["watch"]
@@ -139,16 +147,23 @@ def test_a_lease_of_a_framework_with_a_missing_name_is_never_shown_as_limited(
     assert output.count("is not limited to the lease") == 1
 
 
-def test_a_report_that_meets_no_daemon_is_repeated_to_the_next_one(
-    daemon: Daemon, tmp_path: Path
+@pytest.mark.parametrize("killed", ["before the report", "during the report"])
+def test_a_report_that_no_daemon_takes_is_repeated_to_the_next_one(
+    killed: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.05)\n"
     number = submit(daemon, wait + RENAME + USE, tmp_path / "done")
     daemon.wait_until(number, "active")
-    daemon.kill()
+    if killed == "before the report":
+        daemon.kill()
+    else:
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGSTOP)
     (tmp_path / "done.go").touch()
     output = daemon.state / "jobs" / str(number) / "stderr"
     wait_for("the hook has failed", lambda: "is not limited" in output.read_text())
+    if killed == "during the report":
+        daemon.kill()
 
     daemon.start()
 
@@ -226,3 +241,21 @@ def test_a_framework_that_another_import_hook_brings_past_ours_is_found(
     for each in ended:
         (hook,) = each["hooks"]
         assert (hook["framework"], hook["version"], hook["state"]) == ("torch", "9.9", "failed")
+
+
+def test_a_lease_in_a_running_process_is_limited_once_its_hook_reports(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    source = "import gpulease\nlease = gpulease.lease('4G')\n" + USE
+    command = [sys.executable, "-c", source, str(tmp_path / "done")]
+    variables = os.environ | {"GPULEASE_SOCKET": str(daemon.socket), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = subprocess.Popen(command, env=variables)
+
+    def limited() -> dict[str, Any] | None:
+        jobs = daemon.jobs()
+        return jobs[0] if jobs and jobs[0]["hook"] == "limited" else None
+
+    # The watch does not stop holders.
+    assert levels(wait_for("its hook has reported", limited)) == ["framework"]
+    (tmp_path / "done").touch()
+    assert process.wait(60) == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import NOON, FakeClock, MemoryStore, order
+from fakes import NOON, FakeClock, FakeGpus, MemoryStore, order
 from gpulease.domain.enforcement import UncoveredProcess
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.hook_reports import (
@@ -75,6 +75,13 @@ def test_one_process_that_is_not_limited_outweighs_all_that_are(state: HookState
 
     assert not is_limited(known, A)
     assert summary(known) == state
+
+
+def test_a_process_on_the_gpu_that_reported_nothing_outweighs_those_that_did() -> None:
+    known = after(limited(1))
+
+    assert as_reported(LEVELS, known, A, [1]) == LEVELS
+    assert as_reported(LEVELS, known, A, [1, 2]) == ("watch",)
 
 
 def test_a_failure_stays() -> None:
@@ -220,6 +227,28 @@ def test_a_process_without_the_hook_is_noted_even_if_the_disk_is_full(world: Wor
     asyncio.run(world.hooks.hear_absent(world.job, UncoveredProcess(5, "a.out", "not Python")))
 
     assert world.levels() == [("watch",)]
+
+
+def test_a_process_that_stays_on_a_gpu_without_a_report_is_noted_for_the_rest_of_the_job(
+    world: World,
+) -> None:
+    world.hear(limited(1))
+    gpus = FakeGpus({A: 8 * GIB}, processes={A: {1: GIB, 2: GIB}})
+
+    def look(seconds: int) -> None:
+        at = NOON + timedelta(seconds=seconds)
+        seen = Observation(gpus.read(), {1: JobId(1), 2: JobId(1)}, at)
+        asyncio.run(world.hooks.observe(seen))
+
+    look(0)
+    look(29)
+    assert world.levels() == [LEVELS]
+    look(30)
+
+    assert world.levels() == [("watch",)]
+    assert [(each.pid, each.state) for each in world.restarted().of(JobId(1))][1:] == [
+        (2, HookState.ABSENT)
+    ]
 
 
 def test_the_steps_of_an_ended_job_are_those_of_its_busiest_process(world: World) -> None:
