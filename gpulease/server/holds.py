@@ -25,6 +25,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.validation import (
     Defaults,
+    bytes_string,
     checked_key,
     checked_name,
     claim_of,
@@ -110,7 +111,10 @@ class HoldHandlers:
         options_of(body.options, memory)
         changes = environment_view(environment, context.environment(part, invocation, job))
         gpus = [str(lease.gpu) for lease in part.leases]
-        return json_response(NestedView(context.view_for(caller, job), gpus, memory, changes))
+        argv, notice = context.command(part, invocation)
+        words = [to_wire(word) for word in argv]
+        shown = context.view_for(caller, job)
+        return json_response(NestedView(shown, gpus, memory, changes, words, notice))
 
     async def environment(self, job_id: int) -> Response:
         """Return what a lease changes in the environment of its holder."""
@@ -319,7 +323,8 @@ def invocation_of(
     if "split" in changed:
         # Equal parts replace those of the job, too.
         changed["split_sizes"] = asked["split_sizes"]
-    return Invocation((), "/", environment, options={**job.options, **changed})
+    argv = tuple(bytes_string("argument", each) for each in request.argv)
+    return Invocation(argv, "/", environment, options={**job.options, **changed})
 
 
 def _exceeds(job: Job, why: str, hint: str) -> AlreadyLeased:
