@@ -17,7 +17,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from fakes import ALICE, NOON, FakeClock, G, hold_order, order, reading
+from fakes import ALICE, HOLDER, NOON, FakeClock, G, hold_order, order, reading
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.enforcement import AppliedEnforcement, with_enforcement
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId, build_ledger
@@ -90,10 +90,12 @@ def through_life(store: SqlStore, job: Job) -> Job:
 
 def test_a_job_comes_back_from_the_disk_as_it_was(store: SqlStore) -> None:
     wanted = replace(order(), claim=Claim(Share(Fraction(100, 3)), 2, True, timedelta(hours=1)))
-    waiting = add(store, wanted)
+    choosy = Claim(G, 2, named=(GPU, GpuUuid("GPU-b")), model="A100", min_vram=G, same_model=True)
+    adopted = replace(hold_order(), holder=Holder(HOLDER, None, adopted=True))
+    waiting = add(store, wanted), add(store, replace(order(), claim=choosy)), add(store, adopted)
     ended = through_life(store, add(store))
     opened = again(store)
-    assert opened.live() == (waiting,)
+    assert opened.live() == waiting
     assert opened.job(ended.id) == ended
     opened.close()
 

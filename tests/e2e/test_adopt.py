@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, wait_for
+from gpulease.errors import WrongState
+from gpulease.wire.requests import AdoptRequest
 from nvml_stand_in import Card, StandIn
 
 G = 1024**3
@@ -138,13 +140,25 @@ def test_an_admin_adopts_what_runs_without_a_lease(
     page = daemon.run("adopt", str(stranger.pid), "--for", "8h").stdout
     assert "30G of GPU 0" in page
     (job,) = daemon.client.jobs(everything=True).jobs
+    assert job.claim.time_limit == 8 * 3600
     assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
     wait_for("it is held", lambda: daemon.job(job.id)["state"] == "active")
     assert "framework" not in daemon.job(job.id)["leases"][0]["enforced_by"]
     assert "has a lease" in refused(daemon, "adopt", str(stranger.pid))
+    with pytest.raises(WrongState):
+        daemon.client.adopt(AdoptRequest(stranger.pid, key="another"))
     with process() as idle:
         assert "uses no GPU" in refused(daemon, "adopt", str(idle.pid))
     assert "no such process" in refused(daemon, "adopt", "4194000")
+
+
+def test_a_request_that_is_repeated_after_a_lost_answer_adopts_once(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+    request = AdoptRequest(stranger.pid, key="one")
+    assert daemon.client.adopt(request).id == daemon.client.adopt(request).id
+    assert len(daemon.client.jobs(everything=True).jobs) == 1
 
 
 def test_a_process_of_a_job_is_not_adopted(make_daemon: MakeDaemon, tmp_path: Path) -> None:
