@@ -120,6 +120,7 @@ class Executor(futures.Executor):
         visible: Visible = "uuid",
         growth: bool = False,
         split: int | str = 1,
+        processes: int | None = None,
         new_lease: bool = False,
         client: Client | None = None,
     ) -> None:
@@ -151,7 +152,7 @@ class Executor(futures.Executor):
             min_vram=min_vram,
             same_model=same_model,
         )
-        self._options = framework_options(visible, growth, split)
+        self._options = framework_options(visible, growth, split, processes)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
@@ -371,6 +372,13 @@ def _refuse_inside_a_lease(client: Client) -> None:
     known = config.environment().get("GPULEASE_JOB", "")
     around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
     if around is not None and around.job is not None:
+        main = sys.modules["__main__"]
+        if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing imports the script
+            raise AlreadyLeased(
+                f"cannot use an Executor here: the call of job {around.job.id} imports the script "
+                "to find its function, and the script submits calls as it is imported",
+                'put them below if __name__ == "__main__": or install cloudpickle',
+            )
         raise AlreadyLeased(
             f"cannot use an Executor within the lease of job {around.job.id}: that lease would "
             "wait for the calls, and the calls might wait for its memory",

@@ -118,11 +118,18 @@ def adopt(
         at: the time.
 
     Raises:
-        NoRoomNow: it does not fit, and why on each GPU.
+        WrongState: the process uses no GPU outside leases.
+        NoRoomNow: it does not fit, and why on which GPU.
         BadValue: it asks for more GPUs than the process uses.
         TooMany: the owner has too many leases.
     """
     submission, uses = wanted.submission, wanted.uses
+    if not uses:
+        raise WrongState(
+            f"cannot adopt {wanted.process}: it uses no GPU, or it has a lease",
+            "gpulease status lists the processes without a lease; to lease memory for one that "
+            "has not used a GPU yet: gpulease hold --pid",
+        )
     if not wanted.by_admin:
         refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         submission = with_time_limit(submission, policy.limits(submission.owner))
