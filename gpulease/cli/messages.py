@@ -46,7 +46,10 @@ def preset_devices(environment: Mapping[str, str]) -> str | None:
     shown = clean(shorten(value, _LONGEST_VALUE))
     hint = f"to ask for {'these' if ',' in value else 'this one'}, use --gpu {shlex.quote(shown)}"
     if environment.get("SLURM_JOB_ID"):
-        hint = 'to stay within what Slurm allocated, use --gpu "$SLURM_JOB_GPUS"'
+        # Slurm may number the GPUs of an allocation from 0; these are the machine's numbers.
+        numbers = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS")
+        these = clean(shorten(numbers, _LONGEST_VALUE)) if numbers else "and their numbers"
+        hint = f"to stay within the GPUs that Slurm allocated, use --gpu {these}"
     return f"gpulease: CUDA_VISIBLE_DEVICES={shown} has no effect: gpulease chooses the GPU; {hint}"
 
 

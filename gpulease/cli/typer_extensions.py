@@ -15,7 +15,8 @@ from gpulease.cli.signals import EndedByInterrupt
 
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
-_WITHOUT_DEFAULT = frozenset({"help", "no_defaults"})
+_WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
+"""A socket that was typed is trusted, whoever listens there: none may come from elsewhere."""
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -78,12 +79,15 @@ class CommandWithDefaults(Command):
         return parser
 
     def read(self, ctx: Any, words: Sequence[str]) -> dict[str, Any]:
-        """Return the values that a command line gives, by the names of parameters.
+        """Return the defaults that some words give, by the names of parameters.
 
         Raises:
-            TyperException: it cannot be read.
+            TyperException: they cannot be read.
+            ValueError: an option may have no default.
         """
         values = self._parsed(ctx, words)
+        for name in _WITHOUT_DEFAULT & values.keys():
+            raise ValueError(f"--{name.replace('_', '-')} has to be typed")
         for param in self.get_params(ctx):
             if param.name in values:
                 param.process_value(ctx, values[param.name])

@@ -236,7 +236,8 @@ def test_the_hint_of_a_reason_is_shown_with_it() -> None:
     [
         ("one", "3", {}),
         ("several", "1,3", {}),
-        ("slurm", "0", {"SLURM_JOB_ID": "7"}),
+        ("slurm", "0", {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "3"}),
+        ("slurm-unknown", "0", {"SLURM_JOB_ID": "7"}),
         ("strange", "x\x1b; rm", {}),
     ],
 )

@@ -63,7 +63,6 @@ def test_the_command_line_wins_over_the_variable_and_that_over_the_file(user: Us
         ('after = ["3", "4:any"]', "after", ["3", "4:any"]),
         ("after = 3", "after", ["3"]),
         ("no-wait = true", "no_wait", True),
-        ('socket = "/run/other.sock"', "socket", Path("/run/other.sock")),
     ],
 )
 def test_each_kind_of_option_has_a_key(user: User, entry: str, name: str, value: object) -> None:
@@ -127,6 +126,7 @@ def test_what_follows_the_command_is_the_commands(user: User) -> None:
         ("unknown", "growht = true"),
         ("unlike-any", "colour = true"),
         ("help", "help = true"),
+        ("socket", 'socket = "/run/other.sock"'),
         ("flag", 'growth = "yes"'),
         ("text", "mem = true"),
         ("table", "mem = {size = 4}"),
@@ -159,6 +159,9 @@ def test_a_file_that_cannot_be_read_is_named(user: User, text: str) -> None:
         ("no-value", "--growth --mem"),
         ("command", "--growth train.py"),
         ("quote", "--name 'x"),
+        ("socket", "--socket /run/other.sock"),
+        ("help", "--help"),
+        ("no-defaults", "--no-defaults"),
         ("number", "--gpus many"),
     ],
 )
