@@ -80,6 +80,8 @@ def test_the_default_pool_is_reported_and_its_allocator_stands_again(
 
     assert (script.returncode, err) == (0, "")
     assert out == f"{300 * MIB}\nTrue\n"
+    limits = [{"gpu": "GPU-0", "limit": gpu["limit"]}]
+    assert hearer.heard[0][1] == told | {"gpus": limits, "state": "limited"}
     assert hearer.heard[1][1] == told | {"gpus": [gpu | {"pool": 300 * MIB}]}
 
 
@@ -99,15 +101,15 @@ def test_without_an_allocation_from_the_default_pool_there_is_no_thread_of_ours(
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "states"),
     [
-        "cupy.cuda.devices = 2",
-        "cupy.cuda.set_allocator(lambda size: size)",
-        "cupy.cuda.pool.held = (1 << 64) - 1",
+        ("cupy.cuda.devices = 2", ["limited"]),
+        ("cupy.cuda.set_allocator(lambda size: size)", ["limited", "failed"]),
+        ("cupy.cuda.pool.held = (1 << 64) - 1", ["limited"]),
     ],
 )
 def test_a_pool_of_which_nothing_sure_is_known_is_not_reported(
-    change: str, variables: dict[str, str], hearer: Hearer
+    change: str, states: list[str], variables: dict[str, str], hearer: Hearer
 ) -> None:
     source = f"""
         import cupy, time
@@ -116,7 +118,7 @@ def test_a_pool_of_which_nothing_sure_is_known_is_not_reported(
         time.sleep(2)
         """
     assert begun(source, variables).communicate(timeout=60) == ("", "")
-    assert [report for _, report in hearer.heard if "state" not in report] == []
+    assert [told.get("state") for _, told in hearer.heard] == states
 
 
 def test_what_the_allocator_raises_is_the_scripts_own(

@@ -108,7 +108,12 @@ class _Pool:
         if len(gpus) != 1 or self._cupy.cuda.runtime.getDeviceCount() != 1:
             return []
         pool = int(self._cupy.get_default_memory_pool().total_bytes())
-        if pool > IMPLAUSIBLE or not _is_used(self._cupy):
+        if not _is_used(self._cupy):
+            version = getattr(self._cupy, "__version__", "unknown")
+            text = "CuPy {} is not limited to the lease: the script replaced its memory pool"
+            report.failed(self._lease, "cupy", version, text.format(version))
+            return []
+        if pool > IMPLAUSIBLE:
             return []
         self._peak = max(self._peak, pool)
         limit = self._lease.limit("cupy", gpus[0])

@@ -13,7 +13,14 @@ class LeaseTooSmall(RuntimeError):
     """The framework's context and libraries alone would fill the lease, or what is left of it."""
 
 
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
+TITLES = {
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "rmm": "RMM",
+    "onnxruntime": "ONNX Runtime",
+}
 
 
 class Lease:

@@ -135,7 +135,8 @@ def _report(config: Any, lease: Lease, version: str) -> None:
         layout = _layout(config, lease)
     except Exception:  # noqa: BLE001  (an unknown TensorFlow is limited but not reported)
         return
-    report.begin(lease, "tensorflow", version, lambda: _pools_of(layout))
+    limits = [{"gpu": place["gpu"], "limit": place["limit"]} for place in layout]
+    report.begin(lease, "tensorflow", version, lambda: _pools_of(layout), limits)
 
 
 def _layout(config: Any, lease: Lease) -> "list[dict[str, Any]]":
