@@ -173,3 +173,29 @@ def test_a_process_that_left_the_job_and_outlived_it_gets_a_lease_of_its_own(
     )  # fmt: skip
     old, new = ran.stdout.splitlines()
     assert int(new.split()[0]) > int(old)
+
+
+SHARE = """
+import os, sys
+sys.path.insert(0, os.environ["PYTHONPATH"].split(":")[0])
+from _gpulease_hooks.lease import Lease
+lease = Lease(os.environ["GPULEASE_HOOK"], print)
+try:
+    print(lease.take("torch", lease.gpus[0], int(sys.argv[1]) << 20) >> 20, flush=True)
+except RuntimeError as error:
+    print(str(error).partition(":")[0])
+if sys.argv[2:]:
+    os.system(" ".join(sys.argv[2:]))
+"""
+
+
+def test_processes_of_a_job_and_of_a_part_of_its_lease_share_all_of_it(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    script = tmp_path / "share.py"
+    script.write_text(SHARE)
+    share = f"{sys.executable} {script}"
+    part = f"{GPULEASE} run --mem 1G {share}"
+    ran = inside(daemon, f"{share} 1600 '{part} 2000 ; {share} 1000 ; {share} 2000'", "--mem", "4G")
+    # 1600 + 600; then 1024 of the part; then 1000 + 600; each ends and gives back.
+    assert ran.stdout.splitlines() == ["1600", "424", "1000", "1296"]

@@ -6,6 +6,7 @@ import pwd
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -196,7 +197,7 @@ for top in sys.argv[1:]:
         for path in (folder, *(os.path.join(folder, name) for name in files)):
             if os.access(path, os.W_OK):
                 print(path)
-for name in ("record", "stdout", "stderr", "socket"):
+for name in ("record", "stdout", "stderr", "socket", "ledger"):
     for job in range(1, 5):
         path = f"{sys.argv[1]}/jobs/{job}/{name}"
         if os.access(path, os.W_OK):
@@ -216,7 +217,7 @@ for name in ("record", "stdout", "stderr", "socket"):
 """
 
 
-def test_of_all_that_the_daemon_keeps_a_user_may_write_to_their_jobs_socket_alone(
+def test_of_all_that_the_daemon_keeps_a_user_may_write_to_what_stores_nothing(
     folder: Path, user: pwd.struct_passwd
 ) -> None:
     daemon = Daemon(folder)
@@ -230,7 +231,12 @@ def test_of_all_that_the_daemon_keeps_a_user_may_write_to_their_jobs_socket_alon
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         socket = daemon.state / "jobs" / str(job) / "socket"
-        assert sorted(done.stdout.splitlines()) == sorted([str(socket), str(daemon.socket)])
+        ledger = socket.with_name("ledger")
+        status = ledger.stat()
+        assert stat.S_ISFIFO(status.st_mode)
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (user.pw_uid, 0o600)
+        theirs = sorted(map(str, [socket, ledger, daemon.socket]))
+        assert sorted(done.stdout.splitlines()) == theirs
         with Peer(socket.parent, "watch"):
             pass  # nothing of it was moved
     finally:
