@@ -60,6 +60,7 @@ class Podman:
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "XDG_RUNTIME_DIR": str(self.folder / "xdg"),
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
         }

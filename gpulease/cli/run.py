@@ -114,6 +114,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
       gpulease run --mem 8G --processes 2 serve.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
+      gpulease run --mem 4G -- docker run --rm IMAGE python train.py
       gpulease run --mem 4G --time 4h --signal USR1@2m train.py
       gpulease run --mem 4G --array 0-99%8 train.py
       gpulease run --mem 4G --after 17 evaluate.py
@@ -196,7 +197,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     if dry:
         return dry_run(client, request, outer, json=json)
     if outer is not None:
-        _become(outer, [from_wire(word) for word in request.argv], options)
+        _become(outer, [from_wire(word) for word in outer.argv or request.argv], options)
     if snapshot:
         _run_a_copy(request)
     return _submit(client, request, options, keys)
@@ -299,7 +300,7 @@ def _outer_lease(client: Client, request: SubmitRequest, options: RunOptions) ->
     Raises:
         AlreadyLeased: that lease cannot give what is asked for.
     """
-    asked = NestedRequest(request.environment, request.claim, request.options)
+    asked = NestedRequest(request.environment, request.claim, request.options, request.argv)
     try:
         outer = client.nested(asked)
     except AlreadyLeased as error:
@@ -352,6 +353,8 @@ def _become(outer: NestedView, argv: Sequence[str], options: RunOptions) -> NoRe
         f"gpulease: runs within the lease of job {id_of(outer.job)}: "
         f"{size(outer.memory)} on {where}" + _without_effect(options)
     )
+    if outer.notice:
+        print_stderr(f"gpulease: {clean(outer.notice)}")
     variables = dict(environment())
     for name in outer.environment.unset:
         variables.pop(from_wire(name), None)

@@ -6,7 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -19,7 +19,7 @@ from gpulease.daemon.foundation import Foundation, open_foundation, simulated_gp
 from gpulease.daemon.housekeeping import Sampler
 from gpulease.daemon.user_policy import UserPolicy, groups_of
 from gpulease.domain.health import HealthAction
-from gpulease.domain.job import Invocation, Job, Owner
+from gpulease.domain.job import Job, Owner
 from gpulease.domain.limits import UserLimits
 from gpulease.domain.queue_policy import PolicyName, QueuePolicy
 from gpulease.errors import BadConfiguration
@@ -143,7 +143,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
     context = _request_context(
         base, scheduler, processes, sources, records, health,
-        environment=runner.environment, watch_client=waiting_clients.watch,
+        runner=runner, watch_client=waiting_clients.watch,
     )  # fmt: skip
     return DaemonApp(
         base=base,
@@ -338,7 +338,7 @@ def _request_context(
     records: _UsageRecords,
     health: HealthWatch,
     *,
-    environment: Callable[[Job, Invocation, Job], Mapping[str, str]],
+    runner: JobRunner,
     watch_client: Callable[[Job], None],
 ) -> RequestContext:
     settings = base.settings()
@@ -363,7 +363,8 @@ def _request_context(
         drains=Drains(base.store, base.clock, base.writer, scheduler.wake),
         pauses=Pauses(base.store, base.clock, base.writer, scheduler.wake),
         windows=windows,
-        environment=environment,
+        environment=runner.environment,
+        command=runner.command,
         watch_holder=watch_client,
         usage=records.usage,
         hooks=records.hooks,

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,14 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Exit, Invocation, Job, Outcome
 from gpulease.errors import LaunchFailed, RecordUnwritable
 from gpulease.host import shim_control
-from gpulease.host.launch import LaunchContext, environment_of, grace_of, launch_of, marker_of
+from gpulease.host.launch import (
+    LaunchContext,
+    command_of,
+    environment_of,
+    grace_of,
+    launch_of,
+    marker_of,
+)
 from gpulease.host.launcher import AlreadyLaunched, Launcher
 from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import (
@@ -133,6 +140,11 @@ class JobRunner:
             EnforcementLevel.DEVICES in (lease.enforced_by or ()) for lease in job.leases
         )
         return environment_of(job, invocation, self._context, limits, exclusive, whole)
+
+    def command(self, job: Job, invocation: Invocation) -> tuple[Sequence[str], str]:
+        """Return the command of `invocation` under the leases of `job`, and a line about it."""
+        found = command_of(job, invocation, self._context)
+        return found.argv, found.notice
 
     async def follow(self, job: Job) -> AsyncIterator[WorkerNews]:
         """Yield what happens to the worker of `job` from its start on, last WorkerExited."""

@@ -63,7 +63,7 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
     """
     owner = job.owner
     identity = UserIdentity(owner.uid, owner.gid, owner.user, invocation.groups)
-    command = _command(job, invocation, context)
+    command = command_of(job, invocation, context)
     return Launch(
         job=job.id,
         directory=directory,
@@ -88,12 +88,12 @@ def launch_of(job: Job, invocation: Invocation, directory: Path, context: Launch
         gpus=_nodes(job, context),
         memory={lease.gpu: lease.memory for lease in job.leases},
         environment_within=partial(environment_of, job, invocation, context),
-        notice=_notice(command, context),
+        notice=command.notice,
     )
 
 
-def _command(job: Job, invocation: Invocation, context: LaunchContext) -> ContainerCommand:
-    """Return the command of the worker; one that starts a container passes the lease to it."""
+def command_of(job: Job, invocation: Invocation, context: LaunchContext) -> ContainerCommand:
+    """Return the command of `invocation`; one that starts a container passes the lease to it."""
     if not starts_container(invocation.argv):
         return ContainerCommand(invocation.argv, ())
     alone = replace(invocation, environment={})
@@ -102,15 +102,8 @@ def _command(job: Job, invocation: Invocation, context: LaunchContext) -> Contai
         gpus=() if context.simulated else [lease.gpu for lease in job.leases],
         variables=environment_of(job, alone, context).keys(),
         hooks=context.hooks,
+        ledger=context.ledger(job),
     )
-
-
-def _notice(command: ContainerCommand, context: LaunchContext) -> str:
-    """Return what the owner should know about a rewritten command; "" for nothing."""
-    if not command.dropped:
-        return ""
-    instead = "no GPU, because they are simulated" if context.simulated else "the leased GPUs"
-    return f"the container gets {instead}, in place of: {', '.join(command.dropped)}"
 
 
 def _nodes(job: Job, context: LaunchContext) -> tuple[str, ...] | None:

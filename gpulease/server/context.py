@@ -62,6 +62,8 @@ class RequestContext:
     windows: Windows
     environment: Callable[[Job, Invocation, Job], Mapping[str, str]]
     """The variables of an invocation as the leases of a job change them."""
+    command: Callable[[Job, Invocation], tuple[Sequence[str], str]]
+    """The command of an invocation as they change it, and a line for its user or ""."""
     usage: Usage
     hooks: HookReports
     stored_pools: Callable[[JobId], Sequence[PoolSeen]]

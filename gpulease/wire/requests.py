@@ -183,6 +183,8 @@ class NestedRequest:
     environment: dict[str, str]
     claim: ClaimRequest = field(default_factory=ClaimRequest)
     options: WorkerOptionsRequest = field(default_factory=WorkerOptionsRequest)
+    argv: list[str] = field(default_factory=list)
+    """The command to run there, one character per byte; empty for none."""
 
 
 @dataclass(slots=True)

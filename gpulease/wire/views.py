@@ -337,6 +337,10 @@ class NestedView:
     """Bytes on each of `gpus`."""
     environment: EnvironmentView | None = None
     """The variables that apply the part."""
+    argv: list[str] = field(default_factory=list)
+    """The command; one that starts a container has options more. One character per byte."""
+    notice: str = ""
+    """A line about the command; empty for none."""
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 A container inherits nothing from the job: no variables, no files, and GPUs only if its engine is
 asked for them. So `docker run IMAGE` becomes `docker run OPTIONS IMAGE`. The options name the
 leased GPUs, pass the lease's variables by name (the engine takes the values from the job's
-environment) and mount the hooks read-only at the path that they have outside. The command's own
-options for GPUs are dropped, because they may name GPUs of other jobs.
+environment) and mount what the variables name, the hooks and the ledger, at the paths that they
+have outside. The command's own options for GPUs are dropped, because they may name GPUs of other
+jobs. The daemon's socket is not mounted: a program could use it to start a job outside.
 
 Pure. docs/containers.md has the rules for users.
 """
@@ -36,6 +37,8 @@ class ContainerCommand(NamedTuple):
     argv: tuple[str, ...]
     dropped: tuple[str, ...]
     """The options of the user that it does not contain, as typed."""
+    notice: str = ""
+    """What its owner should know about these."""
 
 
 class _Option(NamedTuple):
@@ -51,7 +54,12 @@ def starts_container(argv: Sequence[str]) -> bool:
 
 
 def with_lease(
-    argv: Sequence[str], *, gpus: Sequence[str], variables: Collection[str], hooks: Path
+    argv: Sequence[str],
+    *,
+    gpus: Sequence[str],
+    variables: Collection[str],
+    hooks: Path,
+    ledger: str = "",
 ) -> ContainerCommand:
     """Return the command with the options that pass a lease to its container.
 
@@ -61,6 +69,7 @@ def with_lease(
         gpus: the UUIDs of the leased GPUs; empty if they are simulated, and there are no devices.
         variables: the names of the variables that the lease sets.
         hooks: the folder of the hooks.
+        ledger: the file by which the processes of the job share the lease; "" for none.
     """
     begin = _end_of_run(argv)
     if begin is None:
@@ -76,10 +85,19 @@ def with_lease(
         *(word for name in sorted({*variables} - {_PATH}) for word in ("--env", name)),
         *("--env", f"{_PATH}={_with_hooks(paths, hooks)}"),
         *("--mount", f"type=bind,source={hooks},target={hooks},readonly"),
+        *(("--mount", f"type=bind,source={ledger},target={ledger}") if ledger else ()),
         *(word for option in kept if option not in paths for word in option.words),
         *argv[end:],
     ]
-    return ContainerCommand(tuple(words), tuple(" ".join(option.words) for option in dropped))
+    typed = tuple(" ".join(option.words) for option in dropped)
+    return ContainerCommand(tuple(words), typed, _notice(typed, simulated=not gpus))
+
+
+def _notice(dropped: Sequence[str], *, simulated: bool) -> str:
+    if not dropped:
+        return ""
+    instead = "no GPU, because they are simulated" if simulated else "the leased GPUs"
+    return f"the container gets {instead}, in place of: {', '.join(dropped)}"
 
 
 def _end_of_run(argv: Sequence[str]) -> int | None:

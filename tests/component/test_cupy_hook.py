@@ -69,7 +69,7 @@ def test_the_default_pool_is_reported_and_its_allocator_stands_again(
         variables,
     )
     assert script.stdin is not None
-    hearer.wait(2)
+    hearer.wait(2)  # of which the first is about the limit
     script.stdin.write("\n")
     script.stdin.flush()
     told = {"framework": "cupy", "version": "99.1"}

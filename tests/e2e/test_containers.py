@@ -3,8 +3,10 @@
 import json
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,13 +37,15 @@ G, M = 1024**3, 1024**2
 HUNGRY = f"import time; held = bytearray({300 * M}); print('ready', flush=True); time.sleep(600)"
 """A program that ignores SIGTERM in a container, where it is process 1."""
 SEEN = """
-import json, os, sys
+import fcntl, json, os, sys
 from pathlib import Path
 hooks = os.environ["PYTHONPATH"].split(":")[0]
 try:
     Path(hooks, "x").touch()
 except OSError as error:
     written = error.strerror
+ledger = os.open(json.loads(os.environ["GPULEASE_HOOK"])["ledger"], os.O_RDWR | os.O_NONBLOCK)
+fcntl.lockf(ledger, fcntl.LOCK_EX, 1 << 30)
 finders = [type(each).__name__ for each in sys.meta_path]
 print(json.dumps({"variables": dict(os.environ), "finders": finders, "written": written}))
 """
@@ -91,6 +95,18 @@ def test_a_container_gets_the_environment_and_the_hooks_of_the_lease(
     assert json.loads(variables["GPULEASE_HOOK"])["gpus"][0]["memory"] == G
     assert "GpuleaseFinder" in seen["finders"], "the hooks work"
     assert seen["written"] == "Read-only file system"
+    assert mentions(done.stderr, "gpulease: ", "--gpus all", "simulated")
+
+
+@needs_podman
+def test_a_run_inside_a_job_passes_the_lease_of_that_job_to_a_container(
+    daemon: Daemon, podman: Podman
+) -> None:
+    command = podman.run("/usr/bin/env", options=("--gpus", "all"))
+    inner = [sys.executable, "-m", "gpulease.cli", "run", "--mem", "512M", "--", *command]
+    environment = {**os.environ, **podman.environment(), "GPULEASE_SOCKET": str(daemon.socket)}
+    done = daemon.run("run", "--mem", "1G", "--", "sh", "-c", shlex.join(inner), env=environment)
+    assert f"GPULEASE_MEMORY={512 * M}" in done.stdout.splitlines()
     assert mentions(done.stderr, "gpulease: ", "--gpus all", "simulated")
 
 
@@ -174,6 +190,13 @@ def test_a_user_without_root_runs_containers_and_the_job_ends_with_them(
         )
 
 
+def listed(environment: dict[str, str]) -> str:
+    """Return the ids of docker's running containers."""
+    return subprocess.run(
+        ["docker", "ps", "--quiet"], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("dockerd"), reason="needs root and a docker server"
 )
@@ -199,7 +222,4 @@ def test_a_docker_container_counts_for_its_job_and_ends_with_it(
                 daemon.cancel(number)
             daemon.wait_until(number, "ended")
             assert containers(daemon) == []
-            left = subprocess.run(
-                ["docker", "ps", "--quiet"], env=environment, check=True, capture_output=True
-            )
-            assert left.stdout == b""
+            wait_for("docker notes the end", lambda: listed(environment) == "")

@@ -130,6 +130,11 @@ def test_the_hooks_come_before_the_python_path_of_the_command() -> None:
     assert rewritten("docker run -e PYTHONPATH img", ONE).endswith("-e PYTHONPATH img")
 
 
+def test_the_ledger_of_the_job_can_be_written() -> None:
+    found = with_lease(["podman", "run", "img"], gpus=[], variables=(), hooks=HOOKS, ledger="/l")
+    assert found.argv[-3:] == ("--mount", "type=bind,source=/l,target=/l", "img")
+
+
 words = st.lists(st.sampled_from(["-it", "--gpus", "--rm", "-e", "run", "img", "--", "a=b", "-v"]))
 
 
