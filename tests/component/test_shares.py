@@ -214,6 +214,12 @@ def test_other_users_can_neither_read_nor_lock_the_ledger(tmp_path: Path) -> Non
     assert ensure_ledger(tmp_path / "1", (1234, 1235)) == str(path)
 
 
+def test_a_part_that_is_too_small_says_what_would_do(start: Start) -> None:
+    refused = start(processes=8).ask("take torch 0 -")
+
+    assert mentions(refused, "PyTorch", "8 processes", "512M", "856M", "hint: ", "--mem ")
+
+
 def test_a_refusal_names_the_framework_of_the_same_process(start: Start) -> None:
     one = start()
     one.ask("take tensorflow 0 -")
