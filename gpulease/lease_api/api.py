@@ -181,6 +181,7 @@ _NAMES = (
     _HOOK,
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "CUPY_GPU_MEMORY_LIMIT",
+    "FLAGS_gpu_memory_limit_mb",
 )
 """The variables of a lease, as listed in docs/commands/run.md."""
 

@@ -25,6 +25,7 @@ ADDED = {
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING"),
     *("GPULEASE_JOB", "GPULEASE_WORKER", "GPULEASE_MEMORY", "GPULEASE_MEMORY_FRACTION"),
     *("GPULEASE_HOOK", "PYTHONPATH", "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"),
+    "FLAGS_gpu_memory_limit_mb",
 }
 """The variables that a lease sets; docs/commands/job-environment.md names them."""
 

@@ -193,7 +193,7 @@ def _starts(path: str, version: str) -> bool:
 def main(names: Sequence[str]) -> int:
     """Build the named environments, all without names; return the exit status."""
     failed = False
-    print(f"installing frameworks for tests in {_cache()}; the first time this is up to 20 GiB")  # noqa: T201
+    print(f"installing frameworks for tests in {_cache()}; the first time some 21 GB")  # noqa: T201
     with ThreadPoolExecutor(AT_ONCE) as pool:
         began = {pool.submit(_built_in, name): name for name in names or sorted(ENVIRONMENTS)}
         for done in as_completed(began):

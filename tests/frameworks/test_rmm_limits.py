@@ -118,6 +118,26 @@ found = [handed, pool.pool_size(), isinstance(pool, mr.PoolMemoryResource)]
     assert rmm(source) == [[first], first, True]
 
 
+def test_a_resource_on_top_of_a_limited_one_or_a_pool_stays_what_the_script_has_set() -> None:
+    source = f"""
+{STATISTICS}
+try:
+    mr.get_per_device_resource(0).allocate(100)
+except MemoryError:
+    pass
+found = [type(mr.get_per_device_resource(0)).__name__]
+mr.set_per_device_resource(1, mr.PoolMemoryResource(upstream(), {MIB}))
+found += [mr.get_per_device_resource(1).pool_size()]
+"""
+    assert rmm(source) == ["StatisticsResourceAdaptor", MIB]
+
+
+STATISTICS = """
+mr.set_per_device_resource(0, mr.StatisticsResourceAdaptor(mr.get_per_device_resource(0)))
+"""
+"""What rmm.statistics.enable_statistics() does, on the GPU that is the current one."""
+
+
 def test_an_arena_is_no_larger_than_the_lease() -> None:
     """RMM's own asks the GPU for its size; another class is in its place here."""
     source = f"""

@@ -1,5 +1,6 @@
 """The rules inside the hooks, without a framework: visible devices, division, the ConfigProto."""
 
+import ast
 import copy
 import importlib.util
 import json
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldens import sentence
+from gpulease.server import usage
 from gpulease.worker.environment import (
+    FRAMEWORKS,
     HOOKS,
     MIB,
     LeasedGpu,
@@ -329,3 +332,15 @@ def test_the_hooks_read_what_the_daemon_writes() -> None:
 
     assert inside(None, raw) == "3,5"
     assert inside("1", raw) == "5"
+
+
+def test_the_daemon_takes_reports_of_every_framework_that_is_hooked() -> None:
+    tree = ast.parse((HOOKS / "sitecustomize.py").read_text())
+    (hooked,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOOKS"
+    )
+
+    assert set(hooked) == usage.FRAMEWORKS
+    assert set(hooked) <= set(FRAMEWORKS), "each has an overhead and a pool"

@@ -85,8 +85,10 @@ class _Limits:
         self._set = rmm.mr.set_per_device_resource
         self._get = rmm.mr.get_per_device_resource
         self._adaptor = rmm.mr.LimitingResourceAdaptor
-        self._kept: "list[Any]" = []
-        """Resources that C++ may still refer to."""
+        self._sized = rmm.mr.PoolMemoryResource
+        """Its objects get sizes within the limit."""
+        self._first: "list[Any]" = []
+        """Take a pool at the first allocation. Kept, since C++ may refer to them for long."""
 
     def begin(self) -> None:
         """Limit each GPU from its first use on."""
@@ -163,24 +165,33 @@ class _Limits:
         def allocate(size: int, *stream: Any) -> Any:
             if not limited:
                 limited.append(self._limited(device, plain))
+            if self._get(device) is first:
                 self._set(device, limited[0])
             return limited[0].allocate(size, *stream)
 
         def deallocate(pointer: int, size: int, *stream: Any) -> Any:
             return limited[0].deallocate(pointer, size, *stream)
 
-        self._kept.append(self._rmm.mr.CallbackMemoryResource(allocate, deallocate))
-        return self._kept[-1]
+        first = self._rmm.mr.CallbackMemoryResource(allocate, deallocate)
+        self._first.append(first)
+        return first
 
     def _limited(self, device: int, mr: Any) -> Any:
         """Return a memory resource with a limit around it, unless it has one that is low enough."""
         if self._lease.lifted:
             return mr
         limit = self._limit(device)
-        if type(mr) is self._adaptor and mr.get_allocation_limit() <= limit:
-            return mr
-        self._kept.append(self._adaptor(mr, limit))
-        return self._kept[-1]
+        return mr if self._is_limited(mr, limit) else self._adaptor(mr, limit)
+
+    def _is_limited(self, mr: Any, limit: int) -> bool:
+        """Tell whether a resource, or one that it allocates from, has a limit."""
+        while mr is not None:
+            if any(mr is each for each in self._first) or isinstance(mr, self._sized):
+                return True
+            if type(mr) is self._adaptor and mr.get_allocation_limit() <= limit:
+                return True
+            mr = mr.get_upstream() if hasattr(mr, "get_upstream") else None
+        return False
 
     def _limit(self, device: int) -> int:
         """Take a pool on a GPU, once, and return its size.
