@@ -6,10 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from goldens import mentions
 from gpulease.host.ledger import ensure_ledger
 from gpulease.worker.environment import (
     HOOKS,
@@ -30,9 +35,9 @@ TENSORFLOW = default_overhead("tensorflow", 1)
 class Sharing:
     """A process of the job."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-S", SCRIPT, HOOKS],
+            [sys.executable, "-S", SCRIPT, HOOKS, *arguments],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -59,6 +64,24 @@ class Sharing:
             stream.close()
 
 
+def variables(
+    directory: Path, gpus: int = 1, processes: int | None = None, **inside: str
+) -> dict[str, str]:
+    made = worker_environment(
+        {"PATH": os.environ["PATH"]},
+        job="1",
+        marker="m",
+        gpus=[LeasedGpu(f"GPU-{n}", n, "H100", LEASE, 2 * LEASE) for n in range(gpus)],
+        simulated=False,
+        driver=None,
+        hooks=HOOKS,
+        options=WorkerOptions(processes=processes),
+        ledger=ensure_ledger(directory, None),
+        overhead_of=lambda framework, _: default_overhead(framework, 1),
+    )
+    return made | inside
+
+
 Start = Callable[..., Sharing]
 
 
@@ -66,22 +89,8 @@ Start = Callable[..., Sharing]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Sharing] = []
 
-    def process(
-        gpus: int = 1, lease: int = LEASE, processes: int | None = None, **inside: str
-    ) -> Sharing:
-        made = worker_environment(
-            {"PATH": os.environ["PATH"]},
-            job="1",
-            marker="m",
-            gpus=[LeasedGpu(f"GPU-{n}", n, "H100", lease, 2 * LEASE) for n in range(gpus)],
-            simulated=False,
-            driver=None,
-            hooks=HOOKS,
-            options=WorkerOptions(processes=processes),
-            ledger=ensure_ledger(tmp_path / "1", None),
-            overhead_of=lambda framework, _: default_overhead(framework, 1),
-        )
-        started.append(Sharing(made | inside))
+    def process(**wanted: Any) -> Sharing:
+        started.append(Sharing(variables(tmp_path / "1", **wanted)))
         return started[-1]
 
     yield process
@@ -145,7 +154,7 @@ def test_a_known_number_of_processes_divides_the_lease(start: Start) -> None:
     ("gpus", "part"), [(1, LEASE // 4), (2, LEASE // 2), (3, LEASE // 2), (4, LEASE)]
 )
 def test_ranks_divide_the_gpus_that_they_share(start: Start, gpus: int, part: int) -> None:
-    ranks = [start(gpus, LOCAL_WORLD_SIZE="4") for _ in range(4)]
+    ranks = [start(gpus=gpus, LOCAL_WORLD_SIZE="4") for _ in range(4)]
 
     for rank, each in enumerate(ranks):
         assert each.ask(f"take tensorflow {rank % gpus} -") == part - TENSORFLOW
@@ -203,3 +212,121 @@ def test_other_users_can_neither_read_nor_lock_the_ledger(tmp_path: Path) -> Non
     status = path.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1234, 1235, 0o600)
     assert ensure_ledger(tmp_path / "1", (1234, 1235)) == str(path)
+
+
+def test_a_part_that_is_too_small_says_what_would_do(start: Start) -> None:
+    refused = start(processes=8).ask("take torch 0 -")
+
+    assert mentions(refused, "PyTorch", "8 processes", "512M", "856M", "hint: ", "--mem ")
+
+
+def test_a_refusal_names_the_framework_of_the_same_process(start: Start) -> None:
+    one = start()
+    one.ask("take tensorflow 0 -")
+
+    refused = one.ask("take jax 0 -")
+
+    assert mentions(refused, "JAX", "TensorFlow has 4G", "--processes 2")
+
+
+def test_without_the_ledger_a_process_gets_the_lease_and_reports_it(tmp_path: Path) -> None:
+    made = variables(tmp_path / "1")
+    (tmp_path / "1" / "ledger").unlink()
+    alone = Sharing(made)
+
+    alone.tell("take torch 0 -")
+
+    assert alone.process.stdout is not None
+    size, (failure,) = json.loads(alone.process.stdout.readline())
+    alone.kill()
+    assert size == LEASE - TORCH
+    assert mentions(failure, "other processes", "No such file")
+
+
+class SharedLease(RuleBasedStateMachine):
+    """Processes of one job come, take, give way, give back and are killed at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.processes: list[Sharing] = []
+        self.pools: dict[Sharing, set[str]] = {}
+
+    some = st.integers(0, 5)
+    frameworks = st.sampled_from(["torch", "tensorflow", "jax"])
+    sizes = st.integers(0, 4096).map(lambda size: size * MIB)
+
+    def chosen(self, number: int) -> Sharing:
+        if number >= len(self.processes):
+            made = Sharing(variables(Path(self.folder.name, "1")), "0.2")
+            self.processes.append(made)
+            self.pools[made] = set()
+            return made
+        return self.processes[number]
+
+    def takes(self, process: Sharing, framework: str, command: str) -> None:
+        if isinstance(process.ask(command), int):
+            self.pools[process].add(framework)
+
+    @rule(number=some, framework=frameworks, wanted=sizes)
+    def take(self, number: int, framework: str, wanted: int) -> None:
+        self.takes(self.chosen(number), framework, f"take {framework} 0 {wanted}")
+
+    @rule(number=some, framework=frameworks, reserved=sizes)
+    def take_what_can_shrink(self, number: int, framework: str, reserved: int) -> None:
+        self.takes(self.chosen(number), framework, f"takes {framework} 0 {reserved // 4}")
+
+    @rule(number=some, framework=frameworks, wanted=sizes)
+    def resize(self, number: int, framework: str, wanted: int) -> None:
+        process = self.chosen(number)
+        if framework in self.pools[process]:
+            process.ask(f"resize {framework} 0 {wanted}")
+
+    @rule(number=some, framework=frameworks)
+    def release(self, number: int, framework: str) -> None:
+        process = self.chosen(number)
+        process.ask(f"release {framework}")
+        self.pools[process].discard(framework)
+
+    @rule(number=some)
+    def kill(self, number: int) -> None:
+        if number < len(self.processes):
+            self.processes.pop(number).kill()
+
+    @invariant()
+    def no_byte_is_handed_out_twice(self) -> None:
+        total = 0
+        for process in self.processes:
+            outside = sorted(default_overhead(each, 1) for each in self.pools[process])
+            total += sum(outside[-1:]) + sum(outside[:-1]) // 2
+            total += sum(process.ask(f"limit {each} 0") for each in self.pools[process])
+        assert total <= LEASE
+
+    def teardown(self) -> None:
+        for process in self.processes:
+            process.kill()
+        self.folder.cleanup()
+
+
+TestSharedLease = pytest.mark.slow(SharedLease.TestCase)
+SharedLease.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=25, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+def test_processes_that_start_at_once_stay_inside_the_lease(start: Start) -> None:
+    many = [start() for _ in range(8)]
+
+    for each in many:
+        each.tell("takes torch 0 0")
+    answers = [each.answer() for each in many]
+
+    # A refused one has nothing; the others may have given way since they took their pools.
+    sizes = [
+        each.ask("limit torch 0") + TORCH
+        for each, answer in zip(many, answers, strict=True)
+        if isinstance(answer, int)
+    ]
+    assert len(sizes) >= 4
+    assert sum(sizes) <= LEASE

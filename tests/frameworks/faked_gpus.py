@@ -46,6 +46,7 @@ def torch(setup=""):
     torch._C._cuda_setMemoryFraction = lambda share, device: shares.__setitem__(device, share)
     torch.cuda.device_count = lambda: COUNT
     torch.cuda.memory_reserved = lambda device=0: reserved[device]
+    torch.cuda._cudart = SimpleNamespace(cudaMemGetInfo=lambda device: (0, TOTAL))
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=TOTAL)
     torch.cuda._queued_calls[:] = [
         each for each in torch.cuda._queued_calls if "_check" not in each[0].__name__

@@ -128,18 +128,32 @@ class Lease:
         return shares.of(self.job, self._ledger)
 
     def _refusal(self, framework: str, gpu: "dict[str, Any]", error: shares.NothingLeft) -> str:
+        title, place = TITLES.get(framework, framework), self._place(gpu)
+        if error.needed > place.part:
+            return (
+                "cannot run {}: it needs {}; each of {} processes has {} of a lease of {}\n\n"
+                "hint: ask for --mem {}, or for fewer processes".format(
+                    title,
+                    size(error.needed),
+                    self.processes(),
+                    size(place.part),
+                    size(place.capacity),
+                    size(error.needed * self.processes()),
+                )
+            )
         holders = [
             "%s has %s" % (TITLES.get(name, name), size(taken)) for name, taken in error.holders
         ]
         return (
-            "cannot run {0}: it needs {1} on GPU {2}, and {3} of the lease of {4} is free: {5}\n\n"
-            "hint: divide the lease, here between 2: gpulease run --processes 2".format(
-                TITLES.get(framework, framework),
+            "cannot run {}: it needs {} on GPU {}, and {} of the lease of {} is free: {}\n\n"
+            "hint: divide the lease: gpulease run --processes {}".format(
+                title,
                 size(error.needed),
                 gpu["index"],
                 size(error.left),
-                size(self._place(gpu).capacity),
-                ", ".join(holders) or "%d processes share it" % self.processes(),
+                size(place.capacity),
+                ", ".join(holders),
+                max(self.processes(), len(holders)) + 1,
             )
         )
 
