@@ -32,7 +32,17 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 """How long a condition may take to come true on a machine under load."""
 
-_FLAGS = {"exclusive", "pty", "growth", "strict", "held", "requeue", "preemptible", "same_model"}
+_FLAGS = {
+    "exclusive",
+    "pty",
+    "growth",
+    "deterministic",
+    "strict",
+    "held",
+    "requeue",
+    "preemptible",
+    "same_model",
+}
 
 
 def wait_for(what: str, condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:

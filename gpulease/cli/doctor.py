@@ -130,7 +130,7 @@ def _proofs(
         yield CheckView("proof", "warning", f"not tested: {error.message}", error.hint)
 
 
-_DOCS = "docs/frameworks.md lists what is limited"
+_DOCS = "docs/supported-frameworks.md lists what is limited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ FRAMEWORKS = (
         "tensorflow",
         ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-gpu"),
         "the hook",
-        oldest=(2,),
-        tested=("2.21",),
+        oldest=(1, 13),
+        tested=("1.13", "1.15", "2.4", "2.12", "2.19", "2.20", "2.21"),
         has_prover=True,
     ),
     Framework("torch", ("torch",), "the hook", tested=("2.9", "2.15"), has_prover=True),

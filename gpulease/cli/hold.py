@@ -157,6 +157,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     wait: given.WaitOption = None,
     name: given.NameOption = None,
     visible: given.VisibleOption = "uuid",
+    processes: given.ProcessesOption = None,
     shell: Annotated[
         Literal["sh", "fish", "csh"] | None,
         typer.Option("--shell", help="The syntax to print; default: your shell's."),
@@ -196,6 +197,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         wait=wait,
         no_wait=no_wait,
         visible=visible,
+        processes=processes,
         pty=False,
     )
     reader = reader_of_output()

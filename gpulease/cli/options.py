@@ -153,6 +153,14 @@ SplitOption = Annotated[
         help="TensorFlow sees each GPU as N logical GPUs, or as some of these sizes: 1G,2G.",
     ),
 ]
+ProcessesOption = Annotated[
+    int | None,
+    _framework(
+        "--processes",
+        metavar="N",
+        help="Divide the memory of the job equally between N processes that use its GPUs.",
+    ),
+]
 DeterministicOption = Annotated[
     bool, _framework("--deterministic", help="Frameworks use deterministic operations.")
 ]

@@ -76,6 +76,7 @@ class RunOptions:
     visible: Literal["uuid", "index"] = "uuid"
     growth: bool = False
     split: str | None = None
+    processes: int | None = None
     deterministic: bool = False
     omp_threads: int | None = None
     inter_op_threads: int | None = None
@@ -163,6 +164,7 @@ def _queue(options: RunOptions) -> QueueRequest:
 
 def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
     for flag, count in (
+        ("--processes", options.processes),
         ("--omp-threads", options.omp_threads),
         ("--inter-op-threads", options.inter_op_threads),
         ("--intra-op-threads", options.intra_op_threads),
@@ -175,6 +177,7 @@ def _worker_options(options: RunOptions) -> WorkerOptionsRequest:
         growth=options.growth,
         split=split,
         split_sizes=sizes,
+        processes=options.processes,
         deterministic=options.deterministic,
         omp_threads=options.omp_threads,
         inter_op_threads=options.inter_op_threads,

@@ -88,6 +88,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     visible: given.VisibleOption = "uuid",
     growth: given.GrowthOption = False,
     split: given.SplitOption = None,
+    processes: given.ProcessesOption = None,
     deterministic: given.DeterministicOption = False,
     omp_threads: given.OmpThreadsOption = None,
     inter_op_threads: given.InterOpThreadsOption = None,
@@ -111,6 +112,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     Examples:
       gpulease run --mem 4G train.py --epochs 3
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
+      gpulease run --mem 8G --processes 2 serve.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
       gpulease run --mem 4G -- docker run --rm IMAGE python train.py
       gpulease run --mem 4G --time 4h --signal USR1@2m train.py
@@ -168,6 +170,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         visible=visible,
         growth=growth,
         split=split,
+        processes=processes,
         deterministic=deterministic,
         omp_threads=omp_threads,
         inter_op_threads=inter_op_threads,

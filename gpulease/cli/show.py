@@ -149,6 +149,9 @@ def _own_id(job: JobView) -> str:
     return f"  (id {job.id})" if id_of(job) != str(job.id) else ""
 
 
+_ADOPTED = "it used its GPUs before it had the lease, so no framework in it is limited"
+
+
 def labelled(name: str, text: str) -> Block:
     """Lay out a name and its text."""
     return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
@@ -186,6 +189,7 @@ def fields(
     yield "utilization", utilization(job)
     yield "first use", first_use(job)
     yield "steps", steps(job)
+    yield "adopted", _ADOPTED if job.adopted else None
     if job.retry_of is not None:
         was_requeued = any(event.kind == "requeued" for event in job.events)
         yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
@@ -454,8 +458,8 @@ def _devices(job: JobView) -> Iterator[Block]:
     if not job.devices:
         return
     columns = (
-        Column("DEVICE", wraps=True),
-        Column("IS", wraps=True, least=20),
+        Column("DEVICE", wraps=True, least=14),
+        Column("GPU", wraps=True, least=20),
     )
     rows = (
         (line(names_of(each)), line(f"{clean(each.gpu)}, {what_is(each)}")) for each in job.devices

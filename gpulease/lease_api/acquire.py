@@ -237,6 +237,30 @@ def _positive(span: Span) -> float:
     raise BadValue(f"cannot use the time {span!r}: it must be above zero")
 
 
+def framework_options(
+    visible: Visible, growth: bool, split: int | str, processes: int | None
+) -> WorkerOptionsRequest:
+    """Return the options for frameworks; `split` is a number of parts, or their sizes: "1G,2G".
+
+    Raises:
+        BadValue: `split` is neither, or `processes` is less than 1.
+    """
+    parts, sizes = parse_split(str(split))
+    return WorkerOptionsRequest(
+        visible=visible,
+        growth=growth,
+        split=parts,
+        split_sizes=sizes,
+        processes=_checked_processes(processes),
+    )
+
+
+def _checked_processes(count: int | None) -> int | None:
+    if count is not None and count < 1:
+        raise BadValue(f"cannot divide a lease between {count} processes: the least is 1")
+    return count
+
+
 def hold_request(
     claim: ClaimRequest,
     environment: Mapping[str, str],
@@ -246,20 +270,18 @@ def hold_request(
     visible: Visible,
     growth: bool,
     split: int | str,
+    processes: int | None,
 ) -> HoldRequest:
     """Return the request for a lease that this process holds.
 
     Raises:
         BadValue: an argument is out of range.
     """
-    parts, sizes = parse_split(str(split))
     return HoldRequest(
         environment={to_wire(key): to_wire(value) for key, value in environment.items()},
         pid=os.getpid(),
         claim=claim,
-        options=WorkerOptionsRequest(
-            visible=visible, growth=growth, split=parts, split_sizes=sizes
-        ),
+        options=framework_options(visible, growth, split, processes),
         name=name,
         wait=None if wait is None else seconds(wait),
     )

@@ -252,6 +252,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
     visible: Visible = "uuid",
     growth: bool = False,
     split: int | str = 1,
+    processes: int | None = None,
     client: Client | None = None,
 ) -> Lease:
     """Lease GPU memory for this process, and limit its framework to it. Waits in the queue.
@@ -262,8 +263,8 @@ def lease(  # noqa: PLR0913  each is part of the public API
     them. `model` is a part of the name of the GPUs, such as "A100", `min_vram` their least size,
     such as "40G"; with `same_model` all of them have the same name. `time_limit` and
     `wait` are seconds, "30m" or a timedelta; `wait=0` does not wait, None waits without limit.
-    `visible`, `growth` and `split` are options of `gpulease run`. Without a `client`, the daemon
-    is found as the command finds it, or one is started.
+    `visible`, `growth`, `split` and `processes` are options of `gpulease run`. Without a `client`,
+    the daemon is found as the command finds it, or one is started.
 
     Inside a job, or a shell that holds a lease, nothing is queued: the lease of the job is
     returned, and releasing it does not end the job.
@@ -303,6 +304,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
             visible=visible,
             growth=growth,
             split=split,
+            processes=processes,
         )
         daemon = client or connect()
         if (around := lease_around(daemon, request)) is not None:

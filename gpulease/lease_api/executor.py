@@ -29,7 +29,15 @@ from gpulease.errors import (
     NoSuchJob,
     TooMany,
 )
-from gpulease.lease_api.acquire import GpuNames, Span, Visible, claim_of, connect, names_of
+from gpulease.lease_api.acquire import (
+    GpuNames,
+    Span,
+    Visible,
+    claim_of,
+    connect,
+    framework_options,
+    names_of,
+)
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
 from gpulease.wire.requests import (
     LARGEST_RETRY,
@@ -37,7 +45,6 @@ from gpulease.wire.requests import (
     CancelJobsRequest,
     NestedRequest,
     SubmitRequest,
-    WorkerOptionsRequest,
     spoken,
     to_wire,
 )
@@ -112,7 +119,8 @@ class Executor(futures.Executor):
         retry_oom: float | None = None,
         visible: Visible = "uuid",
         growth: bool = False,
-        split: int = 1,
+        split: int | str = 1,
+        processes: int | None = None,
         new_lease: bool = False,
         client: Client | None = None,
     ) -> None:
@@ -144,7 +152,7 @@ class Executor(futures.Executor):
             min_vram=min_vram,
             same_model=same_model,
         )
-        self._options = WorkerOptionsRequest(visible=visible, growth=growth, split=split)
+        self._options = framework_options(visible, growth, split, processes)
         self._name, self._retry_oom, self._max = name, retry_oom, max_workers or sys.maxsize
         self._client = client or connect()
         if not new_lease:
@@ -364,6 +372,13 @@ def _refuse_inside_a_lease(client: Client) -> None:
     known = config.environment().get("GPULEASE_JOB", "")
     around = client.nested(NestedRequest({"GPULEASE_JOB": to_wire(known)})) if known else None
     if around is not None and around.job is not None:
+        main = sys.modules["__main__"]
+        if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing imports the script
+            raise AlreadyLeased(
+                f"cannot use an Executor here: the call of job {around.job.id} imports the script "
+                "to find its function, and the script submits calls as it is imported",
+                'put them below if __name__ == "__main__": or install cloudpickle',
+            )
         raise AlreadyLeased(
             f"cannot use an Executor within the lease of job {around.job.id}: that lease would "
             "wait for the calls, and the calls might wait for its memory",

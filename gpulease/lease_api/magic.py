@@ -43,7 +43,7 @@ def _answer(words: list[str]) -> str:
         return _release(mine)
     if not words or (mine is not None and words == _taken_by and mine.held):
         return _described(mine)
-    memory, options = _parsed(words)
+    memory, options = read_line(words)
     taken = api.lease(memory, **options)
     _taken_by[:] = words
     return _described(taken)
@@ -68,7 +68,7 @@ def _described(mine: api.Lease | None) -> str:
     return f"no lease; {_USAGE}"
 
 
-def _parsed(words: list[str]) -> tuple[str | None, dict[str, Any]]:
+def read_line(words: list[str]) -> tuple[str | None, dict[str, Any]]:
     """Return the memory and the keywords for `gpulease.lease`.
 
     Raises:
@@ -100,9 +100,7 @@ def _parsed(words: list[str]) -> tuple[str | None, dict[str, Any]]:
 
 
 def _value(parameter: Parameter, text: str) -> Any:
-    if "int" in str(parameter.annotation) and text.isdigit():
-        return int(text)
-    return text.split(",") if "list" in str(parameter.annotation) else text
+    return int(text) if "int" in str(parameter.annotation) and text.isdigit() else text
 
 
 def _options(known: dict[str, Parameter]) -> str:

@@ -4,7 +4,6 @@ Nothing is queued for a part: the job has been granted the memory, and its lease
 """
 
 import asyncio
-import pwd
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,8 @@ from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job, Process
 from gpulease.domain.lease import Claim, Lease, State
 from gpulease.errors import AlreadyLeased, BadValue, NotAllowed, WrongState
-from gpulease.server.auth import Caller, Rights
+from gpulease.server.adoptions import LARGEST_PID, adopt, adoption_of, lease_used
+from gpulease.server.auth import Caller
 from gpulease.server.context import (
     RequestContext,
     caller_of_request,
@@ -37,13 +37,11 @@ from gpulease.server.validation import (
     span,
     within,
 )
-from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.units import format_size
 from gpulease.wire.requests import (
     AdoptRequest,
-    ClaimRequest,
     HoldRequest,
     NestedRequest,
     WorkerOptionsRequest,
@@ -56,7 +54,6 @@ FindProcess = Callable[[int], LivingProcess | None]
 JobsOf = Callable[[Iterable[int], Sequence[Job]], Mapping[int, JobId]]
 """Returns the job of each pid that belongs to one of some jobs."""
 
-_LARGEST_PID = 1 << 22
 _DEFAULT_OPTIONS = options_of(WorkerOptionsRequest())
 _MOST_DIGITS = 19
 """Of a number of bytes; int() refuses thousands of digits."""
@@ -75,7 +72,7 @@ class HoldHandlers:
         order = hold_submission_of(body, caller, context.defaults, context.processes.living)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
         await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
-        job = await self._adopted(order, body.claim, caller) if body.adopt else None
+        job = await lease_used(order, body.claim, caller.user, context) if body.adopt else None
         if job is None:
             job = await context.scheduler.submit(order)
             context.watch_holder(job)
@@ -85,38 +82,11 @@ class HoldHandlers:
         """Lease what a process uses already."""
         caller, context = caller_of_request(request), self._context
         body = read_body(AdoptRequest, await request.body())
-        order = adoption_of(
-            body, caller, context.rights, context.defaults, context.processes.living
-        )
+        order = adoption_of(body, caller, context)
         live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
-        await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of, with_holds=True)
-        job = await self._adopted(order, body.claim, caller, must=True)
-        if job is None:
-            raise WrongState(
-                f"cannot adopt process {body.pid}: it uses no GPU, or only what it has leased",
-                f"to lease GPU memory for it first: gpulease hold --pid {body.pid} --mem SIZE",
-            )
+        await asyncio.to_thread(refuse_within_job, order.holder, live, jobs_of)
+        job = await adopt(order, body.claim, caller, context)
         return json_response(context.view_for(caller, job), 201)
-
-    async def _adopted(
-        self, order: Submission, asked: ClaimRequest, caller: Caller, *, must: bool = False
-    ) -> Job | None:
-        """Lease what the process of `order` uses; return None if it uses no GPU."""
-        context = self._context
-        seen = await context.scheduler.observer.observe()
-        if must:
-            refuse_unlisted(seen)
-        if order.holder is None or order.holder.process is None or seen.foreign:
-            return None
-        holder = Holder(order.holder.process, None, adopted=True)
-        order = replace(order, holder=holder)
-        uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
-        if not uses:
-            return None
-        names_size = asked.memory is not None or asked.share is not None
-        by_admin = must and context.rights.is_admin(caller)
-        wanted = Adoption(order, uses, caller.user, names_size, by_admin)
-        return await context.scheduler.adopt(wanted, seen)
 
     async def nested(self, request: Request) -> Response:
         """Return the job under whose lease the caller runs, and a part of that lease."""
@@ -194,53 +164,11 @@ def hold_submission_of(
     )
 
 
-def adoption_of(
-    request: AdoptRequest, caller: Caller, rights: Rights, defaults: Defaults, find: FindProcess
-) -> Submission:
-    """Return the submission of a lease for what a process uses; its job belongs to the user of it.
-
-    Raises:
-        BadValue: a field is out of range, or there is no such process.
-        NotAllowed: the process belongs to another user, and the caller is no admin.
-    """
-    pid = request.pid
-    found = find(within("pid", pid, 1, _LARGEST_PID))
-    if found is None:
-        raise BadValue(f"cannot adopt process {pid}: no such process", _ON_THIS_MACHINE)
-    is_own = found.uid == caller.uid
-    if not is_own and not (rights.is_admin(caller) and rights.daemon_uid == 0):
-        raise NotAllowed(
-            f"cannot adopt process {pid}: it belongs to another user",
-            "only admins of the machine's daemon adopt processes of others",
-        )
-    return Submission(
-        owner=caller.owner if is_own else _user_of(found).owner,
-        name=printable(found.name) if request.name is None else checked_name(request.name),
-        command=f"held by pid {pid} ({printable(found.name)})",
-        claim=claim_of(request.claim, defaults),
-        invocation=Invocation((), "/", {}),
-        holder=Holder(found.process, None, adopted=True),
-        key=checked_key(request.key),
-    )
-
-
-def _user_of(found: LivingProcess) -> Caller:
-    """Return the user of a process, as if it had asked itself."""
-    try:
-        gid = pwd.getpwuid(found.uid).pw_gid
-    except KeyError:
-        gid = found.uid
-    return Caller(found.process.pid, found.uid, gid)
-
-
-_ON_THIS_MACHINE = "the process must run on this machine; outside a container, it has another pid"
-
-
 def _holder(pid: int | None, caller: Caller, find: FindProcess) -> tuple[Process | None, str]:
     """Return the process that is to hold the lease, and how listings name it."""
     if pid is None:
         return None, "held until its time is over"
-    found = find(within("pid", pid, 1, _LARGEST_PID))
+    found = find(within("pid", pid, 1, LARGEST_PID))
     if found is None:
         raise BadValue(
             f"cannot hold a lease for process {pid}: no such process",
@@ -259,13 +187,10 @@ def _asker(caller: Caller, find: FindProcess) -> Process | None:
     return None if found is None else found.process
 
 
-def refuse_within_job(
-    holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf, *, with_holds: bool = False
-) -> None:
+def refuse_within_job(holder: Holder | None, live: Sequence[Job], jobs_of: JobsOf) -> None:
     """Check that a hold is not for a process of a job, which has a lease. Reads /proc.
 
-    Without a process, the hold is for the process that asks. `with_holds`: nor for a process for
-    which a lease is held.
+    Without a process, the hold is for the process that asks.
 
     Raises:
         AlreadyLeased: it is.
@@ -273,7 +198,7 @@ def refuse_within_job(
     process = None if holder is None else holder.process or holder.waiting_client
     if process is None:
         return
-    running = [job for job in live if job.holds_memory and (with_holds or job.holder is None)]
+    running = [job for job in live if job.holder is None and job.holds_memory]
     job = jobs_of([process.pid], running).get(process.pid)
     if job is not None:
         raise AlreadyLeased(

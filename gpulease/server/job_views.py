@@ -133,7 +133,9 @@ class JobViews:
             position=self._positions.of(job, explained),
             expected_start_at=instant(whole_minute(start.at)) if start else None,
             command=job.command,
-            claim=claim_view(job.claim, self._scheduler.observer.readings()),
+            claim=claim_view(
+                job.claim, self._scheduler.observer.readings() if job.claim.named else {}
+            ),
             leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
@@ -144,7 +146,7 @@ class JobViews:
             pid=job.pid,
             directory=str(self._sources.directory_of(job.id)) if has_directory else None,
             kind="run" if job.holder is None else "hold",
-            adopted=job.holder is not None and job.holder.adopted,
+            adopted=_is_adopted(job),
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
@@ -175,7 +177,7 @@ class JobViews:
 
     def _hook(self, job: Job) -> str | None:
         """Return what the hooks of a job did in one word; None if they limit nothing here."""
-        promised = any(FRAMEWORK in self._promised(lease) for lease in job.leases)
+        promised = any(FRAMEWORK in self._promised(job, lease) for lease in job.leases)
         return summary(self._sources.hooks.of(job.id)) if job.holds_memory and promised else None
 
     def _activity(self, job: Job) -> dict[str, Any]:
@@ -191,13 +193,19 @@ class JobViews:
             "steps_per_second": counted and counted.rate,
         }
 
-    def _promised(self, lease: Lease) -> Sequence[str]:
-        """Return the levels that were set up for a lease."""
+    def _promised(self, job: Job, lease: Lease) -> Sequence[str]:
+        """Return the levels that were set up for a lease; an adopted process has no hooks."""
         everywhere = self._sources.enforcement.everywhere
-        return everywhere if lease.enforced_by is None else lease.enforced_by
+        levels = everywhere if lease.enforced_by is None else lease.enforced_by
+        return [each for each in levels if each != FRAMEWORK] if _is_adopted(job) else levels
 
     def devices(self, job: Job, options: Mapping[str, object]) -> list[DeviceView]:
-        """Return the GPUs of a job as frameworks name them, with its options for frameworks."""
+        """Return the GPUs of a job as frameworks name them, with its options for frameworks.
+
+        An adopted process names its GPUs without a lease: that is not known.
+        """
+        if _is_adopted(job):
+            return []
         seen, simulated = self._scheduler.seen, self._sources.simulated
         readings = {each.uuid: each for each in seen.readings} if seen else {}
         sizes, split = options.get("split_sizes"), options.get("split")
@@ -275,7 +283,7 @@ class JobViews:
         """Return the levels that hold the lease, or held it at its end."""
         if not job.holds_memory:
             return list(lease.enforced_by or ())
-        levels = as_reported(self._promised(lease), self._sources.hooks.of(job.id), lease.gpu)
+        levels = as_reported(self._promised(job, lease), self._sources.hooks.of(job.id), lease.gpu)
         is_blind = seen is not None and seen.is_blind
         return list(
             with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
@@ -343,6 +351,10 @@ class QueuePositions:
             for each in newer
             if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
         ][::-1]
+
+
+def _is_adopted(job: Job) -> bool:
+    return job.holder is not None and job.holder.adopted
 
 
 def block_sentence(block: Block, store: Store) -> str:

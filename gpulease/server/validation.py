@@ -182,7 +182,7 @@ def options_of(asked: WorkerOptionsRequest, memory: int | None = None) -> dict[s
     if asked.split_sizes:
         _refuse_split(asked.split_sizes, memory)
         options["split"] = len(asked.split_sizes)
-    for name in ("inter_op_threads", "intra_op_threads", "omp_threads"):
+    for name in ("inter_op_threads", "intra_op_threads", "omp_threads", "processes"):
         if options[name] is not None:
             within(name.replace("_", " "), options[name], 1, 4096)
     return options

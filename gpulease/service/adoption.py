@@ -77,7 +77,7 @@ def find_uses(
             raise WrongState(
                 f"cannot lease for this process: the driver does not report how much it uses of "
                 f"GPU {reading.label}",
-                "for a lease of another size, end it and start it with gpulease run --mem SIZE",
+                "to have it in a lease, start it again with gpulease run --mem SIZE",
             )
         if mine:
             uses[reading.uuid] = GpuUse(sum(map(int, filter(None, mine.values()))), frozenset(mine))
@@ -118,11 +118,18 @@ def adopt(
         at: the time.
 
     Raises:
-        NoRoomNow: it does not fit, and why on each GPU.
+        WrongState: the process uses no GPU outside leases.
+        NoRoomNow: it does not fit, and why on which GPU.
         BadValue: it asks for more GPUs than the process uses.
         TooMany: the owner has too many leases.
     """
     submission, uses = wanted.submission, wanted.uses
+    if not uses:
+        raise WrongState(
+            f"cannot adopt {wanted.process}: it uses no GPU, or it has a lease",
+            "gpulease status lists the processes without a lease; to lease memory for one that "
+            "has not used a GPU yet: gpulease hold --pid",
+        )
     if not wanted.by_admin:
         refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         submission = with_time_limit(submission, policy.limits(submission.owner))

@@ -59,8 +59,9 @@ def refuse_choice(claim: Claim, gpus: Sequence[GpuMemory]) -> None:
         return
     readings = [gpu.reading for gpu in gpus[:_MOST_LISTED]]
     here = ", ".join(f"{gpu.label} ({gpu.name}, {_total(gpu)})" for gpu in readings)
+    wanted = f"{_counted(claim.gpus)} {_wishes(claim, gpus)}"
     raise CannotLease(
-        f"cannot lease {_counted(claim.gpus)} {_wishes(claim)}: this machine has {found or 'none'}",
+        f"cannot lease {wanted}: this machine has {found or 'none'}",
         f"the GPUs here: {here}{', ...' if len(gpus) > _MOST_LISTED else ''}",
     )
 
@@ -73,10 +74,11 @@ def _total(gpu: GpuReading) -> str:
     return "size unknown" if gpu.total is None else format_size(gpu.total)
 
 
-def _wishes(claim: Claim) -> str:
+def _wishes(claim: Claim, gpus: Sequence[GpuMemory]) -> str:
     """Return what a claim asks of its GPUs, as options."""
+    labels = [gpu.reading.label for gpu in gpus if gpu.uuid in claim.named]
     given = (
-        (bool(claim.named), "--gpu"),
+        (bool(claim.named), f"--gpu {','.join(labels)}"),
         (claim.model is not None, f"--gpu-model {claim.model}"),
         (claim.min_vram is not None, f"--min-vram {format_size(claim.min_vram or 0)}"),
         (claim.same_model, "--same-model"),

@@ -234,7 +234,7 @@ def refuse_what_can_never_run(claim: Claim, gpus: tuple[GpuMemory, ...], policy:
 
 def _never(claim: Claim, sets: Iterable[Sequence[GpuMemory]]) -> CannotLease:
     able = max(sets, key=lambda each: largest(each, claim.gpus))
-    here = "of the GPUs asked for" if claim.choice is not None else "here"
+    here = "asked for" if claim.choice is not None else "here"
     sizes = sorted((gpu.allocatable or 0 for gpu in able), reverse=True)
     wanted = str(claim.memory) if isinstance(claim.memory, Share) else format_size(claim.memory)
     if not isinstance(claim.memory, Share) and claim.memory not in sizes:

@@ -53,6 +53,22 @@ class IdleWatch:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_with(server):
+    """End this kernel when the Jupyter server that started it has gone."""
+    while not has_ended(server):
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def has_ended(pid):
+    """Return whether a process is gone or a zombie."""
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
+
+
 def delete_kernel(server, connection_file):
     """Ask the Jupyter server that started this kernel to end it; return whether it will."""
     from urllib.request import Request, urlopen
@@ -95,6 +111,9 @@ def main():
 
     app = IPKernelApp.instance()
     app.initialize()
+    if server.isdigit():
+        # gpulease run does not notice, and a process that is killed ends none that it started.
+        threading.Thread(target=end_with, args=(server,), daemon=True).start()
     if seconds:
         IdleWatch(seconds, app.abs_connection_file, server).start(app.shell)
     app.start()

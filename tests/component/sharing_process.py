@@ -5,7 +5,7 @@ Reads commands from stdin, one a line, and answers each with a line of JSON:
   take FRAMEWORK GPU WANTED   WANTED in bytes, or - for all; answers its size, or the refusal
   takes FRAMEWORK GPU RESERVED   takes a pool that can shrink to RESERVED bytes
   resize FRAMEWORK GPU WANTED
-  held FRAMEWORK GPU
+  limit FRAMEWORK GPU
   release FRAMEWORK
   close                       closes every descriptor, as some daemons do at their start
   fork FRAMEWORK GPU          takes a pool in a forked child, which ends; answers its size
@@ -62,8 +62,8 @@ def obey(verb, *words):
         return take(framework, gpu, "-", lambda size: max(size, int(words[2])))
     if verb == "resize":
         return LEASE.resize(framework, gpu, int(words[2]))
-    if verb == "held":
-        return LEASE.held(framework, gpu)
+    if verb == "limit":
+        return LEASE.limit(framework, gpu)
     return fork(framework, gpu)
 
 

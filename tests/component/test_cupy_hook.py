@@ -22,10 +22,12 @@ def get_default_memory_pool(): return cuda.pool
 """
 CUDA = """
 from types import SimpleNamespace
-runtime = SimpleNamespace(getDeviceCount=lambda: devices)
+runtime = SimpleNamespace(getDeviceCount=lambda: devices, getDevice=lambda: 0)
 devices = 1
 class Pool:
-    held = 0
+    held = limit = 0
+    def get_limit(self): return self.limit
+    def set_limit(self, size): self.limit = size
     def malloc(self, size):
         if size > 1 << 30:
             raise MemoryError(size)
@@ -67,7 +69,7 @@ def test_the_default_pool_is_reported_and_its_allocator_stands_again(
         variables,
     )
     assert script.stdin is not None
-    hearer.wait(1)
+    hearer.wait(2)  # of which the first is about the limit
     script.stdin.write("\n")
     script.stdin.flush()
     told = {"framework": "cupy", "version": "99.1"}
@@ -78,7 +80,9 @@ def test_the_default_pool_is_reported_and_its_allocator_stands_again(
 
     assert (script.returncode, err) == (0, "")
     assert out == f"{300 * MIB}\nTrue\n"
-    assert hearer.heard[0][1] == told | {"gpus": [gpu | {"pool": 300 * MIB}]}
+    limits = [{"gpu": "GPU-0", "limit": gpu["limit"]}]
+    assert hearer.heard[0][1] == told | {"gpus": limits, "state": "limited"}
+    assert hearer.heard[1][1] == told | {"gpus": [gpu | {"pool": 300 * MIB}]}
 
 
 @pytest.mark.parametrize(
@@ -97,15 +101,15 @@ def test_without_an_allocation_from_the_default_pool_there_is_no_thread_of_ours(
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "states"),
     [
-        "cupy.cuda.devices = 2",
-        "cupy.cuda.set_allocator(lambda size: size)",
-        "cupy.cuda.pool.held = (1 << 64) - 1",
+        ("cupy.cuda.devices = 2", ["limited"]),
+        ("cupy.cuda.set_allocator(lambda size: size)", ["limited", "failed"]),
+        ("cupy.cuda.pool.held = (1 << 64) - 1", ["limited"]),
     ],
 )
 def test_a_pool_of_which_nothing_sure_is_known_is_not_reported(
-    change: str, variables: dict[str, str], hearer: Hearer
+    change: str, states: list[str], variables: dict[str, str], hearer: Hearer
 ) -> None:
     source = f"""
         import cupy, time
@@ -114,7 +118,7 @@ def test_a_pool_of_which_nothing_sure_is_known_is_not_reported(
         time.sleep(2)
         """
     assert begun(source, variables).communicate(timeout=60) == ("", "")
-    assert hearer.heard == []
+    assert [told.get("state") for _, told in hearer.heard] == states
 
 
 def test_what_the_allocator_raises_is_the_scripts_own(

@@ -443,6 +443,81 @@ def test_tensorflow_is_held_to_the_lease_at_all_four_entrances(python: str, tmp_
     assert said(python, FOUR_ENTRANCES, PYTHONPATH=path) == [[[[limit], [limit]], "0,1"]] * 4
 
 
+OLD = {
+    # As in TensorFlow 1.13: the context has no config, and no GPUs can be listed.
+    "tensorflow/python/eager/context.py": """
+        from types import SimpleNamespace
+        pywrap_tensorflow = SimpleNamespace()
+
+        class Context:
+            def __init__(self, config=None):
+                self._config, self._context_handle, self.sent = config, None, []
+
+            def _initialize_handle_and_devices(self):
+                self.sent.append(self._config)
+                self._context_handle = object()
+        """,
+}
+OLD_ENTRANCES = """
+import json
+import tensorflow
+from tensorflow.core.protobuf.config_pb2 import ConfigProto
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager.context import Context
+given = ConfigProto()
+contexts = [Context(), Context(given)]
+for context in contexts * 2:
+    context._initialize_handle_and_devices()
+assert contexts[1]._config is given and given.gpu_options.visible_device_list == ""
+protos = [context.sent[-1] for context in contexts]
+protos += [BaseSession().config, BaseSession(config=given).config]
+print(json.dumps([
+    [[d.memory_limit_mb for d in p.gpu_options.experimental.virtual_devices],
+     p.gpu_options.visible_device_list] for p in protos]))
+"""
+
+
+def test_a_tensorflow_that_replaces_its_module_is_held_to_the_lease_in_a_running_python(
+    python: str, tmp_path: Path
+) -> None:
+    # As 1.14 does, whose module then has no __spec__.
+    replaced = """
+        import sys, types
+        class Wrapper(types.ModuleType):
+            def __getattr__(self, name):
+                return getattr(sys.modules["tensorflow.python"].wrapped, name)
+        import tensorflow.python
+        tensorflow.python.wrapped = sys.modules["tensorflow"]
+        sys.modules["tensorflow"] = Wrapper("tensorflow")
+        """
+    init = dedent(FAKE["tensorflow/__init__.py"]) + dedent(replaced)
+    path = write(tmp_path, SERVER | FAKE | {"tensorflow/__init__.py": init})
+    source = f"""
+        import importlib.util, json, os, sys
+        import tensorflow
+        assert tensorflow.__spec__ is None
+        os.environ.update({LEASE!r})
+        path = {str(HOOKS / "sitecustomize.py")!r}
+        spec = importlib.util.spec_from_file_location("_gpulease_site", path)
+        site = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(site)
+        site.hooks_module("running").enforce(site, os.environ["GPULEASE_HOOK"])
+        from tensorflow.python.eager.context import Context
+        print(json.dumps(Context().config.gpu_options.visible_device_list))
+        """
+
+    assert said(python, source, hooked=False, PYTHONPATH=path) == "0,1"
+
+
+def test_tensorflow_1_13_is_held_to_the_lease_with_a_config_and_without(
+    python: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, SERVER | FAKE | OLD)
+
+    limit = 8192 - 1400
+    assert said(python, OLD_ENTRANCES, PYTHONPATH=path) == [[[[limit], [limit]], "0,1"]] * 4
+
+
 def test_a_script_that_clears_its_environment_is_held_to_the_lease_all_the_same(
     python: str, tmp_path: Path
 ) -> None:

@@ -114,7 +114,6 @@ def test_a_second_process_that_finds_nothing_is_refused(start: Start) -> None:
     assert f"process {one.process.pid} (" in refused
     assert "4G" in refused
     assert "--processes" in refused
-    assert two.ask("held torch 0") is None
 
 
 def test_the_part_of_a_killed_process_is_free_again(start: Start) -> None:
@@ -159,7 +158,7 @@ def test_a_pool_that_can_shrink_gives_way_to_another_process(start: Start) -> No
 
     assert two.ask("takes torch 0 0") == LEASE // 2 - TORCH
     assert three.ask("take tensorflow 0 -") == LEASE // 3 - TENSORFLOW
-    assert one.ask("held torch 0") == two.ask("held torch 0") == LEASE // 3 - TORCH
+    assert one.ask("limit torch 0") == two.ask("limit torch 0") == LEASE // 3 - TORCH
 
 
 def test_a_pool_gives_way_no_further_than_what_it_uses(start: Start) -> None:
@@ -177,7 +176,7 @@ def test_a_pool_gives_way_to_another_framework_of_its_process(start: Start) -> N
     one.ask("takes torch 0 0")
 
     assert one.ask("take tensorflow 0 -") == LEASE // 2 - TENSORFLOW
-    assert one.ask("held torch 0") == LEASE // 2 - TORCH
+    assert one.ask("limit torch 0") == LEASE // 2 - TORCH
 
 
 def test_a_script_that_closes_all_descriptors_keeps_its_part(start: Start) -> None:

@@ -72,6 +72,8 @@ def test_a_process_holds_the_gpu_that_it_uses_and_its_memory_counts_once(
     job = daemon.job(number)
     assert (job["state"], job["adopted"]) == ("active", True)
     assert "framework" not in job["leases"][0]["enforced_by"]
+    assert not job["devices"]
+    assert "adopted" in daemon.run("show", str(number)).stdout
     memory = daemon.status()["gpus"][1]["memory"]
     assert (memory["committed"], memory["unmanaged"], memory["headroom"]) == (60 * G, 0, 20 * G)
     stranger.kill()
@@ -139,7 +141,7 @@ def test_an_admin_adopts_what_runs_without_a_lease(
     assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
     wait_for("it is held", lambda: daemon.job(job.id)["state"] == "active")
     assert "framework" not in daemon.job(job.id)["leases"][0]["enforced_by"]
-    assert f"job {job.id}" in refused(daemon, "adopt", str(stranger.pid))
+    assert "has a lease" in refused(daemon, "adopt", str(stranger.pid))
     with process() as idle:
         assert "uses no GPU" in refused(daemon, "adopt", str(idle.pid))
     assert "no such process" in refused(daemon, "adopt", "4194000")

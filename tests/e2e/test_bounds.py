@@ -88,6 +88,7 @@ def post(
         ({"options": {"split_sizes": [1 << 20] * 65}}, 400),
         ({"claim": {"memory": 1 << 30}, "options": {"split_sizes": [1 << 30, 1]}}, 400),
         ({"options": {"omp_threads": 0}}, 400),
+        ({"options": {"processes": 0}}, 400),
         ({"options": {"visible": "all"}}, 400),
         ({"options": {"inter_op_threads": 0}}, 400),
         ({"grace": -1}, 400),

@@ -340,3 +340,18 @@ def test_what_cannot_be_pickled_is_refused_where_it_is_submitted(
         """,
     )  # fmt: skip
     assert mentions(shown, "cloudpickle")
+
+
+def test_a_script_without_a_guard_is_refused_where_its_job_imports_it(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        START + "def work(): return 7\n"
+        "with gpulease.Executor('1G') as pool: tell(pool.submit(work).exception().text())"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(path)], env=environment(daemon, TMPDIR=str(tmp_path)),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    assert mentions(ran.stdout, "job 1", '__name__ == "__main__"')

@@ -3,7 +3,9 @@
 import http.client
 import json
 import socket
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,16 @@ def test_what_a_process_reports_is_shown_and_outlives_job_and_daemon(
 
     daemon.cancel(job)
     daemon.wait_until(job, "ended")
-    wait_for("it is written down", lambda: daemon.job(job)["leases"][0]["pools"] == shown)
+    assert daemon.job(job)["leases"][0]["pools"] == shown
+
+    def is_written() -> bool:
+        with closing(sqlite3.connect(daemon.state / "gpulease.db")) as connection:
+            return (
+                connection.execute("SELECT 1 FROM pools WHERE job = ?", [job]).fetchone()
+                is not None
+            )
+
+    wait_for("it is written down", is_written)
     daemon.kill()
     daemon.start()
     assert daemon.job(job)["leases"][0]["pools"] == shown

@@ -48,12 +48,12 @@ class Environment:
 
 ENVIRONMENTS = {
     "tensorflow-1.13": Environment(("tensorflow==1.13.2", "protobuf<3.20"), "3.6"),
+    "tensorflow-1.14": Environment(("tensorflow==1.14.0", "protobuf<3.20"), "3.7"),
     "tensorflow-1.15": Environment(("tensorflow==1.15.5", "protobuf<3.20"), "3.7"),
     "tensorflow-2.4": Environment(("tensorflow-cpu==2.4.4", "protobuf<3.20"), "3.8"),
     "tensorflow-2.12": Environment(("tensorflow-cpu==2.12.1",), "3.11"),
     "tensorflow-2.19": Environment(("tensorflow-cpu==2.19.1",), "3.11"),
     "tensorflow-2.20": Environment(("tensorflow-cpu==2.20.0",), "3.11"),
-    "tensorflow-2.21": Environment(("tensorflow-cpu==2.21.0",), "3.11"),
     "torch-2.9": Environment(("torch==2.9.1", "numpy"), surplus=("triton",)),
     "torch": Environment(
         ("torch==2.15.0", "numpy", "accelerate==1.15.0", "lightning==2.6.6", "keras==3.15.1"),

@@ -221,7 +221,7 @@ def ask(path, body=None):
 
 
 @contextmanager
-def jupyter_server(user: User, *options: str) -> Iterator[None]:
+def jupyter_server(user: User, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a Jupyter server for the scripts of the user that begin with SERVER."""
     server = subprocess.Popen(
         [user.python, "-m", "jupyter_server", "--allow-root", "--no-browser", "--port=0",
@@ -233,7 +233,7 @@ def jupyter_server(user: User, *options: str) -> Iterator[None]:
         found = user.folder / "runtime" / f"jpserver-{server.pid}.json"
         wait_for("the server listens", lambda: found.exists() and found.read_text())
         user.environment["URL"] = json.loads(found.read_text())["url"]
-        yield
+        yield server
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(PATIENCE_S)
@@ -253,6 +253,15 @@ tell("gone")
         assert shown == "gone\n"
         assert daemon.wait_until(1, "ended")
         assert len(daemon.jobs()) == 1
+
+
+def test_a_kernel_ends_when_its_server_is_killed(daemon: Daemon, user: User) -> None:
+    user.gpulease("kernel", "install", "--mem", "1G", "--name", "one")
+    with jupyter_server(user) as server:
+        user.run(SERVER + """ask("api/kernels", b'{"name": "one"}')""")
+        daemon.wait_until(1, "active")
+        server.kill()
+        assert daemon.wait_until(1, "ended")
 
 
 def test_a_jupyter_server_keeps_a_kernel_that_waits_for_longer_than_its_timeout(

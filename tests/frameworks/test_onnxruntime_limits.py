@@ -127,6 +127,16 @@ session.set_providers(["CUDAExecutionProvider"])
     ]
 
 
+def test_a_small_session_leaves_the_next_one_the_pool_of_the_lease() -> None:
+    source = """
+for size in ({"gpu_mem_limit": 1 << 30}, {}):
+    onnxruntime.InferenceSession(model, providers=[("CUDAExecutionProvider", size)])
+"""
+    found = [options["gpu_mem_limit"] for _, (options,) in handed(source)]
+
+    assert found == [str(1024 * MIB), POOLS[0]]
+
+
 def test_a_provider_that_is_added_to_the_options_of_a_session_is_limited() -> None:
     source = """
 options = onnxruntime.SessionOptions()

@@ -62,18 +62,27 @@ def rmm(source: str, *, simulated: bool = False) -> Any:
     return json.loads(child.stdout)
 
 
-def test_each_gpu_has_the_pool_of_its_lease_as_its_limit_after_the_import() -> None:
-    assert rmm("found = [limit(0), limit(1)]") == POOLS
+def test_each_gpu_gets_the_pool_of_its_lease_as_its_limit_at_its_first_allocation() -> None:
+    """The allocation itself fails: there is no GPU."""
+    source = """
+before = [type(mr.get_per_device_resource(device)).__name__ for device in (0, 1)]
+for device in (0, 1):
+    try:
+        mr.get_per_device_resource(device).allocate(100)
+    except MemoryError:
+        pass
+found = [before, [limit(0), limit(1)]]
+"""
+    assert rmm(source) == [["CallbackMemoryResource"] * 2, POOLS]
 
 
 def test_an_allocation_beyond_the_lease_fails_and_one_within_it_does_not() -> None:
     source = f"""
 mr.set_per_device_resource(0, upstream())
 resource = mr.get_per_device_resource(0)
-from rmm.pylibrmm.stream import DEFAULT_STREAM as stream
-resource.allocate({POOLS[0] - GIB}, stream)
+resource.allocate({POOLS[0] - GIB})
 try:
-    resource.allocate({GIB} + 1, stream)
+    resource.allocate({GIB} + 1)
 except MemoryError as error:
     found = [type(error).__name__, handed]
 """
@@ -123,7 +132,7 @@ class Arena:
         pass
 
 held = lease.Lease(os.environ["GPULEASE_HOOK"])
-Limited = rmm_hook._Limits(mr, held, held.gpus).arena(Arena)
+Limited = rmm_hook._Limits(rmm, held, held.gpus).arena(Arena)
 for size in [None, {80 * GIB}, "1GiB"]:
     Limited(None, size, True)
 found = handed
@@ -150,7 +159,7 @@ found = [handed, limit(0)]
 """
     handed, limit = rmm(source)
 
-    assert handed == [[SMALLEST // 2, SMALLEST], [GIB, GIB], [None, None]]
+    assert handed == [[POOLS[0] // 2, POOLS[0]], [GIB, GIB], [None, None]]
     assert limit == POOLS[0]
 
 

@@ -57,6 +57,18 @@ def test_an_example_learns_its_digits_in_a_lease(script: str, gpus: int, epochs:
         assert "replicas: 2\n" in output
 
 
+def test_source_and_loader_of_tensorflow_are_as_in_a_plain_interpreter() -> None:
+    source = (
+        "import inspect, tensorflow as tf\n"
+        "from tensorflow.python.client.session import BaseSession\n"
+        "print(type(tf.__spec__.loader).__name__, type(tf.__loader__).__name__)\n"
+        "print('__version__' in inspect.getsource(tf))\n"
+        "print('target' in inspect.getsource(BaseSession.__init__))\n"
+    )
+
+    assert printed(1, "-c", source).split() == ["SourceFileLoader"] * 2 + ["True"] * 2
+
+
 def test_a_spawned_child_that_imports_tensorflow_is_in_the_lease_too(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import multiprocessing\n"

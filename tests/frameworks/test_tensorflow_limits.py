@@ -14,10 +14,10 @@ from goldens import mentions
 
 pytestmark = pytest.mark.tensorflow
 
-# The names vary faster, so that parallel workers import few versions each. These are TensorFlow 1's
-# first and last, 2's oldest and middle, and those before the tests' own.
+# The names vary faster, so that parallel workers import few versions each. These are the
+# last of TensorFlow 1, 2's oldest and middle, and those before the tests' own.
 in_each_version = pytest.mark.parametrize(
-    "version", ["1.13", "1.15", "2.4", "2.12", "2.19", "2.20", HERE]
+    "version", ["1.13", "1.14", "1.15", "2.4", "2.12", "2.19", "2.20", HERE]
 )
 
 

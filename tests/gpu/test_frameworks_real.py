@@ -1,8 +1,8 @@
 """Real frameworks in leases of 4 GiB on a real GPU, held to them as nvidia-smi counts.
 
 Each framework is in this Python, or in the one that GPULEASE_TEST_TORCH, GPULEASE_TEST_JAX,
-GPULEASE_TEST_CUPY or GPULEASE_TEST_TENSORFLOW names. A script takes memory in small pieces until
-its framework refuses, and then stays, so that it can be looked at.
+GPULEASE_TEST_CUPY, GPULEASE_TEST_RMM or GPULEASE_TEST_TENSORFLOW names. A script takes memory in
+small pieces until its framework refuses, and then stays, so that it can be looked at.
 """
 
 import os
@@ -76,7 +76,18 @@ SCRIPTS = {
         except cupy.cuda.memory.OutOfMemoryError:
             pass
         """,
+    "rmm": """
+        import rmm
+        held = []
+        try:
+            while True:
+                held.append(rmm.DeviceBuffer(size=32 << 20))
+        except MemoryError:
+            pass
+        """,
 }
+REPORTING = sorted({*SCRIPTS} - {"rmm"})
+"""Those with a hook that reports the size of the pool."""
 GROWING = {"tensorflow": ("--growth",), "jax": ("--growth",)}
 
 
@@ -141,7 +152,7 @@ def test_a_framework_in_4_gib_holds_no_more_as_nvidia_smi_counts(
     assert LEAST <= shown_by_nvidia_smi(gpu_daemon, job) <= LEASE
 
 
-@pytest.mark.parametrize("framework", sorted(SCRIPTS))
+@pytest.mark.parametrize("framework", REPORTING)
 def test_what_is_held_beside_the_pool_is_no_more_than_is_kept_for_it(
     framework: str,
     gpu_daemon: Daemon,

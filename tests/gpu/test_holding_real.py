@@ -65,6 +65,23 @@ def test_a_process_outside_every_lease_is_seen_and_what_it_holds_is_not_leased(
     wait_for("it is free again", lambda: first_gpu(daemon)["memory"]["headroom"] > before - G)
 
 
+def test_a_process_that_holds_memory_gets_a_lease_for_it(
+    make_gpu_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_gpu_daemon()
+    with Allocator(2 * G) as stranger:
+        listed = wait_for("the process is seen", lambda: first_gpu(daemon)["processes"])
+        held = next(each["memory"] for each in listed if each["pid"] == stranger.pid)
+        daemon.run("adopt", str(stranger.pid))
+        (job,) = daemon.client.jobs(everything=True).jobs
+        assert [each.memory for each in job.leases] == [held]
+        assert "framework" not in job.leases[0].enforced_by
+        memory = first_gpu(daemon)["memory"]
+        assert memory["leased"] == memory["committed"] == held
+        assert memory["headroom"] == memory["allocatable"] - memory["unmanaged"] - held
+    assert daemon.wait_until(job.id, "ended")["outcome"] == "released"
+
+
 def test_memory_adds_up_while_a_process_holds_some(
     make_gpu_daemon: Callable[..., Daemon],
 ) -> None:

@@ -1,5 +1,6 @@
 """Leases for processes that use GPUs already: granted at once, or refused with a reason."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -8,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import BOB, HOLDER, NOON, FakeClock, FakeFinder, G, MemoryStore, order, reading
+from goldens import sentence
 from gpulease.domain.gpu import ComputeMode, GpuReading, JobId, ProcessReading
 from gpulease.domain.job import Holder, Job
 from gpulease.domain.lease import State
 from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.snapshot import ledgers
 from gpulease.errors import BadValue, GpuleaseError, NoRoomNow, TooMany, WrongState
+from gpulease.host.holds import HoldLauncher
+from gpulease.host.process_watch import ProcessWatch
 from gpulease.service.adoption import Adoption, adopt, find_uses, refuse_unlisted
 from gpulease.service.observation import Observation, snapshot
-from gpulease.service.ports import Policy, Quotas, Submission
+from gpulease.service.ports import Policy, Quotas, Submission, WorkerStarted
 from gpulease.service.queue_state import QueueState
 from gpulease.service.scheduler import planned, reconcile
 
@@ -80,7 +84,7 @@ def test_memory_of_others_on_its_gpu_is_not_there() -> None:
     machine = Machine(gpu(0, (MINE, 3 * G), (OTHER, 2 * G)))
     with pytest.raises(NoRoomNow, match="GPU 0") as caught:
         machine.adopt(7 * G)
-    assert "2G is used outside any lease" in caught.value.message
+    sentence("adopt-no-room", f"{caught.value.message}\n{caught.value.hint}")
     assert not machine.store.live()
     assert leases(machine.adopt(6 * G)) == [("GPU-0", 6 * G)]
 
@@ -125,14 +129,33 @@ def test_limits_apply_to_users_and_not_to_what_an_admin_adopts() -> None:
 
 
 def test_unknown_figures_are_said() -> None:
-    with pytest.raises(WrongState, match="GPU 0"):
+    with pytest.raises(WrongState, match="GPU 0") as caught:
         Machine(gpu(0, (MINE, None))).adopt()
+    sentence("adopt-unknown-figures", f"{caught.value.message}\n{caught.value.hint}")
     for seen in (
         Observation((gpu(0), reading("GPU-1", 1, processes=None)), {}, NOON),
         Observation((gpu(0),), {}, NOON, foreign=True),
     ):
         with pytest.raises(WrongState, match="known"):
             refuse_unlisted(seen)
+
+
+@pytest.mark.parametrize(
+    ("adopted", "levels"), [(True, ("watch",)), (False, ("framework", "watch"))]
+)
+def test_an_adopted_process_has_no_hooks(adopted: bool, levels: tuple[str, ...]) -> None:
+    job = Machine(gpu(0, (MINE, G))).adopt()
+    job = replace(job, holder=Holder(HOLDER, None, adopted))
+    holds = HoldLauncher(FakeClock(), ProcessWatch(), lambda: ("framework", "watch"))
+
+    async def first() -> object:
+        async for news in holds.follow(job):
+            return news
+        return None
+
+    news = asyncio.run(first())
+    assert isinstance(news, WorkerStarted)
+    assert ("framework" in news.levels) is not adopted
 
 
 @settings(max_examples=60)

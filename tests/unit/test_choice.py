@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import ALICE, BOB, NOON, FakeClock, G, MemoryStore, order, reading
+from goldens import sentence
 from gpulease.domain.choice import is_model, suits
 from gpulease.domain.explain import suggestions
 from gpulease.domain.gpu import Fault, GpuMemory, GpuReading, GpuUuid, JobId, LedgerEntry
@@ -136,6 +137,7 @@ def test_each_wish_has_its_own_reason() -> None:
         refused = place(claim, [ledger(T4, [], {})])
         assert isinstance(refused, Refusal)
         assert words in refused.obstacles[0].why
+        sentence(f"not-asked-for-{words.replace(' ', '-')}", refused.obstacles[0].why)
 
 
 # Plans.
@@ -242,9 +244,9 @@ def test_names_are_resolved_as_those_of_a_drain() -> None:
         ([], {"min_vram": 100 * G}, "--min-vram 100G"),
         ([], {"gpus": 2, "model": "A100"}, "has 1"),
         ([], {"gpus": 3, "same_model": True}, "--same-model"),
-        (["0"], {"model": "A100"}, "--gpu --gpu-model A100"),
+        (["0"], {"model": "A100"}, "--gpu 0 --gpu-model A100"),
         (["0"], {"memory": 40 * G}, "offers 8G"),
-        (["0", "1"], {"gpus": 2, "memory": 40 * G}, "only 1 of the GPUs asked for can"),
+        (["0", "1"], {"gpus": 2, "memory": 40 * G}, "only 1 asked for can"),
     ],
 )
 def test_what_no_gpu_here_can_satisfy_is_refused_at_once(
@@ -253,6 +255,8 @@ def test_what_no_gpu_here_can_satisfy_is_refused_at_once(
     with pytest.raises(CannotLease, match=words) as caught:
         send(*names, **claim)
     assert caught.value.hint
+    option = words.split(maxsplit=1)[0].strip("-")
+    sentence(f"choice-{option}-{len(claim)}", f"{caught.value.message}\n{caught.value.hint}")
 
 
 def test_a_gpu_that_may_come_back_is_waited_for() -> None:

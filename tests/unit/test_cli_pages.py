@@ -14,7 +14,18 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import compare
-from gpulease.cli import doctor, dry_run, history, render, report, reserve, show, status, tables
+from gpulease.cli import (
+    doctor,
+    dry_run,
+    history,
+    job_report,
+    render,
+    report,
+    reserve,
+    show,
+    status,
+    tables,
+)
 from gpulease.cli import list as listing
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
@@ -22,6 +33,7 @@ from gpulease.errors import CannotLease
 from gpulease.units import GIB, MIB
 from gpulease.wire.views import (
     CheckView,
+    DeviceView,
     DoctorView,
     EventView,
     ExplainView,
@@ -139,6 +151,42 @@ def with_hooks(state: str = "failed") -> JobView:
         HookView(4714, "", "", "absent", "it is not Python", [], at),
     ]
     return views.running(12, hook=state, hooks=hooks)
+
+
+def with_devices() -> JobView:
+    """Return a job that trains on a divided GPU and on another one."""
+    devices = [
+        DeviceView(views.FIRST, ["/GPU:0", "/GPU:1", "cuda:0"], "NVIDIA A100", "0000:3b:00.0"),
+        DeviceView(views.SECOND, ["/GPU:2", "/GPU:3", "cuda:1"], "NVIDIA A100", None),
+    ]
+    return views.running(
+        12, devices=devices, first_use_at="2026-03-02T13:30:12.500Z", utilization=83, steps=1500,
+        steps_per_second=12.345, hook="none",
+    )  # fmt: skip
+
+
+def after_its_end(**known: object) -> JobView:
+    lease = LeaseView(views.FIRST, 4 * GIB, None, 4 * GIB - 1, ["framework"], 3 * GIB)
+    lease.pools = [PoolView("torch", "2.13.0", 3400 * MIB, 3300 * MIB, 696 * MIB, 580 * MIB)]
+    return replace(views.over(17, 0), leases=[lease], **known)  # type: ignore[arg-type]
+
+
+def test_the_summary_is_one_line_of_what_is_known() -> None:
+    trained = with_devices()
+    known = {
+        name: getattr(trained, name)
+        for name in ("first_use_at", "utilization", "steps", "steps_per_second", "started_at")
+    }
+    simulated = DeviceView(views.FIRST, ["/CPU:0"], "Simulated GPU", None, simulated=True)
+    lines = [
+        *job_report.device_lines(trained),
+        *job_report.device_lines(views.running(12, devices=[simulated])),
+        job_report.summary_line(after_its_end(**known)),
+        job_report.summary_line(after_its_end(steps=3, started_at=None)),
+        job_report.summary_line(replace(views.over(17, 0), leases=[])),
+    ]
+
+    compare("job-report", "\n".join(lines) + "\n")
 
 
 def suspended() -> JobView:
@@ -285,6 +333,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-above": status.page(views.status(jobs=[above()]), NOW, width),
         "show-hooks": show.page(with_hooks(), NOW, {views.FIRST: 0}),
         "status-hooks": status.page(views.status(jobs=[with_hooks("absent")]), NOW, width),
+        "show-devices": show.page(with_devices(), NOW, {views.FIRST: 0}),
         "show-stopped": show.page(stopped(), NOW, {views.FIRST: 0}),
         "show-over-hold": show.page(over_hold(), NOW, {views.FIRST: 0}),
         "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),

@@ -49,8 +49,8 @@ def test_a_split_has_equal_parts_or_sizes() -> None:
 
 
 def test_options_of_frameworks_are_in_the_request() -> None:
-    made = build(options(deterministic=True, omp_threads=4), ["a"], ME).options
-    assert (made.deterministic, made.omp_threads) == (True, 4)
+    made = build(options(deterministic=True, omp_threads=4, processes=2), ["a"], ME).options
+    assert (made.deterministic, made.omp_threads, made.processes) == (True, 4, 2)
 
 
 def test_no_memory_leaves_it_to_the_daemon() -> None:
@@ -82,6 +82,7 @@ def test_no_wait_is_zero_and_neither_is_for_ever() -> None:
         {"split": "1G,2"},
         {"split": "40%,60%"},
         {"omp_threads": 0},
+        {"processes": 0},
         {"inter_op_threads": 0},
         {"intra_op_threads": -3},
         {"grace": "soon"},

@@ -18,7 +18,8 @@ def claim(memory: str | int | None = "4G", **fields: Any) -> ClaimRequest:
 
 def request(**fields: Any) -> HoldRequest:
     given: dict[str, Any] = {
-        "name": None, "wait": None, "visible": "uuid", "growth": False, "split": 1
+        "name": None, "wait": None, "visible": "uuid", "growth": False, "split": 1,
+        "processes": None,
     }  # fmt: skip
     return hold_request(claim(), {"PATH": "/bin"}, **{**given, **fields})
 
@@ -90,3 +91,9 @@ def test_a_split_has_equal_parts_or_sizes() -> None:
     for split in (0, -1, 65, "0", "", "1G,", "1G,x"):
         with pytest.raises(BadValue):
             request(split=split)
+
+
+def test_a_lease_is_divided_between_at_least_one_process() -> None:
+    assert request(processes=4).options.processes == 4
+    with pytest.raises(BadValue):
+        request(processes=0)

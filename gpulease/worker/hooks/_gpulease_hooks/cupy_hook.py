@@ -7,10 +7,12 @@ a context there. So a process that sees several GPUs reports nothing.
 """
 
 import os
+import threading
 from typing import Any, Callable
 
 from . import report
 from .lease import Lease, LeaseTooSmall
+from .shares import UNCHANGED
 
 ReportFailure = Callable[[str], None]
 Undo = Callable[[], None]
@@ -45,7 +47,7 @@ def _reporting_allocator(cupy: Any, original: Any, lease: Lease) -> Callable[[in
         # Now a GPU is in use, and reading its pool opens no context.
         try:
             is_last = len(limited) >= cupy.cuda.runtime.getDeviceCount()
-            if is_last and cupy.cuda.get_allocator() is allocate:
+            if (is_last or not limited) and cupy.cuda.get_allocator() is allocate:
                 cupy.cuda.set_allocator(original)
             version = getattr(cupy, "__version__", "unknown")
             report.begin(lease, "cupy", version, _Pool(cupy, lease).held)
@@ -66,22 +68,28 @@ def _take(cupy: Any, lease: Lease, limited: "set[int]") -> None:
         limited.add(device)
         if cupy.cuda.runtime.getDeviceCount() != len(gpus):
             return  # which GPU is which is unknown
-        pool = cupy.get_default_memory_pool()
-        lower = _lower(cupy, pool, device)
-        taken = lease.take("cupy", gpus[device], pool.get_limit() or None, lower)
-        pool.set_limit(size=max(1, taken))  # 0 means no limit
+        pool, lock = cupy.get_default_memory_pool(), threading.Lock()
+        with lock:
+            asked = pool.get_limit() or None
+            taken = lease.take("cupy", gpus[device], asked, _lower(cupy, pool, device, lock))
+            pool.set_limit(size=max(1, taken))  # 0 means no limit
     except LeaseTooSmall:
         raise
     except Exception:  # noqa: BLE001  (no GPU: CuPy reports it)
         return
 
 
-def _lower(cupy: Any, pool: Any, device: int) -> Callable[[int], int]:
+def _lower(cupy: Any, pool: Any, device: int, lock: Any) -> Callable[[int], int]:
     def lower(size: int) -> int:
-        with cupy.cuda.Device(device):
-            limit = max(1, size, int(pool.total_bytes()))
-            pool.set_limit(size=limit)
-        return limit
+        if not lock.acquire(False):
+            return UNCHANGED
+        try:
+            with cupy.cuda.Device(device):
+                limit = max(1, size, int(pool.total_bytes()))
+                pool.set_limit(size=limit)
+            return limit
+        finally:
+            lock.release()
 
     return lower
 
@@ -100,10 +108,13 @@ class _Pool:
         if len(gpus) != 1 or self._cupy.cuda.runtime.getDeviceCount() != 1:
             return []
         pool = int(self._cupy.get_default_memory_pool().total_bytes())
-        if pool > IMPLAUSIBLE or not _is_used(self._cupy):
+        if not _is_used(self._cupy):
+            version = getattr(self._cupy, "__version__", "unknown")
+            text = "CuPy {} is not limited to the lease: the script replaced its memory pool"
+            report.failed(self._lease, "cupy", version, text.format(version))
+            return []
+        if pool > IMPLAUSIBLE:
             return []
         self._peak = max(self._peak, pool)
-        limit = self._lease.held("cupy", gpus[0])
-        if limit is None:
-            limit = gpus[0]["pools"]["cupy"]
+        limit = self._lease.limit("cupy", gpus[0])
         return [{"gpu": gpus[0]["uuid"], "pool": pool, "peak": self._peak, "limit": limit}]

@@ -160,7 +160,7 @@ def _pools(lease: Lease) -> "list[dict[str, Any]]":
                 "gpu": gpus[place]["uuid"],
                 "pool": stats.get("pool_bytes"),
                 "peak": stats.get("peak_bytes_in_use"),
-                "limit": lease.held("jax", gpus[place]),
+                "limit": lease.limit("jax", gpus[place]),
             }
         )
     return pools

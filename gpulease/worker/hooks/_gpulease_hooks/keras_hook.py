@@ -67,7 +67,7 @@ def _hook(keras: Any, lease: "Lease") -> "Undo":
     def on_train_batch_end(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not counter.steps:
             report.count(lease, version, lambda: (counter.steps, counter.seconds))
-        _quietly(counter.end, batch)
+        _quietly(lambda number: counter.end(_within(self, number)), batch)
         return end(self, batch, *args, **kwargs)
 
     setattr(owner, BEGIN, on_train_batch_begin)
@@ -79,6 +79,12 @@ def _hook(keras: Any, lease: "Lease") -> "Undo":
             setattr(owner, END, end)
 
     return undo
+
+
+def _within(callbacks: Any, batch: int) -> int:
+    """Return a batch of the epoch: with steps_per_execution, Keras counts beyond its end."""
+    steps = (callbacks.params or {}).get("steps")
+    return batch if steps is None else min(batch, steps - 1)
 
 
 def _quietly(note: "Callable[[int], None]", batch: Any) -> None:

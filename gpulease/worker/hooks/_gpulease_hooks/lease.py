@@ -13,7 +13,14 @@ class LeaseTooSmall(RuntimeError):
     """The framework's context and libraries alone would fill the lease, or what is left of it."""
 
 
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch", "jax": "JAX", "cupy": "CuPy"}
+TITLES = {
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "rmm": "RMM",
+    "onnxruntime": "ONNX Runtime",
+}
 
 
 class Lease:
@@ -65,7 +72,7 @@ class Lease:
         Raises:
             LeaseTooSmall: other frameworks and processes have taken the lease.
         """
-        most = max(0, gpu["pools"][framework])
+        most = self.most(framework, gpu)
         least = shares.SMALLEST if wanted is None else min(wanted, shares.SMALLEST)
         self._taken.add(framework)
         try:
@@ -82,12 +89,14 @@ class Lease:
 
     def resize(self, framework: str, gpu: "dict[str, Any]", wanted: int) -> int:
         """Change a pool that was taken to `wanted` bytes, or what is free; return its size."""
-        wanted = min(wanted, max(0, gpu["pools"][framework]))
+        wanted = min(wanted, self.most(framework, gpu))
         return self._shares().resize(self._place(gpu).place, framework, wanted)
 
-    def held(self, framework: str, gpu: "dict[str, Any]") -> Optional[int]:
-        """Return the size of the pool that `framework` has taken on a GPU; None for none."""
-        return self._shares().held(self._place(gpu).place, framework)
+    def most(self, framework: str, gpu: "dict[str, Any]") -> int:
+        """Return the size of the largest pool that `framework` may take on a GPU."""
+        pools = gpu["pools"]  # an older daemon does not know all frameworks
+        part = self._place(gpu).part - self.overhead(framework, gpu)
+        return max(0, min(pools.get(framework, min(pools.values())), part))
 
     def release(self, framework: str) -> None:
         """Give back the pools of `framework`, which were not created."""
@@ -95,8 +104,8 @@ class Lease:
 
     def overhead(self, framework: str, gpu: "dict[str, Any]") -> int:
         """Return the bytes of `framework` on a GPU beside its pool."""
-        found: int = gpu.get("outside", self._outside)[framework]
-        return found
+        known = gpu.get("outside", self._outside)
+        return int(known.get(framework, max(known.values())))
 
     def processes(self) -> int:
         """Return the number of processes that share each GPU, 1 if it is not known."""
@@ -147,9 +156,9 @@ class Lease:
         ]
 
     def limit(self, framework: str, gpu: "dict[str, Any]") -> int:
-        """Return the pool limit of `framework` on a GPU; an older daemon does not know all."""
-        pools = gpu["pools"]
-        return int(pools.get(framework, min(pools.values())))
+        """Return the size of the pool that `framework` has taken on a GPU, or the largest."""
+        held = self._shares().held(self._place(gpu).place, framework)
+        return self.most(framework, gpu) if held is None else held
 
     def check(self, framework: str, title: str) -> None:
         """Refuse a lease that leaves `framework` no usable pool.

@@ -24,8 +24,9 @@ OLDEST = (1, 8)
 
 def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported ONNX Runtime; `raw` is the lease as JSON."""
-    lease = Lease(raw)
-    if lease.simulated:
+    lease = Lease(raw, report_failure)
+    # A daemon before this hook sent no pools for it.
+    if lease.simulated or "onnxruntime" not in lease.gpus[0]["pools"]:
         return lease.lift
     version = str(getattr(onnxruntime, "__version__", "of unknown version"))
     native = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -98,26 +99,30 @@ class _Limit:
         """Return the options with the smaller of the script's limit and the lease's."""
         if provider != CUDA or self._lease.lifted:
             return options
+        asked = str(options.get(OPTION, "")).strip()
+        limit = self._limit(
+            self._gpu(str(options.get("device_id", "0"))), int(asked) if asked.isdigit() else None
+        )
+        return dict(options, **{OPTION: str(limit)})
+
+    def _limit(self, gpu: "dict[str, Any]", asked: "int | None") -> int:
+        """Take a pool, which all sessions of this process have, and return the limit of one."""
+        name, lease = "onnxruntime", self._lease
+        most = lease.most(name, gpu)
         try:
-            self._lease.check("onnxruntime", "ONNX Runtime")
+            lease.check(name, "ONNX Runtime")
+            size = lease.take(name, gpu, asked)
+            if size < min(most if asked is None else asked, most):
+                size = lease.resize(name, gpu, most if asked is None else asked)
         except LeaseTooSmall as error:
             # For a RuntimeError ONNX Runtime prints a line and computes on the CPU.
             raise MemoryError(str(error)) from error
-        gpu = self._gpu(str(options.get("device_id", "0")))
-        limit = self._lease.limit("onnxruntime", gpu)
-        report.begin(
-            self._lease,
-            "onnxruntime",
-            self._version,
-            list,
-            [{"gpu": gpu["uuid"], "limit": limit}],
-        )
-        asked = str(options.get(OPTION, "")).strip()
-        return dict(options, **{OPTION: str(min(limit, int(asked) if asked.isdigit() else limit))})
+        report.begin(lease, name, self._version, list, [{"gpu": gpu["uuid"], "limit": size}])
+        return size if asked is None else min(size, asked)
 
     def _gpu(self, device: str) -> "dict[str, Any]":
         gpus = self._lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         if device.isdigit() and int(device) < len(gpus):
             return gpus[int(device)]
         # It is not there, or the variable was changed after CUDA had read it.
-        return min(self._lease.gpus, key=lambda gpu: self._lease.limit("onnxruntime", gpu))
+        return min(self._lease.gpus, key=lambda gpu: self._lease.most("onnxruntime", gpu))

@@ -192,7 +192,7 @@ def failed(lease: "Lease", framework: str, version: str, why: str) -> None:
 
 def _limits(lease: "Lease", framework: str) -> "list[dict[str, Any]]":
     return [
-        {"gpu": gpu["uuid"], "limit": None if lease.simulated else gpu["pools"].get(framework)}
+        {"gpu": gpu["uuid"], "limit": None if lease.simulated else lease.limit(framework, gpu)}
         for gpu in lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     ]
 

@@ -2,12 +2,14 @@
 
 cuDF, cuML and other libraries of RAPIDS allocate through RMM; CuPy, Numba and PyTorch do if they
 are set up so. RMM keeps one memory resource for each GPU. A LimitingResourceAdaptor around it fails
-an allocation beyond the limit; creating one does not start CUDA, so this is done at the import. A
-resource that the script sets gets a limit too. Pools take memory when they are created, before they
-are set, so their sizes are limited there.
+an allocation beyond the limit. RMM gives no notice of its first use of a GPU, so at the import the
+hook sets a resource in Python, which takes a pool at the first allocation, and then sets the
+limited one. A resource that the script sets gets a limit too. Pools take memory when they are
+created, before they are set, so their sizes are limited there.
 """
 
 import functools
+import importlib
 import os
 from typing import Any, Callable
 
@@ -27,11 +29,12 @@ for power, letter in enumerate("kmgtp", 1):
 
 def install(rmm: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported RMM; `raw` is the lease as JSON."""
-    lease = Lease(raw)
+    lease = Lease(raw, report_failure)
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if lease.simulated or not gpus:
+    # A daemon before this hook sent no pools for it.
+    if lease.simulated or not gpus or "rmm" not in gpus[0]["pools"]:
         return lease.lift
-    limits = _Limits(rmm.mr, lease, gpus)
+    limits = _Limits(rmm, lease, gpus)
     undos = [
         _replace([rmm.mr], "set_per_device_resource", limits.setter),
         _replace([rmm.mr], "set_current_device_resource", limits.current_setter),
@@ -39,8 +42,7 @@ def install(rmm: Any, raw: str, report_failure: ReportFailure) -> Undo:
         _replace([rmm.mr], "PoolMemoryResource", limits.pool),
         _replace([rmm.mr], "ArenaMemoryResource", limits.arena),
     ]
-    limits.apply()
-    report.begin(lease, "rmm", getattr(rmm, "__version__", "unknown"), list, limits.reported())
+    limits.begin()
 
     def lift() -> None:
         lease.lift()
@@ -76,25 +78,20 @@ def size_of(value: Any) -> int:
 class _Limits:
     """The limit of each GPU, and the replacements of RMM's functions that keep it."""
 
-    def __init__(self, resources: Any, lease: Lease, gpus: "list[dict[str, Any]]") -> None:
-        self._resources = resources
+    def __init__(self, rmm: Any, lease: Lease, gpus: "list[dict[str, Any]]") -> None:
+        self._rmm = rmm
         self._lease = lease
         self._gpus = gpus
-        self._set = resources.set_per_device_resource
-        self._get = resources.get_per_device_resource
-        self._adaptor = resources.LimitingResourceAdaptor
+        self._set = rmm.mr.set_per_device_resource
+        self._get = rmm.mr.get_per_device_resource
+        self._adaptor = rmm.mr.LimitingResourceAdaptor
+        self._kept: "list[Any]" = []
+        """Resources that C++ may still refer to."""
 
-    def reported(self) -> "list[dict[str, Any]]":
-        """Return the limit of each GPU as the daemon reads it."""
-        return [
-            {"gpu": gpu["uuid"], "limit": self._limit(device)}
-            for device, gpu in enumerate(self._gpus)
-        ]
-
-    def apply(self) -> None:
-        """Put a limit around the resource of each GPU that has none yet."""
+    def begin(self) -> None:
+        """Limit each GPU from its first use on."""
         for device in range(len(self._gpus)):
-            self._set(device, self._limited(device, self._get(device)))
+            self._set(device, self._until_first_use(device, self._get(device)))
 
     def lift(self) -> None:
         """Remove the limits."""
@@ -113,9 +110,8 @@ class _Limits:
     def current_setter(self, original: Any) -> Any:
         @functools.wraps(original)
         def set_current_device_resource(mr: Any) -> Any:
-            found = original(mr)  # finds out which GPU is the current one
-            self.apply()
-            return found
+            device = self._current()
+            return original(mr if device is None else self._limited(device, mr))
 
         return set_current_device_resource
 
@@ -126,54 +122,94 @@ class _Limits:
             managed_memory: bool = False,
             initial_pool_size: Any = None,
             maximum_pool_size: Any = None,
+            devices: Any = 0,
             **others: Any,
         ) -> Any:
+            numbers = [devices] if isinstance(devices, int) else list(devices or [0])
+            sizes = initial_pool_size, maximum_pool_size
             if pool_allocator:
-                initial_pool_size, maximum_pool_size = self._pool_sizes(
-                    initial_pool_size, maximum_pool_size
-                )
-            found = original(
-                pool_allocator, managed_memory, initial_pool_size, maximum_pool_size, **others
-            )
-            self.apply()
+                sizes = self._pool_sizes(min(map(self._limit, numbers)), *sizes)
+            found = original(pool_allocator, managed_memory, *sizes, devices=devices, **others)
+            for device in numbers:
+                self._set(device, self._limited(device, self._get(device)))
             return found
 
         return reinitialize
 
     def pool(self, original: Any) -> Any:
         def sizes(initial_pool_size: Any = None, maximum_pool_size: Any = None) -> Any:
-            return self._pool_sizes(initial_pool_size, maximum_pool_size)
+            return self._pool_sizes(self._here(), initial_pool_size, maximum_pool_size)
 
         return _subclass(original, sizes)
 
     def arena(self, original: Any) -> Any:
         def sizes(arena_size: Any = None, *others: Any, **named: Any) -> Any:
-            most = self._smallest()
+            most = self._here()
             asked = most if arena_size is None else size_of(arena_size)
             return (min(asked, most), *others, *named.values())
 
         return _subclass(original, sizes)
 
-    def _pool_sizes(self, initial: Any, maximum: Any) -> "tuple[int, int]":
+    def _pool_sizes(self, most: int, initial: Any, maximum: Any) -> "tuple[int, int]":
         """Return the first and the largest size of a pool; without sizes, half and all of it."""
-        most = self._smallest()
         largest = most if maximum is None else min(size_of(maximum), most)
         first = most // 2 if initial is None else size_of(initial)
         return min(first, largest) // ALIGNED * ALIGNED, largest // ALIGNED * ALIGNED
 
+    def _until_first_use(self, device: int, plain: Any) -> Any:
+        """Return a resource that sets the limited one at its first allocation."""
+        limited: "list[Any]" = []
+
+        def allocate(size: int, *stream: Any) -> Any:
+            if not limited:
+                limited.append(self._limited(device, plain))
+                self._set(device, limited[0])
+            return limited[0].allocate(size, *stream)
+
+        def deallocate(pointer: int, size: int, *stream: Any) -> Any:
+            return limited[0].deallocate(pointer, size, *stream)
+
+        self._kept.append(self._rmm.mr.CallbackMemoryResource(allocate, deallocate))
+        return self._kept[-1]
+
     def _limited(self, device: int, mr: Any) -> Any:
-        limit = self._limit(device)
-        if self._lease.lifted or (type(mr) is self._adaptor and mr.get_allocation_limit() <= limit):
+        """Return a memory resource with a limit around it, unless it has one that is low enough."""
+        if self._lease.lifted:
             return mr
-        return self._adaptor(mr, limit)
+        limit = self._limit(device)
+        if type(mr) is self._adaptor and mr.get_allocation_limit() <= limit:
+            return mr
+        self._kept.append(self._adaptor(mr, limit))
+        return self._kept[-1]
 
     def _limit(self, device: int) -> int:
-        gpus = self._gpus[device : device + 1] or self._lease.gpus
-        return max(ALIGNED, min(self._lease.limit("rmm", gpu) for gpu in gpus))
+        """Take a pool on a GPU, once, and return its size.
+
+        Raises:
+            LeaseTooSmall: the lease leaves RMM no usable pool.
+        """
+        if not 0 <= device < len(self._gpus):
+            return self._smallest()  # the variable was changed after CUDA had read it
+        self._lease.check("rmm", "RMM")
+        limit = self._lease.take("rmm", self._gpus[device])
+        gpu = {"gpu": self._gpus[device]["uuid"], "limit": limit}
+        version = getattr(self._rmm, "__version__", "unknown")
+        report.begin(self._lease, "rmm", version, list, [gpu])
+        return limit
+
+    def _here(self) -> int:
+        device = self._current()
+        return self._smallest() if device is None else self._limit(device)
 
     def _smallest(self) -> int:
-        # Which GPU a pool is for shows only when it is set.
-        return min(map(self._limit, range(len(self._gpus))))
+        return max(ALIGNED, min(self._lease.most("rmm", gpu) for gpu in self._gpus))
+
+    def _current(self) -> "int | None":
+        """Return the number of the current GPU; None if there is none, which RMM reports."""
+        try:
+            return int(importlib.import_module("rmm._cuda.gpu").getDevice())
+        except Exception:  # noqa: BLE001  (no GPU, or an unknown RMM)
+            return None
 
 
 def _subclass(original: Any, sizes: Callable[..., Any]) -> Any:

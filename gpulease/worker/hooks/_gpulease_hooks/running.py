@@ -36,10 +36,9 @@ def enforce(site: Any, raw: str) -> Callable[[], None]:
 
 def _is_framework(module: Any) -> bool:
     """Distinguish a package from a folder or a file of the user's with the same name."""
-    spec = getattr(module, "__spec__", None)
+    # Not by __spec__: the module that TensorFlow 1.14 puts in its own place has none.
     return (
         isinstance(module, ModuleType)
-        and spec is not None
-        and spec.origin not in (None, "namespace")  # the latter in Python 3.6
-        and spec.submodule_search_locations is not None
+        and getattr(module, "__file__", None) is not None
+        and getattr(module, "__path__", None) is not None
     )

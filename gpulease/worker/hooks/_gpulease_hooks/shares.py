@@ -16,7 +16,11 @@ from typing import Callable, Dict, List, Optional, Tuple
 from .ledger import Ledger
 
 Lower = Callable[[int], int]
-"""Lowers the limit of a pool to a number of bytes, but not below its size; returns the limit."""
+"""Lowers the limit of a pool to a number of bytes, but not below its size; returns the limit.
+
+Called in any thread. Returns UNCHANGED at once if it would have to wait.
+"""
+UNCHANGED = 1 << 62
 
 WAIT_FOR_ROOM = 2.0
 """Seconds that other processes have for lowering their limits."""

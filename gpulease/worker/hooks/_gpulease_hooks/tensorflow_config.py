@@ -6,7 +6,7 @@ GPU (gpu_device.cc, VerifyVirtualDeviceSettings).
 """
 
 import math
-from typing import Any
+from typing import Any, Callable
 
 from .lease import MIB, Lease, LeaseTooSmall
 
@@ -74,6 +74,18 @@ def _limit_memory(config: Any, lease: Lease, pools: "list[tuple[int, int]]") -> 
             limit = max(1, min(limit, int(fraction * total)))
         device.memory_limit_mb[:] = partition(list(device.memory_limit_mb) or sizes, limit, split)
     options.visible_device_list = ",".join(visible)
+
+
+def take_pools(config: Any, take: Callable[[int, int], int]) -> None:
+    """Reduce the limits in `config` to what `take` returns for the number of a GPU and bytes."""
+    options = config.gpu_options
+    numbers = [each for each in options.visible_device_list.split(",") if each.isdigit()]
+    for number, device in zip(numbers, options.experimental.virtual_devices):
+        sizes = list(device.memory_limit_mb)
+        wanted = int(sum(sizes)) * MIB
+        taken = take(int(number), wanted)
+        if taken < wanted:
+            device.memory_limit_mb[:] = partition(sizes, taken // MIB, len(sizes))
 
 
 def _visible(config: Any, gpus: int) -> "list[str]":

@@ -17,10 +17,9 @@ from typing import Any, Callable
 
 from . import report
 from .lease import MIB, Lease, LeaseTooSmall
-from .tensorflow_config import limit_config
+from .tensorflow_config import limit_config, take_pools
 
 ReportFailure = Callable[[str], None]
-LimitConfig = Callable[[Any, bool], None]
 Undo = Callable[[], None]
 
 SEED = 1
@@ -35,9 +34,9 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
 
     The returned function removes the limit from a TensorFlow that was not used under the lease.
     """
-    lease = Lease(raw)
+    lease = Lease(raw, report_failure)
     version = getattr(tensorflow, "__version__", "of unknown version")
-    configure = _limiter(lease, report_failure, version)
+    configure = _Limiter(lease, report_failure, version)
     missing = []
     undos = [lease.lift]  # in case other code has wrapped a wrapper meanwhile
     for name, hook in HOOKED:
@@ -75,23 +74,59 @@ def _make_deterministic(tensorflow: Any, report_failure: ReportFailure) -> None:
         report_failure("TensorFlow is not deterministic: {}".format(error))
 
 
-def _limiter(lease: Lease, report_failure: ReportFailure, version: str) -> LimitConfig:
-    def configure(config: Any, cpu_count_is_set: bool) -> None:
-        if lease.lifted:
+class _Limiter:
+    """Limits each configuration to the lease, and to what is left of it."""
+
+    def __init__(self, lease: Lease, report_failure: ReportFailure, version: str) -> None:
+        self._lease = lease
+        self._report_failure = report_failure
+        self._version = version
+        self._has_created = False
+
+    def __call__(self, config: Any, creates: bool) -> None:
+        """Limit `config`; `creates` tells that a session or server is created with it.
+
+        Otherwise it is that of the eager context, which scripts may also read before they change
+        their settings. What it takes is given back when it is read again.
+        """
+        if self._lease.lifted:
             return
         try:
-            if not lease.simulated:
+            if not self._lease.simulated:
                 _disable_unlimited_allocators()
-            limit_config(config, lease, _pool_limits(lease), cpu_count_is_set)
-            _report(config, lease, version)
+            limit_config(config, self._lease, _pool_limits(self._lease), creates)
+            if not self._lease.simulated:
+                self._take(config)
+            self._has_created = self._has_created or creates
+            _report(config, self._lease, self._version)
         except LeaseTooSmall:
             raise
         except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
-            report_failure(
+            self._report_failure(
                 "TensorFlow is not limited to the lease: {}: {}".format(type(error).__name__, error)
             )
 
-    return configure
+    def created(self) -> None:
+        """Note that TensorFlow has created its pools. It keeps the first one on each GPU."""
+        self._has_created = True
+
+    def _take(self, config: Any) -> None:
+        lease = self._lease
+        if not self._has_created and not _is_started():
+            lease.release("tensorflow")
+        gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or lease.gpus
+
+        def take(number: int, wanted: int) -> int:
+            known = number < len(gpus)
+            return lease.take("tensorflow", gpus[number], wanted) if known else wanted
+
+        take_pools(config, take)
+
+
+def _is_started() -> bool:
+    module = sys.modules.get("tensorflow.python.eager.context")
+    context = module.context_safe() if hasattr(module, "context_safe") else None
+    return bool(getattr(context, "_initialized", False))
 
 
 def _report(config: Any, lease: Lease, version: str) -> None:
@@ -100,7 +135,8 @@ def _report(config: Any, lease: Lease, version: str) -> None:
         layout = _layout(config, lease)
     except Exception:  # noqa: BLE001  (an unknown TensorFlow is limited but not reported)
         return
-    report.begin(lease, "tensorflow", version, lambda: _pools_of(layout))
+    limits = [{"gpu": place["gpu"], "limit": place["limit"]} for place in layout]
+    report.begin(lease, "tensorflow", version, lambda: _pools_of(layout), limits)
 
 
 def _layout(config: Any, lease: Lease) -> "list[dict[str, Any]]":
@@ -220,7 +256,7 @@ def _count_gpus() -> "int | None":
     return sum(device.decode().split(":")[1] == "GPU" for device in list_devices())
 
 
-def _hook_context(configure: LimitConfig) -> Undo:
+def _hook_context(configure: _Limiter) -> Undo:
     context = importlib.import_module("tensorflow.python.eager.context").Context
     if "config" not in vars(context):
         return _hook_old_context(context, configure)
@@ -237,7 +273,7 @@ def _hook_context(configure: LimitConfig) -> Undo:
     )
 
 
-def _hook_old_context(context: Any, configure: LimitConfig) -> Undo:
+def _hook_old_context(context: Any, configure: _Limiter) -> Undo:
     """Hook the eager context of TensorFlow 1.13, which passes on the script's own config or none.
 
     A script may pass it again, and it must then be the same object. So it is replaced during the
@@ -256,13 +292,14 @@ def _hook_old_context(context: Any, configure: LimitConfig) -> Undo:
             try:
                 configure(self._config, False)
                 original(self)
+                configure.created()
             finally:
                 self._config = given
 
     return _replace(context, "_initialize_handle_and_devices", _initialize_handle_and_devices)
 
 
-def _hook_session(configure: LimitConfig) -> Undo:
+def _hook_session(configure: _Limiter) -> Undo:
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
     context = importlib.import_module("tensorflow.python.eager.context").Context
     uses_context = "config" in vars(context)  # without a config of its own
@@ -278,11 +315,12 @@ def _hook_session(configure: LimitConfig) -> Undo:
             config = _config_proto()()
             configure(config, False)
         original(self, target, graph, config)
+        configure.created()
 
     return _replace(session, "__init__", __init__)
 
 
-def _hook_server(configure: LimitConfig) -> Undo:
+def _hook_server(configure: _Limiter) -> Undo:
     library = importlib.import_module("tensorflow.python.training.server_lib")
     server = library.Server
     original = vars(server)["__init__"]
@@ -315,7 +353,7 @@ def _pop_config(args: Any, kwargs: Any, position: int) -> Any:
     return args[:position], kwargs, args[position]
 
 
-def _hook_device_list(configure: LimitConfig) -> Undo:
+def _hook_device_list(configure: _Limiter) -> Undo:
     library = importlib.import_module("tensorflow.python.client.device_lib")
     original = library.list_local_devices
 

@@ -6,19 +6,24 @@ afterwards. The public setter is wrapped, so that a script can lower its fractio
 
 Before 2.10, setting a fraction makes its device the thread's current one and opens a CUDA context
 there, hundreds of MiB (NativeCachingAllocator::setMemoryFraction calls cudaSetDevice and
-cudaMemGetInfo). So the current device is restored. A rank of torchrun works on one GPU beside other
-ranks on theirs, so it is limited on the others only when it uses them.
+cudaMemGetInfo). So the current device is restored.
+
+One process of several works on one GPU beside others on theirs. So a process takes memory of a GPU
+from the ledger of the job only when it uses that GPU: at once if it sees one GPU or is a rank on
+it, and otherwise as soon as it has a context there.
 """
 
 import atexit
 import functools
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
 from . import report, torch_memory
 from .lease import Lease, LeaseTooSmall
+from .shares import UNCHANGED
 
 ReportFailure = Callable[[str], None]
 Undo = Callable[[], None]
@@ -32,7 +37,7 @@ UNLIMITED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 OPENS_NO_CONTEXT = (2, 10)
 """The first version that sets a fraction without opening a context."""
 POLL_EVERY = 0.2
-"""Seconds until a rank is limited on the GPU of another rank."""
+"""Seconds until a process is limited on a further GPU that it uses."""
 
 
 def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
@@ -40,7 +45,7 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
 
     The returned function removes the limit, even from a PyTorch that has used the GPU.
     """
-    lease = Lease(raw)
+    lease = Lease(raw, report_failure)
     if lease.options.get("deterministic"):  # an older daemon sends none
         _make_deterministic(torch, report_failure)
     if lease.simulated:
@@ -57,9 +62,9 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
     if SETTER in missing:
         return lease.lift
     original = getattr(cuda, SETTER)
-    limits = _Limits(torch, original, lambda device: _allowed(torch, lease, device))
+    limits = _Limits(torch, original, lease)
     undo = _hook_setter(torch, original, lease, limits)
-    undo_memory = torch_memory.hook(torch, lambda device: _limit(torch, lease, device))
+    undo_memory = torch_memory.hook(torch, limits.of)
     if not missing:
         cuda._lazy_call(_limiter(torch, limits, lease, report_failure))
 
@@ -95,6 +100,8 @@ def _limiter(
         try:
             limits.begin(report_failure)
             report.begin(lease, "torch", torch.__version__, lambda: _pools(torch.cuda, lease))
+        except LeaseTooSmall:
+            raise
         except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
             report_failure(
                 "PyTorch is not limited to the lease: {}: {}".format(type(error).__name__, error)
@@ -112,10 +119,9 @@ def _hook_setter(torch: Any, original: Any, lease: Lease, limits: "_Limits") -> 
         if not isinstance(fraction, float) or lease.lifted or not 0 <= fraction <= 1:
             return original(fraction, device)
         number = _device_number(cuda, device)
-        found = original(min(fraction, _allowed_at(torch, lease, number)), device)
-        if number is not None:
-            limits.note(number)
-        return found
+        if number is None:
+            return original(min(fraction, _smallest(lease)), device)
+        return limits.set(number, fraction)
 
     owners = [owner for owner in (cuda, getattr(cuda, "memory", None)) if hasattr(owner, SETTER)]
     for owner in owners:
@@ -141,34 +147,16 @@ def _device_number(cuda: Any, device: Any) -> "int | None":
         return None
 
 
-def _allowed_at(torch: Any, lease: Lease, number: "int | None") -> float:
-    try:
-        if number is not None:
-            return _allowed(torch, lease, number)
-    except Exception:  # noqa: BLE001  (as above)
-        pass
-    return min(_fraction(gpu, gpu["total"]) for gpu in lease.gpus)
+def _smallest(lease: Lease) -> float:
+    """Return the largest fraction that is within the lease on each of its GPUs."""
+    return min(gpu["pools"]["torch"] / gpu["total"] for gpu in lease.gpus)
 
 
-def _allowed(torch: Any, lease: Lease, device: int) -> float:
-    """Return the fraction that the pool may have of the total that PyTorch sees."""
-    total = _total(torch, device)
+def _gpu_of(torch: Any, lease: Lease, device: int) -> "dict[str, Any] | None":
+    """Return the leased GPU that a device is; None if that is unknown."""
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if torch.cuda.device_count() == len(gpus):
-        return _fraction(gpus[device], total)
-    # The variable was changed after CUDA had read it. Which GPU is which is unknown.
-    return min(_fraction(gpu, total) for gpu in lease.gpus)
-
-
-def _limit(torch: Any, lease: Lease, device: int) -> "int | None":
-    """Return the bytes that the pool on a device may have; None if the lease is released."""
-    return None if lease.lifted else int(_allowed(torch, lease, device) * _total(torch, device))
-
-
-def _fraction(gpu: "dict[str, Any]", total: int) -> float:
-    # PyTorch multiplies and truncates. Subtracting a little keeps the result within the limit.
-    fraction = gpu["pools"]["torch"] / total - 1e-9
-    return max(1e-9, min([fraction, 1.0] + _requested_fractions()))
+    # The variable may have been changed after CUDA had read it.
+    return gpus[device] if torch.cuda.device_count() == len(gpus) else None
 
 
 def _requested_fractions() -> "list[float]":
@@ -193,7 +181,7 @@ def _pools(cuda: Any, lease: Lease) -> "list[dict[str, Any]]":
             "gpu": gpu["uuid"],
             "pool": cuda.memory_reserved(device),
             "peak": cuda.max_memory_reserved(device),
-            "limit": gpu["pools"]["torch"],
+            "limit": lease.limit("torch", gpu),
         }
         for device, gpu in enumerate(gpus)
     ]
@@ -216,30 +204,30 @@ def _total(torch: Any, device: int) -> int:
 
 
 class _Limits:
-    """Sets the memory fraction on the devices of this process, and removes it again."""
+    """Limits the devices of this process, and removes the limits again."""
 
-    def __init__(
-        self,
-        torch: Any,
-        set_fraction: Callable[[float, int], Any],
-        fraction_of: Callable[[int], float],
-    ) -> None:
+    def __init__(self, torch: Any, set_fraction: Callable[[float, int], Any], lease: Lease) -> None:
         self._torch = torch
         self._set_fraction = set_fraction
-        self._fraction_of = fraction_of
-        self._limited: set[int] = set()
-        self._lock = threading.Lock()
+        self._lease = lease
+        self._limited: "dict[int, int]" = {}
+        self._lock = threading.RLock()
         self._over = threading.Event()
 
     def begin(self, report_failure: ReportFailure) -> None:
         """Limit this process; called once CUDA is ready."""
         devices = range(self._torch.cuda.device_count())
         own = self._own(len(devices))
-        rest = [device for device in devices if own not in (None, device)]
+        can_look = hasattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext")
+        # Until it is used, an old PyTorch must not set a limit there, as that would be a use.
+        waits = can_look and len(devices) > 1 and (own is not None or not _is_old(self._torch))
+        rest = [device for device in devices if waits and device != own]
         with self._same_current_device():
             for device in devices:
                 if device not in rest:
                     self._limit(device)
+                elif not _is_old(self._torch):
+                    self._hand(device, self._most(device))
         if rest:
             # The thread must not be inside PyTorch when the interpreter shuts down.
             atexit.register(self._over.set)
@@ -247,9 +235,23 @@ class _Limits:
                 target=self._watch, args=(rest, report_failure), name="gpulease-limit", daemon=True
             ).start()
 
-    def note(self, device: int) -> None:
-        """Note that the script has set the fraction of a device, within the lease."""
-        self._limited.add(device)
+    def of(self, device: int) -> "int | None":
+        """Return the bytes that the pool on a device may have; None if the lease is released."""
+        if self._lease.lifted:
+            return None
+        return self._limited.get(device, self._most(device))
+
+    def set(self, device: int, fraction: float) -> Any:
+        """Give the script the fraction of a device that it asks for, or what is free."""
+        with self._lock:
+            size = min(int(fraction * _total(self._torch, device)), self._most(device))
+            gpu = _gpu_of(self._torch, self._lease, device)
+            if gpu is not None and device in self._limited:
+                size = self._lease.resize("torch", gpu, size)
+            elif gpu is not None:
+                size = self._take(gpu, device, size)
+            self._limited[device] = size
+            return self._hand(device, size)
 
     def lift(self) -> None:
         """Remove the limit from each device."""
@@ -261,18 +263,54 @@ class _Limits:
     def _limit(self, device: int) -> None:
         with self._lock:
             if device not in self._limited and not self._over.is_set():
-                self._set_fraction(self._fraction_of(device), device)
-                self._limited.add(device)
+                gpu, most = _gpu_of(self._torch, self._lease, device), self._most(device)
+                size = most if gpu is None else self._take(gpu, device, None)
+                self._limited[device] = min(size, most)
+                self._hand(device, min(size, most))
+
+    def _take(self, gpu: "dict[str, Any]", device: int, wanted: "int | None") -> int:
+        asked = [each * _total(self._torch, device) for each in _requested_fractions()]
+        if wanted is None and asked:
+            wanted = int(min(asked))
+        return self._lease.take("torch", gpu, wanted, functools.partial(self._lower, device))
+
+    def _lower(self, device: int, size: int) -> int:
+        """Lower the limit of a device to `size`, or what the pool holds; for another process."""
+        if not self._lock.acquire(blocking=False):
+            return UNCHANGED  # the script is about to set a limit
+        try:
+            reserved = self._torch.cuda.memory_reserved
+            size = max(size, reserved(device))
+            self._hand(device, size)
+            held = int(reserved(device))  # it may have grown meanwhile, and cannot any more
+            if held > size:
+                self._hand(device, held)
+            self._limited[device] = max(size, held)
+            return self._limited[device]
+        finally:
+            self._lock.release()
+
+    def _most(self, device: int) -> int:
+        """Return the bytes of the largest pool that the lease and the user allow."""
+        total = _total(self._torch, device)
+        gpu = _gpu_of(self._torch, self._lease, device)
+        gpus = self._lease.gpus if gpu is None else [gpu]
+        pool = min(self._lease.most("torch", each) for each in gpus)
+        return min([pool] + [int(each * total) for each in _requested_fractions()])
+
+    def _hand(self, device: int, size: int) -> Any:
+        # PyTorch multiplies and truncates. Subtracting a little keeps the result within the limit.
+        fraction = size / _total(self._torch, device) - 1e-9
+        return self._set_fraction(min(1.0, max(1e-9, fraction)), device)
 
     def _own(self, devices: int) -> "int | None":
         """Return the device of this process if it is one of several ranks, each with a device."""
         rank, ranks = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        is_rank = rank.isdigit() and int(rank) < devices and ranks != "1"
-        can_look = hasattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext")
-        return int(rank) if is_rank and can_look and _is_old(self._torch) else None
+        is_rank = devices > 1 and rank.isdigit() and ranks != "1"
+        return int(rank) % devices if is_rank else None
 
     def _watch(self, devices: "list[int]", report_failure: ReportFailure) -> None:
-        """Limit a rank on the GPUs of other ranks once it has a context there.
+        """Limit this process on further GPUs once it has a context there.
 
         In a thread, since C++ creates most contexts without calling a hook. A thread has its own
         current device.
@@ -282,14 +320,23 @@ class _Limits:
                 if self._torch.cuda.is_initialized():
                     for device in list(devices):
                         if self._torch._C._cuda_hasPrimaryContext(device):
-                            self._limit(device)
                             devices.remove(device)
+                            self._limit_late(device)
         except Exception as error:  # noqa: BLE001  (a failed hook must not end the script)
             report_failure(
                 "PyTorch is not limited to the lease on every GPU: {}: {}".format(
                     type(error).__name__, error
                 )
             )
+
+    def _limit_late(self, device: int) -> None:
+        try:
+            self._limit(device)
+        except LeaseTooSmall as error:
+            # The context exists. From now on PyTorch is out of memory there.
+            self._limited[device] = 0
+            self._hand(device, 0)
+            sys.stderr.write("gpulease: {}\n".format(error))
 
     @contextmanager
     def _same_current_device(self) -> Iterator[None]:

@@ -1,0 +1,87 @@
+"""Leases for processes that use GPUs already: who may ask for one, and what they use."""
+
+import asyncio
+import pwd
+from dataclasses import replace
+
+from gpulease.domain.job import Holder, Invocation, Job
+from gpulease.errors import BadValue, NotAllowed
+from gpulease.server.auth import Caller
+from gpulease.server.context import RequestContext
+from gpulease.server.validation import checked_key, checked_name, claim_of, printable, within
+from gpulease.service.adoption import Adoption, find_uses, refuse_unlisted
+from gpulease.service.ports import LivingProcess, Submission
+from gpulease.wire.requests import AdoptRequest, ClaimRequest
+
+LARGEST_PID = 1 << 22
+
+
+def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) -> Submission:
+    """Return the submission of a lease for what a process uses; its job belongs to the user of it.
+
+    Raises:
+        BadValue: a field is out of range, or there is no such process.
+        NotAllowed: the process belongs to another user, and the caller is no admin.
+    """
+    pid, rights = request.pid, context.rights
+    found = context.processes.living(within("pid", pid, 1, LARGEST_PID))
+    if found is None:
+        raise BadValue(
+            f"cannot adopt process {pid}: no such process",
+            "the process must run on this machine; a process in a container has another pid here",
+        )
+    is_own = found.uid == caller.uid
+    if not is_own and not (rights.is_admin(caller) and rights.daemon_uid == 0):
+        raise NotAllowed(
+            f"cannot adopt process {pid}: it belongs to another user",
+            "only admins, on the daemon of the machine, adopt processes of others",
+        )
+    return Submission(
+        owner=caller.owner if is_own else _user_of(found).owner,
+        name=printable(found.name) if request.name is None else checked_name(request.name),
+        command=f"held by pid {pid} ({printable(found.name)})",
+        claim=claim_of(request.claim, context.defaults),
+        invocation=Invocation((), "/", {}),
+        holder=Holder(found.process, None, adopted=True),
+        key=checked_key(request.key),
+    )
+
+
+def _user_of(found: LivingProcess) -> Caller:
+    """Return the user of a process, as if it had asked itself."""
+    try:
+        gid = pwd.getpwuid(found.uid).pw_gid
+    except KeyError:
+        gid = found.uid
+    return Caller(found.process.pid, found.uid, gid)
+
+
+async def adopt(
+    order: Submission, asked: ClaimRequest, caller: Caller, context: RequestContext
+) -> Job:
+    """Lease what a process uses. Raises what `refuse_unlisted` and `Scheduler.adopt` raise."""
+    seen = await context.scheduler.observer.observe()
+    refuse_unlisted(seen)
+    uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+    by_admin = context.rights.is_admin(caller)
+    wanted = Adoption(order, uses, caller.user, _names_size(asked), by_admin)
+    return await context.scheduler.adopt(wanted, seen)
+
+
+async def lease_used(
+    order: Submission, asked: ClaimRequest, by: str, context: RequestContext
+) -> Job | None:
+    """Lease what the process of a hold uses; return None if it uses no GPU, as far as known."""
+    if order.holder is None or order.holder.process is None:
+        return None
+    seen = await context.scheduler.observer.observe()
+    if seen.foreign:
+        return None
+    order = replace(order, holder=Holder(order.holder.process, None, adopted=True))
+    uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+    wanted = Adoption(order, uses, by, _names_size(asked))
+    return await context.scheduler.adopt(wanted, seen) if uses else None
+
+
+def _names_size(asked: ClaimRequest) -> bool:
+    return asked.memory is not None or asked.share is not None

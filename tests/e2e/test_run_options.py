@@ -1,0 +1,116 @@
+"""Options for frameworks and defaults of the user, from the command to what a job finds."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon_rig import Daemon
+from goldens import mentions
+
+G = 1024**3
+GPULEASE = shlex.join([sys.executable, "-m", "gpulease.cli"])
+HOOK = "import json, os; print(json.dumps(json.loads(os.environ['GPULEASE_HOOK'])['options']))"
+TELL = [sys.executable, "-c", HOOK]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    made = Daemon(tmp_path_factory.mktemp("d"), simulate="2x8G").start()
+    yield made
+    made.end_all()
+
+
+def options(daemon: Daemon, *line: str, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(daemon.run("run", *line, **more).stdout)
+    return found
+
+
+def nested(daemon: Daemon, *given: str) -> list[str]:
+    """Return what a shell script in a job of --split 1G,2G writes on both streams."""
+    script = f"{GPULEASE} run {shlex.join(given)} -- {shlex.join(TELL)} 2>&1"
+    variables = os.environ | {"GPULEASE_SOCKET": str(daemon.socket)}
+    line = ("run", "--mem", "4G", "--split", "1G,2G", "--", "sh", "-c", script)
+    return list(daemon.run(*line, env=variables, check=False).stdout.splitlines())
+
+
+def test_options_of_frameworks_reach_the_hooks_and_the_variables(daemon: Daemon) -> None:
+    given = ("--mem", "4G", "--split", "1G,2G", "--deterministic", "--omp-threads", "3")
+
+    found = options(daemon, *given, "--", *TELL)
+    variables = daemon.run("run", *given, "--", "sh", "-c", "echo $OMP_NUM_THREADS").stdout
+
+    assert (found["split"], found["split_sizes"]) == (2, [G, 2 * G])
+    assert found["deterministic"] is True
+    assert variables == "3\n"
+
+
+def test_parts_above_the_lease_are_refused_before_anything_is_queued(daemon: Daemon) -> None:
+    before = len(daemon.jobs())
+
+    child = daemon.run("run", "--mem", "4G", "--split", "2G,3G", "true", check=False)
+
+    assert child.returncode == 125
+    assert mentions(child.stderr, "4G", "2G,3G", "5G", "hint: ")
+    assert len(daemon.jobs()) == before
+
+
+def test_parts_of_a_nested_lease_are_those_of_the_job_or_its_own(daemon: Daemon) -> None:
+    inherited = json.loads(nested(daemon)[-1])
+    equal = json.loads(nested(daemon, "--split", "3")[-1])
+    refused = nested(daemon, "--mem", "2G", "--split", "2G,1G")
+
+    assert inherited["split_sizes"] == [G, 2 * G]
+    assert (equal["split"], equal["split_sizes"]) == (3, [])
+    assert mentions("\n".join(refused), "2G,1G", "3G")
+
+
+def test_a_python_program_leases_parts_too(daemon: Daemon) -> None:
+    source = f"import gpulease\nwith gpulease.lease('4G', split='1G,2G'):\n    exec({HOOK!r})"
+    variables = os.environ | {"GPULEASE_SOCKET": str(daemon.socket)}
+
+    command = [sys.executable, "-c", source]
+    child = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    found = json.loads(child.stdout)
+
+    assert found["split_sizes"] == [G, 2 * G]
+
+
+def test_defaults_are_for_jobs_and_not_for_commands_within_one(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    (tmp_path / "gpulease").mkdir()
+    (tmp_path / "gpulease" / "config.toml").write_text("[run]\ngrowth = true\nmem = '1G'\n")
+    variables = os.environ | {
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "GPULEASE_RUN_OPTIONS": "--mem 2G --time 1h",
+        "GPULEASE_SOCKET": str(daemon.socket),
+    }
+    script = f"echo $GPULEASE_MEMORY; {GPULEASE} run -- {shlex.join(TELL)}"
+
+    output = daemon.run("run", "--no-growth", "sh", "-c", script, env=variables).stdout
+
+    memory, within = output.splitlines()
+    assert memory == str(2 * G)
+    # Within the job the time limit would be refused, and growth is off as in the job.
+    assert json.loads(within)["growth"] is False
+
+
+def test_a_device_outside_the_lease_is_told_and_ends_a_strict_job(daemon: Daemon) -> None:
+    source = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '7'; print('goes on')"
+    line = ("run", "--mem", "1G", "--gpus", "2")
+
+    goes_on = daemon.run(*line, "--", sys.executable, "-c", source)
+    strict = daemon.run(*line, "--strict", "--", sys.executable, "-c", source, check=False)
+
+    assert (goes_on.stdout, strict.stdout, strict.returncode) == ("goes on\n", "", 97)
+    for child in (goes_on, strict):
+        assert mentions(child.stderr, "CUDA_VISIBLE_DEVICES=7 ", "0,1")

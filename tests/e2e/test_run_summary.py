@@ -1,0 +1,113 @@
+"""`run --verbose` and `run --summary`: which GPUs a job has, and what it did with them."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from daemon_rig import Daemon, wait_for
+from goldens import mentions
+from nvml_stand_in import Card, StandIn
+
+G = 1024**3
+BUS = "00000000:3B:00.0"
+
+
+@pytest.fixture
+def on_cards(make_daemon: Callable[..., Daemon], tmp_path: Path) -> tuple[Daemon, StandIn]:
+    stand_in = StandIn(tmp_path, gpus=[Card(total=80 * G, bus=BUS), Card(total=80 * G)])
+    made: Daemon = make_daemon(
+        simulate=None, environment=stand_in.environment(), settings={"grace": "1s"}
+    )
+    return made.start(), stand_in
+
+
+def test_verbose_names_each_gpu_as_frameworks_do(on_cards: tuple[Daemon, StandIn]) -> None:
+    daemon, _ = on_cards
+    gpus = {each["index"]: each["uuid"] for each in daemon.status()["gpus"]}
+    options = ("--mem", "4G", "--gpus", "2", "--split", "2", "--verbose")
+
+    done = daemon.run("run", *options, "--", "true")
+
+    first, second = done.stderr.splitlines()
+    both = {line.split(" -> ")[1].split(",")[0]: line for line in (first, second)}
+    assert first.startswith("gpulease: /GPU:0, /GPU:1, cuda:0 -> ")
+    assert second.startswith("gpulease: /GPU:2, /GPU:3, cuda:1 -> ")
+    assert both[gpus[0]].endswith(", NVIDIA Stand-in, bus 0000:3b:00.0")
+    assert both[gpus[1]].endswith(", NVIDIA Stand-in")
+
+
+def test_show_has_the_same_map_while_the_job_runs(on_cards: tuple[Daemon, StandIn]) -> None:
+    daemon, _ = on_cards
+    job = daemon.submit("--mem", "4G", "--gpu", "0", "--", "sleep", "60")
+    daemon.wait_until(job, "active")
+
+    (device,) = daemon.job(job)["devices"]
+
+    assert (device["names"], device["bus"]) == (["/GPU:0", "cuda:0"], "0000:3b:00.0")
+    page = daemon.run("show", str(job)).stdout
+    assert mentions(page, "/GPU:0, cuda:0", "0000:3b:00.0")
+    daemon.cancel(job)
+    daemon.wait_until(job, "ended")
+    assert daemon.job(job)["devices"] == []
+
+
+def test_the_summary_has_what_the_driver_showed(
+    on_cards: tuple[Daemon, StandIn], tmp_path: Path
+) -> None:
+    daemon, stand_in = on_cards
+    go = tmp_path / "go"
+    wait = f"echo $$ > {tmp_path / 'pid'}; while ! test -e {go}; do sleep 0.1; done"
+    running = daemon.open("run", "--mem", "4G", "--gpu", "0", "--summary", "--", "sh", "-c", wait,
+                          stderr=-1)  # fmt: skip
+    said_pid = tmp_path / "pid"
+    pid = int(wait_for("it runs", lambda: said_pid.exists() and said_pid.read_text()))
+    stand_in.change(0, used=3 * G, utilization=50, processes=[(pid, 3 * G)])
+    wait_for("it is seen", lambda: (daemon.job(1)["leases"] or [{}])[0].get("peak"))
+    wait_for("it is busy", lambda: daemon.job(1)["utilization"])
+    go.touch()
+
+    _, said = running.communicate(timeout=60)
+
+    assert mentions(said.decode(), "summary of job 1", "3G of 4G", "%", "after the start")
+    assert daemon.job(1)["first_use_at"] is not None
+
+
+def test_a_job_that_used_no_gpu_has_no_figures(daemon: Daemon) -> None:
+    done = daemon.run("run", "--mem", "1G", "--summary", "--verbose", "--", "sh", "-c", "exit 3",
+                      check=False)  # fmt: skip
+
+    assert done.returncode == 3
+    assert mentions(done.stderr, "/CPU:0", "stand in for simulated GPUs", "summary of job")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_the_steps_of_keras_are_in_the_summary_and_in_show(daemon: Daemon) -> None:
+    source = """if True:
+        import keras
+        import numpy as np
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones((40, 2)), np.ones((40, 1)), batch_size=4, verbose=0)
+    """
+    done = daemon.run("run", "--mem", "2G", "--summary", "--", sys.executable, "-c", source)
+
+    assert mentions(done.stderr, "10 steps", "per second", "pool peak", "after the start")
+    ended = daemon.jobs()[-1]
+    assert (ended["steps"], ended["outcome"]) == (10, "exited")
+    assert ended["steps_per_second"] > 0
+    assert "10 steps" in daemon.run("show", str(ended["id"])).stdout
+
+
+def test_the_summary_can_be_a_default(daemon: Daemon) -> None:
+    variables = os.environ | {"GPULEASE_RUN_OPTIONS": "--summary"}
+
+    done = daemon.run("run", "--mem", "1G", "--", "true", env=variables)
+
+    assert "summary of job" in done.stderr
+    assert json.loads(daemon.run("list", "--json", "--all").stdout)["jobs"][-1]["hook"] is None
