@@ -374,6 +374,27 @@ def test_the_options_of_the_queue_are_read_back(tmp_path: Path) -> None:
     store.close()
 
 
+def test_choices_hooks_and_adoptions_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "gpulease.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parents[1] / "data" / "0006.sql").read_text())
+    store = SqlStore(path)
+    live = {job.id: job for job in store.live()}
+    [picky] = [job for job in live.values() if job.claim.named]
+    assert (picky.claim.model, picky.claim.min_vram, picky.claim.same_model) == (
+        "A100",
+        40 << 30,
+        True,
+    )
+    reports = store.hook_reports(JobId(3))
+    assert sorted((each.framework, each.state) for each in reports) == [
+        ("tensorflow", "limited"),
+        ("torch", "failed"),
+    ]
+    assert [job.id for job in live.values() if job.holder and job.holder.adopted] == [7]
+    store.close()
+
+
 def test_a_migration_forgets_neither_how_far_ids_have_come_nor_what_a_job_is(
     tmp_path: Path,
 ) -> None:
