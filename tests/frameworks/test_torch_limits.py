@@ -229,9 +229,9 @@ print(json.dumps(handed))
 
     assert [device for _, device in handed] == [0, 1, 1, 0]
     assert handed[0][0] == pytest.approx(most(0), abs=1e-6)
-    assert handed[1][0] == 0.01
+    assert handed[1][0] == pytest.approx(0.01)
     assert handed[2][0] == pytest.approx(most(1), abs=1e-6)
-    assert handed[3][0] == 0.02
+    assert handed[3][0] == pytest.approx(0.02)
 
 
 def test_a_smaller_share_in_pytorchs_own_variable_is_kept(torch: Torch) -> None:
