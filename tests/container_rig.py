@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,14 +82,13 @@ def podman_of(user: int = 0, runtime: str | None = None) -> Iterator[Podman]:
         finally:
             remove = made.command("rm", "--all", "--force", "--time", "0")
             subprocess.run(
-                remove,
-                env=made.environment(),
-                check=False,
-                user=user,
-                group=user,
-                timeout=60,
+                remove, env=made.environment(), check=False, timeout=60, user=user, group=user,
                 cwd="/",
-            )
+            )  # fmt: skip
+            # The process that keeps the namespaces of a user without root.
+            for pause in made.folder.rglob("pause.pid"):
+                with suppress(ProcessLookupError):
+                    os.kill(int(pause.read_text()), signal.SIGKILL)
 
 
 @cache
