@@ -11,8 +11,8 @@ from gpulease.cli.format import clean, id_of, index_of, size
 from gpulease.cli.render import print_stdout
 from gpulease.client import Client, encode, indent
 from gpulease.units import Share, format_span, parse_memory, parse_span
+from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import AdoptRequest, ClaimRequest
-from gpulease.wire.views import JobView
 
 
 def adopt(

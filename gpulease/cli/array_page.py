@@ -15,7 +15,7 @@ from gpulease.cli.format import (
     requested,
 )
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
-from gpulease.wire.views import ClaimView, JobView
+from gpulease.wire.jobs import ClaimView, JobView
 
 _LABELS = 12
 _MOST_ROWS = 30

@@ -23,8 +23,8 @@ from gpulease.cli.render import print_stdout
 from gpulease.client import Client
 from gpulease.errors import BadUsage, GpuleaseError
 from gpulease.units import format_span, parse_span
+from gpulease.wire.jobs import CancelledView, JobView
 from gpulease.wire.requests import CancelJobsRequest
-from gpulease.wire.views import CancelledView, JobView
 
 _MOST_ONE_BY_ONE = 20
 """Jobs for which the result is printed one by one."""

@@ -22,7 +22,7 @@ from gpulease.cli.render import OutputClosed, print_stdout
 from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from gpulease.cli.tables import Block, Hanging, Page, Span, Style
 from gpulease.client import NotTrusted, encode, has_daemon, indent
 from gpulease.config import candidate_sockets
 from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon
-from gpulease.wire.views import CheckState, CheckView, DoctorView, OveruseView
+from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"
 _DRIVER = Path("/proc/driver/nvidia/version")

@@ -10,7 +10,7 @@ from gpulease.cli.format import clean, index_of
 from gpulease.cli.job_selection import for_each
 from gpulease.cli.render import print_stdout
 from gpulease.client import Client
-from gpulease.wire.views import GpuAvailabilityView
+from gpulease.wire.machine import GpuAvailabilityView
 
 GpusArgument = Annotated[
     list[str],

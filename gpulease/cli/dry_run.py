@@ -12,8 +12,8 @@ from gpulease.cli.tables import Page, Span
 from gpulease.client import Client, decode, indent
 from gpulease.errors import EXIT_GAVE_UP
 from gpulease.units import format_span
+from gpulease.wire.jobs import ExplainView, NestedView
 from gpulease.wire.requests import SubmitRequest
-from gpulease.wire.views import ExplainView, NestedView
 
 
 def dry_run(client: Client, request: SubmitRequest, outer: NestedView | None, *, json: bool) -> int:

@@ -16,8 +16,8 @@ from gpulease.cli.request import gpu_names
 from gpulease.client import Client
 from gpulease.errors import BadUsage
 from gpulease.units import Share, parse_memory, parse_size, parse_span
+from gpulease.wire.jobs import EditedJobView, EditedView
 from gpulease.wire.requests import EditRequest
-from gpulease.wire.views import EditedJobView, EditedView
 
 _NONE = "none"
 _ANY = "any"

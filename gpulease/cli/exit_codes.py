@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpulease.cli.format import id_of, sentence
 from gpulease.errors import EXIT_GAVE_UP, EXIT_OWN_FAILURE, EXIT_TIME_LIMIT
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 SIGNALED = 128
 """A shell adds this to the number of the signal that ended a command."""

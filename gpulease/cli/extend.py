@@ -12,7 +12,7 @@ from gpulease.cli.options import AllOption, NamePatternOption
 from gpulease.cli.typer_extensions import CommandWithSpan as Command
 from gpulease.errors import BadUsage
 from gpulease.units import format_span, parse_span
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 __all__ = ["Command", "extend"]
 

@@ -30,7 +30,7 @@ from gpulease.cli.signals import ENDING, EndedByInterrupt, Interrupted, Killed, 
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon, NotAllowed, TooMany
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 _POLL_EVERY = 10.0
 """Seconds between requests for a job that cannot be followed live, as many others are."""

@@ -4,15 +4,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from gpulease.units import format_size, format_span
+from gpulease.wire.jobs import ClaimView, JobView, LeaseView, RefusalView
+from gpulease.wire.machine import EnforcementLevelView, GpuView
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import (
-    ClaimView,
-    EnforcementLevelView,
-    GpuView,
-    JobView,
-    LeaseView,
-    RefusalView,
-)
 
 UNKNOWN = "-"
 _MOST_RANGES = 4

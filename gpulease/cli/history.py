@@ -19,7 +19,7 @@ from gpulease.client import Client, encode, indent
 from gpulease.errors import BadValue
 from gpulease.units import MIB, parse_span
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import HistoryView, PastJobView
+from gpulease.wire.usage import HistoryView, PastJobView
 
 _PAGE = 1000
 _FEW = 50

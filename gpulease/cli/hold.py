@@ -31,8 +31,8 @@ from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
 from gpulease.client import Client, encode, indent
 from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
 from gpulease.wire.frames import FrameKind
+from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import HoldRequest, NestedRequest, from_wire, to_wire
-from gpulease.wire.views import EnvironmentView, JobView
 
 _INIT = 1
 

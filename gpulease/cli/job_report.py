@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from gpulease.cli.format import clean, id_of, instant, size
 from gpulease.units import format_span
-from gpulease.wire.views import DeviceView, JobView
+from gpulease.wire.jobs import DeviceView, JobView
 
 _STAND_IN = "; CPU devices stand in for simulated GPUs"
 

@@ -18,7 +18,7 @@ from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import print_error, print_stderr, print_stdout
 from gpulease.client import Client
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from gpulease.cli.format import clock, id_of, until
 from gpulease.cli.job_selection import for_each, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.units import format_span, parse_span
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 
 def keep(

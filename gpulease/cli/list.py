@@ -26,8 +26,8 @@ from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
+from gpulease.wire.jobs import JobList, JobState, JobView
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import JobList, JobState, JobView
 
 _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 _STATES = frozenset(get_args(JobState))

@@ -9,7 +9,7 @@ from gpulease.cli.format import clean, id_of, ordinal, sentence
 from gpulease.cli.job_selection import names_array, one_element, select_jobs, selection
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stderr, write_output
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 
 def logs(

@@ -13,7 +13,7 @@ from gpulease.cli.exit_codes import SIGNALED
 from gpulease.cli.format import clean, clock, id_of, ordinal, reason_of, sentence, shorten, size
 from gpulease.errors import TooMany
 from gpulease.units import format_span
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 _LONGEST_VALUE = 100
 _NO_RUN = {

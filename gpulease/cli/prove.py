@@ -21,7 +21,8 @@ from gpulease.client import Client
 from gpulease.errors import GpuleaseError
 from gpulease.units import GIB, MIB, format_span
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.views import CheckState, CheckView, JobView, OveruseView, StatusView
+from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import CheckState, CheckView, OveruseView, StatusView
 
 _PROVER = Path(gpulease.__file__).parent / "worker" / "prover.py"
 _LEASE = 512 * MIB

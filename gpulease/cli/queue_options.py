@@ -8,7 +8,7 @@ from gpulease.cli.job_selection import LAST, own_name
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import parse_instant
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 _CONDITION = re.compile(r"(?P<job>.+?)(?::(?P<condition>ok|fail|any))?", re.ASCII | re.DOTALL)
 _JOB = re.compile(r"\d+(?:_\d+)?", re.ASCII)

@@ -16,7 +16,7 @@ from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import Client, decode, encode, indent
 from gpulease.errors import BadValue
 from gpulease.units import GIB, format_span, parse_span
-from gpulease.wire.views import PredictionsView, ReportView, SharesView, ShareView, UseView
+from gpulease.wire.usage import PredictionsView, ReportView, SharesView, ShareView, UseView
 
 _HOUR = 3600.0
 

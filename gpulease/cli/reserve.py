@@ -15,8 +15,8 @@ from gpulease.cli.tables import Column, Line, Page, Table, line
 from gpulease.client import decode, indent
 from gpulease.errors import BadValue
 from gpulease.units import parse_instant, parse_span
+from gpulease.wire.machine import WindowList, WindowView
 from gpulease.wire.requests import ReserveRequest
-from gpulease.wire.views import WindowList, WindowView
 
 
 def reserve(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments

@@ -6,7 +6,7 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.drain import GpusArgument, split_by_known
 from gpulease.cli.job_selection import for_each
 from gpulease.cli.render import print_stdout
-from gpulease.wire.views import GpuAvailabilityView
+from gpulease.wire.machine import GpuAvailabilityView
 
 
 def resume(ctx: typer.Context, gpus: GpusArgument, socket: SocketOption = None) -> int:

@@ -31,8 +31,8 @@ from gpulease.cli.signals import Signals
 from gpulease.cli.snapshot import take_snapshot
 from gpulease.client import Client
 from gpulease.errors import AlreadyLeased, BadUsage, BadValue, CommandNotExecutable
+from gpulease.wire.jobs import JobView, NestedView
 from gpulease.wire.requests import NestedRequest, SubmitRequest, from_wire, to_wire
-from gpulease.wire.views import JobView, NestedView
 
 __all__ = ["Command", "run"]
 

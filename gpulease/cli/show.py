@@ -38,8 +38,7 @@ from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.client import Client, decode, indent
 from gpulease.errors import GpuleaseError
 from gpulease.units import format_span
-from gpulease.wire.requests import spoken
-from gpulease.wire.views import (
+from gpulease.wire.jobs import (
     EventView,
     HookView,
     JobList,
@@ -49,6 +48,7 @@ from gpulease.wire.views import (
     RefusalView,
     SuggestionView,
 )
+from gpulease.wire.requests import spoken
 
 _SHORT_UUID = len("GPU-12345678")
 _SIGNALED = 128

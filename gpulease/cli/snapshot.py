@@ -19,8 +19,8 @@ from gpulease.cli.format import clean, instant
 from gpulease.errors import BadUsage, GpuleaseError, TooLarge
 from gpulease.path_ownership import shaky
 from gpulease.units import MIB, format_size
+from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import from_wire
-from gpulease.wire.views import JobView
 
 LARGEST = 16 * MIB
 _FOLDER = "snapshots"

@@ -31,15 +31,8 @@ from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.reserve import sentence as sentence_of_window
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
-from gpulease.wire.views import (
-    GpuEventView,
-    GpuView,
-    JobView,
-    LeaseView,
-    MemoryView,
-    ProcessView,
-    StatusView,
-)
+from gpulease.wire.jobs import JobView, LeaseView
+from gpulease.wire.machine import GpuEventView, GpuView, MemoryView, ProcessView, StatusView
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"

@@ -20,6 +20,22 @@ from gpulease.client.transport import Transport, body_of, decode, lines
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
+from gpulease.wire.jobs import (
+    CancelledView,
+    EditedView,
+    EnvironmentView,
+    JobList,
+    JobView,
+    NestedView,
+)
+from gpulease.wire.machine import (
+    DoctorView,
+    GpuAvailabilityView,
+    PauseChangeView,
+    StatusView,
+    WindowList,
+    WindowView,
+)
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
@@ -36,23 +52,7 @@ from gpulease.wire.requests import (
     SubmitRequest,
     WaitRequest,
 )
-from gpulease.wire.views import (
-    CancelledView,
-    DoctorView,
-    EditedView,
-    EnvironmentView,
-    GpuAvailabilityView,
-    HistoryView,
-    JobList,
-    JobView,
-    NestedView,
-    PauseChangeView,
-    ReportView,
-    SharesView,
-    StatusView,
-    WindowList,
-    WindowView,
-)
+from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
 ANSWER_WITHIN = 30.0
 """Timeout of an answer in seconds; the daemon answers in milliseconds."""

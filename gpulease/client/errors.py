@@ -9,9 +9,7 @@ import msgspec
 from gpulease import config, errors
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.views import (
-    ErrorReply,
-)
+from gpulease.wire.errors import ErrorReply
 
 _NO_DAEMON_HINT = "ask an admin to start gpuleased, or use another socket with --socket"
 

@@ -27,7 +27,7 @@ from gpulease.service.observation import Observation
 from gpulease.service.ports import Clock
 from gpulease.service.scheduler import Scheduler
 from gpulease.units import GIB, format_size
-from gpulease.wire.views import CheckState, CheckView, DoctorView, EnforcementLevelView
+from gpulease.wire.machine import CheckState, CheckView, DoctorView, EnforcementLevelView
 
 _LITTLE_SPACE = GIB
 _CONSEQUENCES = {

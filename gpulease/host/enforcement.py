@@ -22,7 +22,7 @@ from gpulease.host import cgroups, scopes
 from gpulease.service.log_once import LogOnce
 from gpulease.service.observation import Observation
 from gpulease.service.ports import MemoryLimiter, NotLimited
-from gpulease.wire.views import EnforcementLevelView
+from gpulease.wire.machine import EnforcementLevelView
 
 FOREIGN_PIDS = (
     "this daemon runs in another pid namespace, and the driver may list processes by the pids of "

@@ -15,8 +15,8 @@ from gpulease import config, user_daemon
 from gpulease.client import Client, answers, machine_daemon, trusted_users
 from gpulease.errors import BadValue, GpuleaseError, NoDaemon, NoRoomNow, TooMany
 from gpulease.units import Share, parse_memory, parse_size, parse_span, parse_split
+from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, WorkerOptionsRequest, spoken, to_wire
-from gpulease.wire.views import EnvironmentView, JobView
 
 _log = logging.getLogger("gpulease")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpulease.errors import GpuleaseError
+from gpulease.wire.jobs import EnvironmentView
 from gpulease.wire.requests import from_wire
-from gpulease.wire.views import EnvironmentView
 
 _LEASE = "GPULEASE_HOOK"
 _SITE = "_gpulease_site"

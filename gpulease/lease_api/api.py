@@ -33,8 +33,8 @@ from gpulease.lease_api.acquire import (
 from gpulease.lease_api.activate import Undo, activate, variables
 from gpulease.lease_api.cuda_state import CUDA, claimed_by
 from gpulease.units import format_size
+from gpulease.wire.jobs import NestedView
 from gpulease.wire.requests import HoldRequest, NestedRequest, WorkerOptionsRequest
-from gpulease.wire.views import NestedView
 
 _STACK_LEVEL = 4
 """Frames from a warning to the line that releases the lease, which is two above _release."""

@@ -39,6 +39,7 @@ from gpulease.lease_api.acquire import (
     names_of,
 )
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
+from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import (
     LARGEST_RETRY,
     LONGEST_NAME,
@@ -48,7 +49,6 @@ from gpulease.wire.requests import (
     spoken,
     to_wire,
 )
-from gpulease.wire.views import JobView
 
 _log = logging.getLogger("gpulease")
 

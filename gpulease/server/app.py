@@ -25,6 +25,24 @@ from gpulease.server.machine import MachineHandlers
 from gpulease.server.request_limits import RequestLimits
 from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
+from gpulease.wire.errors import ErrorBody, ErrorReply
+from gpulease.wire.jobs import (
+    CancelledView,
+    EditedView,
+    EnvironmentView,
+    ExplainView,
+    JobList,
+    JobView,
+    NestedView,
+)
+from gpulease.wire.machine import (
+    DoctorView,
+    GpuAvailabilityView,
+    PauseChangeView,
+    StatusView,
+    WindowList,
+    WindowView,
+)
 from gpulease.wire.requests import (
     API_PREFIX,
     AdoptRequest,
@@ -43,26 +61,7 @@ from gpulease.wire.requests import (
     UsageRequest,
     WaitRequest,
 )
-from gpulease.wire.views import (
-    CancelledView,
-    DoctorView,
-    EditedView,
-    EnvironmentView,
-    ErrorBody,
-    ErrorReply,
-    ExplainView,
-    GpuAvailabilityView,
-    HistoryView,
-    JobList,
-    JobView,
-    NestedView,
-    PauseChangeView,
-    ReportView,
-    SharesView,
-    StatusView,
-    WindowList,
-    WindowView,
-)
+from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
 _SCHEMAS = "#/components/schemas/"
 _OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)

@@ -22,13 +22,13 @@ from gpulease.server.context import (
 from gpulease.server.job_requests import cancel_grace_of, edit_of
 from gpulease.server.job_sets import chosen_by
 from gpulease.service.editing import Move, refuse_unless_queued
+from gpulease.wire.jobs import CancelledView, EditedJobView, EditedView
 from gpulease.wire.requests import (
     MOST_ELEMENTS,
     CancelJobsRequest,
     EditRequest,
     MoveRequest,
 )
-from gpulease.wire.views import CancelledView, EditedJobView, EditedView
 
 _MOST_NAMED = 20
 """Jobs in an answer; the others are counted."""

@@ -28,7 +28,8 @@ from gpulease.service.ports import Clock, Event, ProcessFinder
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen, Usage
 from gpulease.service.windows import Windows
-from gpulease.wire.views import DoctorView, JobView, OveruseView
+from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import DoctorView, OveruseView
 
 Body = TypeVar("Body")
 

@@ -28,8 +28,8 @@ from gpulease.server.job_views import (
 from gpulease.server.reasons import explanation
 from gpulease.service.ports import Store
 from gpulease.service.scheduler import Rehearsal
+from gpulease.wire.jobs import ExplainView
 from gpulease.wire.requests import SubmitRequest
-from gpulease.wire.views import ExplainView
 
 
 class ExplainHandlers:

@@ -20,7 +20,7 @@ from gpulease.server.reasons import exit_status
 from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
 from gpulease.units import Share
-from gpulease.wire.views import HistoryView, PastJobView
+from gpulease.wire.usage import HistoryView, PastJobView
 
 MOST_IN_PAGE = 1000
 _LARGEST_ID = (1 << 63) - 1

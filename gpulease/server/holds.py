@@ -40,6 +40,7 @@ from gpulease.server.validation import (
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.ports import LivingProcess, Submission
 from gpulease.units import format_size
+from gpulease.wire.jobs import EnvironmentView, NestedView
 from gpulease.wire.requests import (
     AdoptRequest,
     HoldRequest,
@@ -47,7 +48,6 @@ from gpulease.wire.requests import (
     WorkerOptionsRequest,
     to_wire,
 )
-from gpulease.wire.views import EnvironmentView, NestedView
 
 FindProcess = Callable[[int], LivingProcess | None]
 """Returns the process that has a pid now."""

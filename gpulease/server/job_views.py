@@ -29,24 +29,21 @@ from gpulease.service.ports import Event, ProcessFinder, Store
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
-from gpulease.wire.views import (
+from gpulease.wire.jobs import (
     ClaimView,
     DeviceView,
-    EnforcementLevelView,
     EventView,
     HookLimitView,
     HookView,
     JobView,
     LeaseView,
-    OveruseView,
     PoolView,
-    PredictionsView,
     QueueView,
-    ReportView,
     SuggestionView,
     UnheldView,
-    UseView,
 )
+from gpulease.wire.machine import EnforcementLevelView, OveruseView
+from gpulease.wire.usage import PredictionsView, ReportView, UseView
 
 FRAMEWORK = EnforcementLevel.FRAMEWORK
 

@@ -32,6 +32,7 @@ from gpulease.server.job_sets import is_element
 from gpulease.server.job_views import suggestion_view
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
+from gpulease.wire.jobs import DeviceView
 from gpulease.wire.requests import (
     CancelRequest,
     ExtendRequest,
@@ -40,7 +41,6 @@ from gpulease.wire.requests import (
     WaitRequest,
     to_wire,
 )
-from gpulease.wire.views import DeviceView
 
 JSON_LINES = "application/x-ndjson"
 FRAMES = "application/octet-stream"

@@ -16,7 +16,8 @@ from gpulease.server.machine_views import MachineViews
 from gpulease.server.redaction import redact_list, redact_status
 from gpulease.service.explaining import Explainer
 from gpulease.service.ports import Clock
-from gpulease.wire.views import JobList, StatusView
+from gpulease.wire.jobs import JobList
+from gpulease.wire.machine import StatusView
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from gpulease.server.context import (
 )
 from gpulease.server.machine_views import pause_view
 from gpulease.service.health import DrainResult, named
+from gpulease.wire.machine import GpuAvailabilityView, PauseChangeView
 from gpulease.wire.requests import DrainRequest, PauseRequest
-from gpulease.wire.views import GpuAvailabilityView, PauseChangeView
 
 _LONGEST_REASON = 200
 

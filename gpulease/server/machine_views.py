@@ -16,7 +16,7 @@ from gpulease.service.observation import Observation, snapshot
 from gpulease.service.ports import ProcessFinder
 from gpulease.service.queue_state import FindWindows
 from gpulease.service.scheduler import Scheduler
-from gpulease.wire.views import (
+from gpulease.wire.machine import (
     GpuEventView,
     GpuState,
     GpuView,

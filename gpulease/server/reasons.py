@@ -11,8 +11,8 @@ from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
 from gpulease.domain.plan import Plan, WaitReason, kind_of, why_waiting
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
+from gpulease.wire.jobs import RefusalView
 from gpulease.wire.requests import spoken
-from gpulease.wire.views import RefusalView
 
 _LIMITS = frozenset({Outcome.TIME_LIMIT, Outcome.OVER_LEASE, Outcome.IDLE})
 """Ends that gpulease caused, whatever exit code the job chose when it was asked to end."""

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gpulease.wire.views import GpuView, JobList, JobView, StatusView
+from gpulease.wire.jobs import JobList, JobView
+from gpulease.wire.machine import GpuView, StatusView
 
 HIDDEN = "(hidden)"
 """Stands for a command, and for a name, which by default is part of the command."""

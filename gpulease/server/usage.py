@@ -27,7 +27,7 @@ from gpulease.server.validation import printable, span
 from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
-from gpulease.wire.views import SharesView, ShareView
+from gpulease.wire.usage import SharesView, ShareView
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy", "rmm", "onnxruntime"})
 _MOST_GPUS = 64

@@ -15,8 +15,8 @@ from gpulease.errors import BadValue
 from gpulease.server.context import RequestContext, caller_of_request, json_response, read_body
 from gpulease.server.validation import MOST_GPUS
 from gpulease.service.health import named
+from gpulease.wire.machine import WindowList
 from gpulease.wire.requests import LONGEST_NAME, ReserveRequest
-from gpulease.wire.views import WindowList
 
 _SHORTEST_S = 60.0
 _MOST_NAMES = 100

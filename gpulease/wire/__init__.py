@@ -8,7 +8,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpulease.wire.errors import ErrorBody as ErrorBody
+    from gpulease.wire.errors import ErrorReply as ErrorReply
     from gpulease.wire.frames import FrameKind as FrameKind
+    from gpulease.wire.jobs import ClaimView as ClaimView
+    from gpulease.wire.jobs import EnvironmentView as EnvironmentView
+    from gpulease.wire.jobs import EventView as EventView
+    from gpulease.wire.jobs import JobKind as JobKind
+    from gpulease.wire.jobs import JobList as JobList
+    from gpulease.wire.jobs import JobState as JobState
+    from gpulease.wire.jobs import JobView as JobView
+    from gpulease.wire.jobs import LeaseView as LeaseView
+    from gpulease.wire.jobs import NestedView as NestedView
+    from gpulease.wire.jobs import Outcome as Outcome
+    from gpulease.wire.jobs import PoolView as PoolView
+    from gpulease.wire.jobs import QueueView as QueueView
+    from gpulease.wire.jobs import RefusalView as RefusalView
+    from gpulease.wire.jobs import UnheldView as UnheldView
+    from gpulease.wire.machine import CheckState as CheckState
+    from gpulease.wire.machine import CheckView as CheckView
+    from gpulease.wire.machine import DoctorView as DoctorView
+    from gpulease.wire.machine import EnforcementLevelView as EnforcementLevelView
+    from gpulease.wire.machine import GpuAvailabilityView as GpuAvailabilityView
+    from gpulease.wire.machine import GpuEventView as GpuEventView
+    from gpulease.wire.machine import GpuState as GpuState
+    from gpulease.wire.machine import GpuView as GpuView
+    from gpulease.wire.machine import MemoryView as MemoryView
+    from gpulease.wire.machine import OveruseView as OveruseView
+    from gpulease.wire.machine import ProcessView as ProcessView
+    from gpulease.wire.machine import StatusView as StatusView
     from gpulease.wire.requests import CancelRequest as CancelRequest
     from gpulease.wire.requests import ClaimRequest as ClaimRequest
     from gpulease.wire.requests import DrainRequest as DrainRequest
@@ -25,38 +53,10 @@ if TYPE_CHECKING:
     from gpulease.wire.requests import WorkerOptionsRequest as WorkerOptionsRequest
     from gpulease.wire.requests import from_wire as from_wire
     from gpulease.wire.requests import to_wire as to_wire
-    from gpulease.wire.views import CheckState as CheckState
-    from gpulease.wire.views import CheckView as CheckView
-    from gpulease.wire.views import ClaimView as ClaimView
-    from gpulease.wire.views import DoctorView as DoctorView
-    from gpulease.wire.views import EnforcementLevelView as EnforcementLevelView
-    from gpulease.wire.views import EnvironmentView as EnvironmentView
-    from gpulease.wire.views import ErrorBody as ErrorBody
-    from gpulease.wire.views import ErrorReply as ErrorReply
-    from gpulease.wire.views import EventView as EventView
-    from gpulease.wire.views import GpuAvailabilityView as GpuAvailabilityView
-    from gpulease.wire.views import GpuEventView as GpuEventView
-    from gpulease.wire.views import GpuState as GpuState
-    from gpulease.wire.views import GpuView as GpuView
-    from gpulease.wire.views import JobKind as JobKind
-    from gpulease.wire.views import JobList as JobList
-    from gpulease.wire.views import JobState as JobState
-    from gpulease.wire.views import JobView as JobView
-    from gpulease.wire.views import LeaseView as LeaseView
-    from gpulease.wire.views import MemoryView as MemoryView
-    from gpulease.wire.views import NestedView as NestedView
-    from gpulease.wire.views import Outcome as Outcome
-    from gpulease.wire.views import OveruseView as OveruseView
-    from gpulease.wire.views import PoolView as PoolView
-    from gpulease.wire.views import ProcessView as ProcessView
-    from gpulease.wire.views import QueueView as QueueView
-    from gpulease.wire.views import RefusalView as RefusalView
-    from gpulease.wire.views import ReportView as ReportView
-    from gpulease.wire.views import StatusView as StatusView
-    from gpulease.wire.views import UnheldView as UnheldView
-    from gpulease.wire.views import UseView as UseView
+    from gpulease.wire.usage import ReportView as ReportView
+    from gpulease.wire.usage import UseView as UseView
 
-_MODULES = ("requests", "views", "frames")
+_MODULES = ("requests", "jobs", "machine", "usage", "errors", "frames")
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist
 

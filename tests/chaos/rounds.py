@@ -17,7 +17,7 @@ from chaos.truth import Listed, Poll, Shown, Truth
 from chaos.verdict import SAMPLE_S, Bounds, Grant, Tally, judge
 from chaos.weather import G, Weather
 from gpulease.errors import GpuleaseError
-from gpulease.wire.views import StatusView
+from gpulease.wire.machine import StatusView
 from nvml_stand_in import Card, StandIn
 from torture.machine import Machine, Tortured, wait_for
 

@@ -18,7 +18,7 @@ from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease.cli.signals import DEADLY
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 Sit = Callable[..., Terminal]
 

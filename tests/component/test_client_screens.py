@@ -16,7 +16,7 @@ from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease.cli.format import display_width
 from gpulease.wire.frames import FrameKind, frame
-from gpulease.wire.views import CheckView, DoctorView
+from gpulease.wire.machine import CheckView, DoctorView
 
 LOOKS = (("status",), ("list", "--all"), ("show", "12"), ("doctor",))
 

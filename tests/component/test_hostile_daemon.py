@@ -18,7 +18,8 @@ from goldens import mentions
 from gpulease import errors
 from gpulease.client import indent
 from gpulease.errors import BadValue
-from gpulease.wire.views import CheckView, DoctorView, EventView
+from gpulease.wire.jobs import EventView
+from gpulease.wire.machine import CheckView, DoctorView
 from process_rig import PYTHON, ephemeral_user
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\r\n\x7f\u2028"

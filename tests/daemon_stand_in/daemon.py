@@ -14,16 +14,10 @@ import msgspec
 
 from daemon_stand_in import views
 from gpulease.errors import GpuleaseError, NoSuchJob
+from gpulease.wire.errors import ErrorBody, ErrorReply
+from gpulease.wire.jobs import JobList, JobView, NestedView
+from gpulease.wire.machine import DoctorView, StatusView
 from gpulease.wire.requests import SubmitRequest
-from gpulease.wire.views import (
-    DoctorView,
-    ErrorBody,
-    ErrorReply,
-    JobList,
-    JobView,
-    NestedView,
-    StatusView,
-)
 
 
 class StandIn:

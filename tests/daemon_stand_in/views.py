@@ -5,17 +5,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulease.units import GIB, MIB
-from gpulease.wire.views import (
-    ClaimView,
+from gpulease.wire.jobs import ClaimView, EventView, JobView, LeaseView, RefusalView
+from gpulease.wire.machine import (
     EnforcementLevelView,
-    EventView,
     GpuEventView,
     GpuView,
-    JobView,
-    LeaseView,
     MemoryView,
     ProcessView,
-    RefusalView,
     StatusView,
 )
 

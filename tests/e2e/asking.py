@@ -8,8 +8,8 @@ from typing import Any
 from daemon_rig import Daemon, wait_for
 from gpulease.client import Client
 from gpulease.errors import WrongState
+from gpulease.wire.jobs import JobView
 from gpulease.wire.requests import ClaimRequest, HoldRequest, SubmitRequest, to_wire
-from gpulease.wire.views import JobView
 
 G = 1 << 30
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from gpulease.wire.views import GpuView
+from gpulease.wire.machine import GpuView
 from nvml_stand_in import HANG, Card, StandIn
 
 from .asking import G, client, submit, when, when_in

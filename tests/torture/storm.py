@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gpulease.client import Client
 from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 from torture.machine import Machine
 from torture.orders import Book, Order
 

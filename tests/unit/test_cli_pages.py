@@ -31,10 +31,8 @@ from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
 from gpulease.errors import CannotLease
 from gpulease.units import GIB, MIB
-from gpulease.wire.views import (
-    CheckView,
+from gpulease.wire.jobs import (
     DeviceView,
-    DoctorView,
     EventView,
     ExplainView,
     HookLimitView,
@@ -42,18 +40,18 @@ from gpulease.wire.views import (
     JobList,
     JobView,
     LeaseView,
-    PastJobView,
-    PauseView,
     PoolView,
-    PredictionsView,
     QueueView,
+    SuggestionView,
+)
+from gpulease.wire.machine import CheckView, DoctorView, PauseView, WindowList, WindowView
+from gpulease.wire.usage import (
+    PastJobView,
+    PredictionsView,
     ReportView,
     SharesView,
     ShareView,
-    SuggestionView,
     UseView,
-    WindowList,
-    WindowView,
 )
 
 NOW = views.NOW.astimezone(timezone(timedelta(hours=1)))

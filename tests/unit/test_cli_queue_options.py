@@ -22,7 +22,7 @@ from gpulease.cli.tables import draw
 from gpulease.client import Client
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.units import GIB
-from gpulease.wire.views import EditedJobView, EditedView, JobList, JobView, QueueView
+from gpulease.wire.jobs import EditedJobView, EditedView, JobList, JobView, QueueView
 
 
 @pytest.fixture

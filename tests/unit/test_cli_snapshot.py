@@ -11,7 +11,7 @@ from gpulease.cli import snapshot
 from gpulease.cli.snapshot import script_change, script_place, take_snapshot
 from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadUsage, TooLarge
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gpulease.cli.render import StderrStatus
 from gpulease.cli.signals import Signals
 from gpulease.cli.tables import line_breaks
 from gpulease.cli.typer_extensions import reader_of
-from gpulease.wire.views import JobView
+from gpulease.wire.jobs import JobView
 
 NOW = views.NOW
 

@@ -9,7 +9,7 @@ import pytest
 from goldens import mentions
 from gpulease.daemon.doctor import Doctor
 from gpulease.host.enforcement import Circumstances, EnforcementLevels
-from gpulease.wire.views import CheckView
+from gpulease.wire.machine import CheckView
 
 
 def checks(folder: Path, simulated: str | None) -> dict[str, CheckView]:

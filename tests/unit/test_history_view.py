@@ -17,7 +17,7 @@ from gpulease.domain.placement import Placement
 from gpulease.replay.trace_file import read_trace
 from gpulease.server.history import history_view
 from gpulease.units import MIB, Share
-from gpulease.wire.views import PastJobView
+from gpulease.wire.usage import PastJobView
 
 SECRET = "secret"
 

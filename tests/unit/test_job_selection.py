@@ -11,7 +11,7 @@ from gpulease.cli import job_selection
 from gpulease.cli.job_selection import Verb, names_array, select_jobs, selection
 from gpulease.client import Client
 from gpulease.errors import BadUsage, NoSuchJob
-from gpulease.wire.views import JobList, JobView, QueueView
+from gpulease.wire.jobs import JobList, JobView, QueueView
 
 
 class Listing:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from daemon_stand_in import views
 from gpulease.server.redaction import redact_job
-from gpulease.wire.views import PoolView, UnheldView
+from gpulease.wire.jobs import PoolView, UnheldView
 
 SECRET = "secret"
 

@@ -1,0 +1,219 @@
+"""The shapes of the daemon's answers about the machine: GPUs, pauses, windows, and checks.
+
+A field that was added later has a default, for an older daemon that does not send it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpulease.wire.jobs import JobView
+
+GpuState = Literal["available", "drained", "divided", "prohibited", "unreadable", "lost"]
+
+CheckState = Literal["ok", "warning", "failure"]
+
+
+@dataclass(slots=True)
+class MemoryView:
+    """The memory of one GPU, in bytes; null if unknown."""
+
+    total: int | None
+    used: int | None
+    reserved: int | None
+    allocatable: int | None
+    leased: int
+    committed: int
+    unmanaged: int | None
+    headroom: int | None
+    """What can be leased now; 0 on a drained or prohibited GPU."""
+
+
+@dataclass(slots=True)
+class ProcessView:
+    """A process on a GPU. It is unmanaged if `job` is null or has no lease on that GPU."""
+
+    pid: int
+    user: str | None
+    name: str | None
+    command: str | None
+    memory: int | None
+    job: int | None
+    serves: bool = False
+    """It is an MPS server: its memory may belong to the jobs on this GPU."""
+    started_at: str | None = None
+    container: str | None = None
+    """The first digits of the id of its container."""
+
+
+@dataclass(slots=True)
+class GpuEventView:
+    """One entry in the health history of a GPU: "xid 79", "lost", "faulty", "drained" ..."""
+
+    at: str
+    """The last time, if it happened more than once."""
+    kind: str
+    detail: str
+    count: int
+
+
+@dataclass(slots=True)
+class GpuView:
+    """A GPU and the processes on it."""
+
+    index: int
+    uuid: str
+    name: str
+    state: GpuState
+    detail: str | None
+    memory: MemoryView
+    utilization: int | None
+    temperature: int | None
+    processes: list[ProcessView]
+    kept_for: int | None = None
+    """The waiting job for which it is reserved; no later job gets its free memory."""
+    events: list[GpuEventView] = field(default_factory=list)
+    """Health events of the last day, oldest first."""
+    label: str = ""
+    """The index as shown to people: 0, or 0:1 for a MIG device; empty from an older daemon."""
+    parent: str | None = None
+    """Of a MIG device: the UUID of its GPU."""
+    compute_mode: str | None = None
+    """default, exclusive process or prohibited; null if unknown."""
+
+
+@dataclass(slots=True)
+class GpuAvailabilityView:
+    """Whether leases are granted on a GPU, after a request to drain or resume it."""
+
+    gpu: str
+    label: str
+    """The index as shown to people: 0, or 0:1 for a MIG device."""
+    drained: str | None
+    """Why no leases are granted; null if they are."""
+    changed: bool
+    """Whether this request changed it."""
+    jobs: list[int]
+    """The jobs with a lease on it, which continue."""
+
+
+@dataclass(slots=True)
+class EnforcementLevelView:
+    """A level of enforcement, and whether it applies on this machine."""
+
+    rung: str
+    available: bool
+    why: str
+    """What it does here, or why it is not available."""
+    varies: bool = False
+    """Whether the settings make an exception for a user or a group."""
+
+
+@dataclass(slots=True)
+class PauseView:
+    """A pause of the queue by an admin: no job starts, and running jobs continue."""
+
+    by: str
+    why: str
+    """Empty if no reason was given."""
+    at: str
+    """Since when."""
+
+
+@dataclass(slots=True)
+class PauseChangeView:
+    """The pause of the queue after a request to pause it or to end the pause."""
+
+    paused: PauseView | None
+    """Null: jobs start."""
+    changed: bool
+    """Whether this request changed it."""
+
+
+@dataclass(slots=True)
+class WindowView:
+    """GPUs that an admin set apart for a time."""
+
+    id: int
+    name: str
+    users: list[str]
+    groups: list[str]
+    gpus: int
+    """How many."""
+    on: list[str]
+    """The UUIDs of its GPUs. Until it begins, those of a window that names none may change."""
+    labels: list[str]
+    """The same GPUs as shown to people: 0, or 0:1 for a MIG device."""
+    named: bool
+    """Whether it names its GPUs."""
+    is_on: bool
+    begins_at: str
+    """Of the current or next time."""
+    ends_at: str
+    lasts_for: float
+    """Seconds."""
+    cron: str | None
+    """When it recurs, as five fields of crontab(5); null for once."""
+    created_by: str
+    created_at: str
+    lifts_limits: bool
+    """While it is on, limits do not keep jobs of its users waiting."""
+    other_jobs: list[int] = field(default_factory=list)
+    """While it is on: jobs of other users that still run on its GPUs."""
+
+
+@dataclass(slots=True)
+class WindowList:
+    """The windows, those that are on or begin soon first."""
+
+    windows: list[WindowView]
+
+
+@dataclass(slots=True)
+class StatusView:
+    """The machine, and the jobs that wait or hold memory."""
+
+    host: str
+    driver: str | None
+    version: str
+    simulated: bool
+    at: str
+    gpus: list[GpuView]
+    jobs: list[JobView]
+    enforcement: list[EnforcementLevelView] = field(default_factory=list)
+    paused: PauseView | None = None
+    """The pause of the queue; null if it is not paused."""
+    closed: str | None = None
+    """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
+    windows: list[WindowView] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckView:
+    """One check of `doctor`, and the fix where something is wrong."""
+
+    name: str
+    state: CheckState
+    message: str
+    mend: str | None = None
+
+
+@dataclass(slots=True)
+class OveruseView:
+    """What happens to the caller's jobs when they exceed their lease."""
+
+    stops: bool
+    """Whether they are stopped, or only warned."""
+    tolerance: int
+    """Bytes above the lease, on each GPU, that are allowed."""
+    grace: float
+    """Seconds for which a job may exceed that."""
+    elastic: bool
+    """Whether a job may exceed its lease while no job waits for the memory."""
+
+
+@dataclass(slots=True)
+class DoctorView:
+    """The checks of the machine and the daemon."""
+
+    checks: list[CheckView]
+    overuse: OveruseView | None = None

@@ -1,0 +1,121 @@
+"""The shapes of the daemon's answers about use: past jobs, the report, and the shares of users.
+
+A field that was added later has a default, for an older daemon that does not send it.
+"""
+
+from dataclasses import dataclass
+
+from gpulease.wire.jobs import JobKind, Outcome
+
+
+@dataclass(slots=True)
+class PastJobView:
+    """A job that has ended."""
+
+    id: int
+    label: str
+    """The id as people see it: 17, or 17_3 for an element of an array."""
+    name: str
+    user: str
+    kind: JobKind
+    outcome: Outcome | None
+    exit_status: int | None
+    submitted_at: str
+    granted_at: str | None
+    """Since when it held memory; null if it never did."""
+    ended_at: str
+    gpus: int
+    memory: int | None
+    """Bytes on each GPU: leased, or asked for if it never held any."""
+    used: int | None
+    """The most bytes that it needed on a GPU; null if unknown."""
+    utilization: int | None
+    """Percent of the time in which its GPUs were busy; null if unknown."""
+    time_limit: float | None
+    command: str | None
+    """Digests of its command: what similar runs have in common, and all arguments. They do not
+    reveal it."""
+
+
+@dataclass(slots=True)
+class HistoryView:
+    """Ended jobs, the newest first."""
+
+    jobs: list[PastJobView]
+    before: int | None = None
+    """The jobs with ids below this follow; null if there are none."""
+
+
+@dataclass(slots=True)
+class UseView:
+    """What the ended jobs of one user asked for and used, where the use is known."""
+
+    user: str
+    jobs: int
+    out_of_memory: int
+    """How many of them ran out of GPU memory."""
+    gpu_seconds: float
+    asked: float
+    """Byte-seconds leased."""
+    used: float
+    """Byte-seconds of the peaks."""
+
+
+@dataclass(slots=True)
+class PredictionsView:
+    """How good predictions were: the medians of their absolute errors, in seconds."""
+
+    starts: int
+    """The jobs that waited with an expected start; the first one counts."""
+    start_error: float | None
+    runs: int
+    """The jobs with a predicted run time."""
+    run_error: float | None
+
+
+@dataclass(slots=True)
+class ShareView:
+    """What one user has used, holds and waits for, and whose turn that makes it."""
+
+    user: str
+    use: float
+    """Byte-seconds leased; earlier use counts less."""
+    share: float
+    """The part of all use that counts for the order, 0 to 1."""
+    factor: float
+    """What the cost of the user's jobs is multiplied by; 1 for an equal share."""
+    held: int
+    """Bytes leased now."""
+    running: int
+    waiting: int
+    turn: int | None
+    """The place of the user's next job among those of all users; null: none can start."""
+    next_job: str | None
+    """The label of that job."""
+    started: int = 0
+    """The jobs that got memory since `SharesView.since`."""
+    mean_wait: float | None = None
+    """Seconds that those had waited; null if there are none."""
+    longest_wait: float | None = None
+
+
+@dataclass(slots=True)
+class SharesView:
+    """The users with recent use or jobs, those with a turn first."""
+
+    policy: str
+    half_life: float
+    """Seconds after which use counts half."""
+    since: str
+    """The beginning of the time that the waits are from."""
+    users: list[ShareView]
+
+
+@dataclass(slots=True)
+class ReportView:
+    """Asked and used, by user, of the jobs that ended after `since`."""
+
+    since: str | None
+    users: list[UseView]
+    predictions: PredictionsView | None = None
+    """Null from an older daemon."""
