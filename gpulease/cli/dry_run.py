@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from gpulease.cli.caller import environment
 from gpulease.cli.format import claimed, clean, clock, ordinal, sentence
+from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
-from gpulease.cli.show import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.tables import Page, Span
 from gpulease.client import Client, decode, indent
 from gpulease.errors import EXIT_GAVE_UP

@@ -18,11 +18,11 @@ from gpulease.cli import (
     doctor,
     dry_run,
     history,
+    job_page,
     job_report,
     render,
     report,
     reserve,
-    show,
     status,
     tables,
 )
@@ -317,31 +317,31 @@ def pages(width: int | None) -> dict[str, Page]:
         "list-empty": listing.page(JobList([]), NOW),
         "list-hold": listing.page(JobList([hold(), views.running(2, name="訓練 e\u0301")]), NOW),
         "status-hold": status.page(views.status(jobs=[hold()]), NOW, width),
-        "show-hold": show.page(hold(), NOW, {views.FIRST: 0}),
-        "show-lingering": show.page(lingering(), NOW, {views.FIRST: 0}),
-        "show-waiting": show.page(patient, NOW),
-        "show-behind": show.page(
+        "show-hold": job_page.page(hold(), NOW, {views.FIRST: 0}),
+        "show-lingering": job_page.page(lingering(), NOW, {views.FIRST: 0}),
+        "show-waiting": job_page.page(patient, NOW),
+        "show-behind": job_page.page(
             replace(patient, behind=12, suggestions=suggested(), refusals=[]), NOW
         ),
-        "show-active": show.page(
+        "show-active": job_page.page(
             views.running(12, leases=two, events=events), NOW, {views.FIRST: 0, views.SECOND: 1}
         ),
         "status-over": status.page(views.status(jobs=[over_lease()]), NOW, width),
-        "show-over": show.page(over_lease(), NOW, {views.FIRST: 0}),
+        "show-over": job_page.page(over_lease(), NOW, {views.FIRST: 0}),
         "status-above": status.page(views.status(jobs=[above()]), NOW, width),
-        "show-hooks": show.page(with_hooks(), NOW, {views.FIRST: 0}),
+        "show-hooks": job_page.page(with_hooks(), NOW, {views.FIRST: 0}),
         "status-hooks": status.page(views.status(jobs=[with_hooks("absent")]), NOW, width),
-        "show-devices": show.page(with_devices(), NOW, {views.FIRST: 0}),
-        "show-stopped": show.page(stopped(), NOW, {views.FIRST: 0}),
-        "show-over-hold": show.page(over_hold(), NOW, {views.FIRST: 0}),
-        "show-idle": show.page(idle(), NOW, {views.FIRST: 0}),
-        "show-suspended": show.page(suspended(), NOW, {views.FIRST: 0}),
-        "show-suspended-hold": show.page(suspended_hold(), NOW, {views.FIRST: 0}),
+        "show-devices": job_page.page(with_devices(), NOW, {views.FIRST: 0}),
+        "show-stopped": job_page.page(stopped(), NOW, {views.FIRST: 0}),
+        "show-over-hold": job_page.page(over_hold(), NOW, {views.FIRST: 0}),
+        "show-idle": job_page.page(idle(), NOW, {views.FIRST: 0}),
+        "show-suspended": job_page.page(suspended(), NOW, {views.FIRST: 0}),
+        "show-suspended-hold": job_page.page(suspended_hold(), NOW, {views.FIRST: 0}),
         "list-suspended": listing.page(JobList([suspended(), views.running(13)]), NOW),
-        "show-late": show.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
-        "show-ended": show.page(views.over(17, 137, outcome="signaled"), NOW),
-        "show-preempted": show.page(requeued(), NOW),
-        "show-out-of-memory": show.page(out_of_memory(), NOW, {views.FIRST: 0}),
+        "show-late": job_page.page(views.over(17, 124, outcome="time_limit", events=end), NOW),
+        "show-ended": job_page.page(views.over(17, 137, outcome="signaled"), NOW),
+        "show-preempted": job_page.page(requeued(), NOW),
+        "show-out-of-memory": job_page.page(out_of_memory(), NOW, {views.FIRST: 0}),
         "status-windows": status.page(views.status(windows=windows().windows), NOW, width),
         "reserve": reserve.page(windows(), NOW),
         "reserve-empty": reserve.page(WindowList([]), NOW),
@@ -423,7 +423,7 @@ def test_an_error_is_a_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]) -
 def test_strangers_cannot_steer_the_terminal() -> None:
     evil = views.running(1, name="\x1b[2Jx", user="a\nb", command="c\x07d", reason="\u202ee")
     text = tables.draw(listing.page(JobList([evil]), NOW), None)
-    text += tables.draw(show.page(evil, NOW), None)
+    text += tables.draw(job_page.page(evil, NOW), None)
     text += tables.draw(status.page(views.status(jobs=[evil]), NOW), None)
     assert all(char.isprintable() or char == "\n" for char in text)
     assert "a?b" in text

@@ -1,0 +1,134 @@
+"""The GPUs of one job, as `gpulease show` prints them: leases, limits of frameworks, devices."""
+
+from collections.abc import Iterator, Mapping
+
+from gpulease.cli.format import clean, size
+from gpulease.cli.job_report import names_of, what_is
+from gpulease.cli.tables import Block, Column, Hanging, Table, line
+from gpulease.wire.jobs import HookView, JobView, LeaseView
+
+_SHORT_UUID = len("GPU-12345678")
+
+
+def gpu_of(uuid: str, indexes: Mapping[str, str]) -> str:
+    """Write a GPU by its index and its UUID; by its UUID alone if the index is unknown."""
+    return uuid if uuid not in indexes else f"GPU {indexes[uuid]} ({uuid[:_SHORT_UUID]})"
+
+
+def lease_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    """Lay out the leases of a job: sizes, use, and what enforces them."""
+    if not job.leases:
+        return
+    columns = (
+        Column("GPU", wraps=True, least=20),
+        Column("LEASED", right=True),
+        Column("USED", right=True),
+        Column("PEAK", right=True),
+        Column("ENFORCED BY", leaves=1, wraps=True, below="enforced by: "),
+    )
+    rows = (
+        (
+            line(gpu_of(clean(lease.gpu), indexes)),
+            line(size(lease.memory)),
+            line(size(lease.used)),
+            line(size(lease.peak)),
+            line(_enforcement(lease)),
+        )
+        for lease in job.leases
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _enforcement(lease: LeaseView) -> str:
+    """Name the levels that enforce a lease, and the limit that the driver keeps to."""
+    limit = lease.driver_limit
+    driver = "driver" if limit is None else f"driver ({size(limit)})"
+    names = (driver if each == "driver" else clean(each) for each in lease.enforced_by)
+    return ", ".join(names) or "nothing"
+
+
+def hook_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    """Lay out which frameworks are limited in which processes, which are not, and why."""
+    shown = {each.pid for each in job.unheld}
+    rows = [
+        (
+            line(str(each.pid)),
+            line(" ".join(clean(part) for part in (each.framework, each.version) if part) or "-"),
+            line(_hook(each, indexes), "" if each.state == "limited" else "warn"),
+        )
+        for each in job.hooks
+        # A process that still runs without the hook has a line below.
+        if each.state != "absent" or each.pid not in shown
+    ]
+    if not rows:
+        return
+    columns = (
+        Column("PROCESS", right=True),
+        Column("FRAMEWORK", wraps=True),
+        Column("HOOK", wraps=True, least=24, leaves=1, below=""),
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:
+    if hook.state != "limited":
+        return f"not limited: {clean(hook.why or 'the reason is unknown')}"
+    limits = [
+        ("" if each.limit is None else f"to {size(each.limit)} ")
+        + f"on {gpu_of(clean(each.gpu), indexes)}"
+        for each in hook.limits
+    ]
+    return f"limited {', '.join(limits)}" if limits else "sees no GPU"
+
+
+def unhooked_lines(job: JobView) -> Iterator[Block]:
+    """Name the processes on a GPU that the framework hook does not reach."""
+    for each in job.unheld:
+        process = f"process {each.pid} ({clean(each.command)})"
+        text = f"{process} is not limited by the framework hook: {clean(each.why)}"
+        yield Hanging(line(text, "warn"), 2)
+
+
+def device_table(job: JobView) -> Iterator[Block]:
+    """Lay out which GPU each device name of the frameworks is."""
+    if not job.devices:
+        return
+    columns = (
+        Column("DEVICE", wraps=True, least=14),
+        Column("GPU", wraps=True, least=20),
+    )
+    rows = (
+        (line(names_of(each)), line(f"{clean(each.gpu)}, {what_is(each)}")) for each in job.devices
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def pool_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
+    """Lay out the memory pools of frameworks, and the memory outside them."""
+    rows = [
+        (
+            line(gpu_of(clean(lease.gpu), indexes)),
+            line(f"{clean(pool.framework)} {clean(pool.version)}"),
+            line(size(pool.limit)),
+            line(size(pool.peak)),
+            line(size(pool.charged)),
+            line(size(pool.beside)),
+        )
+        for lease in job.leases
+        for pool in lease.pools
+    ]
+    if not rows:
+        return
+    columns = (
+        Column("GPU", wraps=True, least=20),
+        Column("POOL OF", wraps=True),
+        Column("LIMIT", right=True, leaves=3, below="limit: "),
+        Column("PEAK", right=True),
+        Column("RESERVED OUTSIDE", right=True, leaves=2, below="reserved outside: "),
+        Column("USED OUTSIDE", right=True, leaves=1, below="used outside: "),
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))

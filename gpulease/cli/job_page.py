@@ -1,0 +1,315 @@
+"""One job in detail, as `gpulease show` prints it: its state, the queue, its events."""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import get_args
+
+from gpulease.cli.format import (
+    between,
+    clean,
+    clock,
+    id_of,
+    index_of,
+    instant,
+    is_above,
+    label,
+    named,
+    ordinal,
+    requested,
+    sentence,
+    since,
+    size,
+    until,
+)
+from gpulease.cli.job_gpus import (
+    device_table,
+    gpu_of,
+    hook_table,
+    lease_table,
+    pool_table,
+    unhooked_lines,
+)
+from gpulease.cli.job_report import first_use, steps, utilization
+from gpulease.cli.snapshot import script_change
+from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
+from gpulease.units import format_span
+from gpulease.wire.jobs import EventView, JobView, LeaseView, Outcome, RefusalView, SuggestionView
+from gpulease.wire.requests import spoken
+
+_SIGNALED = 128
+_STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
+_LABELS = 12
+_FRAMEWORKS = {
+    "none": "no framework hook has reported a limit yet",
+    "failed": "not limited to the lease: a hook failed",
+    "absent": "not limited to the lease: a process uses a GPU without a hook",
+}
+_SHORT_HISTORY = timedelta(hours=1)
+
+
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
+    """Lay out one job; `indexes` has the index of each GPU by its UUID."""
+    return [
+        (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
+        *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
+        *lease_table(job, indexes),
+        *hook_table(job, indexes),
+        *unhooked_lines(job),
+        *device_table(job),
+        *pool_table(job, indexes),
+        *refusal_table(job.refusals),
+        *_events(job, now),
+    ]
+
+
+def _own_id(job: JobView) -> str:
+    """Return the id of an element, which is the number of its directory."""
+    return f"  (id {job.id})" if id_of(job) != str(job.id) else ""
+
+
+_ADOPTED = "it used its GPUs before it had the lease, so no framework in it is limited"
+
+
+def labelled(name: str, text: str) -> Block:
+    """Lay out a name and its text."""
+    return Hanging((Span(f"  {name:<{_LABELS}}", "dim"), Span(text)), _LABELS + 2)
+
+
+def fields(
+    job: JobView, now: datetime, indexes: Mapping[str, str]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the text of each line; a line without a text is left out."""
+    yield "state", _state(job, now)
+    yield "reason", _suspension(job) or _remaining_processes(job, now) or _reason(job)
+    for lease in job.leases:
+        where = f"on {gpu_of(clean(lease.gpu), indexes)}"
+        if lease.over_since_at is not None:
+            yield "over lease", f"{where} {_over(job, lease, now)}"
+        elif is_above(job, lease):
+            yield "above lease", f"{where}, without consequences now"
+    yield "frameworks", _FRAMEWORKS.get(job.hook or "")
+    yield "idle", _idle(job, now)
+    yield "kept", _kept(job, now)
+    yield "begins", _begins(job, now)
+    yield "after", ", ".join(job.queue.after) if job.queue is not None else None
+    yield "waits for", ", ".join(f"job {number}" for number in job.waits_for)
+    yield "behind", f"the reservation of job {job.behind}" if job.behind else None
+    yield "expected", predicted(job.expected_start_at, now)
+    for each in job.suggestions:
+        yield "starts now", suggestion_text(each)
+    yield "gives up", _gives_up(job, now)
+    yield "user", clean(job.user)
+    yield "command", clean(job.command)
+    yield "script", script_change(job)
+    yield "requested", _requested(job)
+    yield "size", clean(job.sized) if job.sized else None
+    yield "used", _used(job)
+    yield "utilization", utilization(job)
+    yield "first use", first_use(job)
+    yield "steps", steps(job)
+    yield "adopted", _ADOPTED if job.adopted else None
+    if job.retry_of is not None:
+        was_requeued = any(event.kind == "requeued" for event in job.events)
+        yield "continues" if was_requeued else "retry of", f"job {job.retry_of}"
+    if job.retried_as is not None:
+        yield "retried as" if job.out_of_memory else "requeued as", f"job {job.retried_as}"
+    yield "queue", _queue(job)
+    yield "submitted", clock(job.submitted_at, now)
+    yield "started", clock(job.started_at, now) if job.started_at else None
+    yield "ended", clock(job.ended_at, now) if job.ended_at else None
+    yield (
+        "running for" if job.ended_at is None else "ran for",
+        between(job.started_at, job.ended_at, now) if job.started_at else None,
+    )
+    ends = job.expires_at if job.state != "ended" else None
+    yield "time left", f"{until(ends, now)} (until {clock(ends, now)})" if ends else None
+    yield "exit status", _exit_status(job)
+    yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
+    yield "terminal", "yes" if job.terminal else None
+    yield "attach", _attach_command(job)
+
+
+def predicted(at: str | None, now: datetime) -> str | None:
+    """Write a predicted instant."""
+    return f"{clock(at, now)} (a prediction)" if at else None
+
+
+def suggestion_text(suggestion: SuggestionView) -> str:
+    """Say with which options a job would start now."""
+    before = "" if suggestion.before is None else f", before job {suggestion.before}"
+    return f"with {clean(suggestion.options)}{before}"
+
+
+def _state(job: JobView, now: datetime) -> str:
+    if job.state == "queued" and job.position:
+        return f"queued, {ordinal(job.position)} in line"
+    if job.state == "releasing" and job.grace is not None:
+        asked = [instant(event.at) for event in job.events if event.kind in _STOP_EVENTS]
+        left = asked[-1] + timedelta(seconds=job.grace) - now if asked else timedelta(0)
+        if left > timedelta(0):
+            return f"{label(job)}; it is killed in {format_span(left)}"
+    if job.suspended:
+        return f"{job.state}, {label(job)}"
+    return label(job) if job.state != "ended" else f"ended: {label(job)}"
+
+
+def _reason(job: JobView) -> str | None:
+    return sentence(job.reason, job.hint) if job.reason else None
+
+
+def _suspension(job: JobView) -> str | None:
+    """Explain that a suspended job keeps its lease, and how to continue it."""
+    if not job.suspended:
+        return None
+    if job.kind == "hold":
+        what, target = f"process {job.pid}, which holds the lease,", str(job.pid)
+    else:
+        # Ctrl-Z stops the whole group, which the main process leads.
+        what, target = "the main process", f"-- -{job.pid}"
+    return (
+        f"{what} is stopped (Ctrl-Z, SIGSTOP) and keeps its memory; "
+        f"to continue it: fg in its shell, or kill -CONT {target}"
+    )
+
+
+def _remaining_processes(job: JobView, now: datetime) -> str | None:
+    """Explain what keeps the lease after the main process has ended."""
+    if job.main_exited_at is None or job.state != "active":
+        return None
+    how = next((event.detail for event in job.events if event.kind == "main_exited"), None)
+    ended = f"the main process ended {since(job.main_exited_at, now)} ago"
+    if how:
+        ended += f" ({clean(how.partition(';')[0])})"
+    match job.processes:
+        case None:
+            return f"{ended}; its other processes keep the lease"
+        case 1:
+            return f"{ended}; 1 process still runs and keeps the lease"
+        case count:
+            return f"{ended}; {count} processes still run and keep the lease"
+
+
+def _over(job: JobView, lease: LeaseView, now: datetime) -> str:
+    """Say for how long a job has been over a lease, and the consequence."""
+    text = f"for {since(lease.over_since_at or '', now)}"
+    if lease.stops_at is not None:
+        return f"{text}; stopped in {until(lease.stops_at, now)} unless it uses less"
+    if job.kind == "hold":
+        return f"{text}; a hold has no output, so its owner is warned only here"
+    return f"{text}; its owner was warned; the job is not stopped"
+
+
+def _idle(job: JobView, now: datetime) -> str | None:
+    """Say for how long a job has been idle, and the consequence."""
+    if job.idle_since_at is None:
+        return None
+    text = f"for {since(job.idle_since_at, now)}"
+    if job.idle_ends_at is None:
+        return text
+    left = until(job.idle_ends_at, now)
+    return f"{text}; released in {left} unless it is used; to keep it: gpulease keep {id_of(job)}"
+
+
+def _kept(job: JobView, now: datetime) -> str | None:
+    end = job.kept_until_at
+    if end is None or instant(end) <= now:
+        return None
+    return f"until {clock(end, now)}, even if idle"
+
+
+def _begins(job: JobView, now: datetime) -> str | None:
+    at = None if job.queue is None else job.queue.begin_at
+    return f"not before {clock(at, now)}" if at and job.state == "queued" else None
+
+
+def _gives_up(job: JobView, now: datetime) -> str | None:
+    at = job.gives_up_at
+    return f"at {clock(at, now)}, in {until(at, now)}" if at else None
+
+
+def _exit_status(job: JobView) -> str | None:
+    if job.exit_status is None:
+        return None
+    if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
+        return str(job.exit_status)
+    return f"{job.exit_status} ({signal.Signals(job.exit_status - _SIGNALED).name})"
+
+
+def _attach_command(job: JobView) -> str | None:
+    # Only users who may attach see the directory.
+    attachable = job.kind == "run" and job.state == "active" and job.directory is not None
+    return f"gpulease attach {id_of(job)}" if attachable else None
+
+
+def _requested(job: JobView) -> str:
+    limit = job.claim.time_limit
+    if limit is None:
+        return requested(job)
+    return f"{requested(job)} for at most {format_span(timedelta(seconds=limit))}"
+
+
+def _queue(job: JobView) -> str | None:
+    """Say what was asked of the queue, and how often the job was queued again."""
+    asked = job.queue
+    if asked is None:
+        return None
+    said = (
+        (asked.priority != "normal", f"{asked.priority} priority"),
+        (asked.nice != 0, f"nice {asked.nice}"),
+        (asked.preemptible, "makes way for other jobs"),
+        (asked.requeue, "queued again if the machine fails"),
+        (asked.requeued > 0, f"requeued {asked.requeued}x"),
+        (asked.held, "held"),
+        (asked.array_most is not None, f"at most {asked.array_most} elements at once"),
+    )
+    return ", ".join(text for is_so, text in said if is_so) or None
+
+
+def _used(job: JobView) -> str | None:
+    """Say how much of its lease an ended job needed, if that is known."""
+    known = [lease for lease in job.leases if lease.needed is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda lease: (lease.needed or 0) / lease.memory)
+    share = round(100 * (most.needed or 0) / most.memory)
+    return f"{size(most.needed)} of {size(most.memory)} ({share}%)"
+
+
+def refusal_table(refusals: Sequence[RefusalView]) -> Iterator[Block]:
+    """Lay out why a job does not fit on each GPU."""
+    if not refusals:
+        return
+    columns = (Column("GPU", right=True), Column("REASON", wraps=True, least=16))
+    rows = ((line(index_of(refusal)), line(clean(refusal.why))) for refusal in refusals)
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _events(job: JobView, now: datetime) -> Iterator[Block]:
+    if not job.events:
+        return
+    columns = (
+        Column("TIME"),
+        Column("EVENT"),
+        Column("DETAIL", wraps=True, leaves=1, least=16, below=""),
+    )
+    # Seconds matter within a short history, and in what has just happened.
+    begins, *_, ends = (instant(event.at) for event in (job.events[0], *job.events))
+    short = ends - begins < _SHORT_HISTORY
+    rows = (
+        (
+            line(clock(event.at, now, seconds=short or now - instant(event.at) < _SHORT_HISTORY)),
+            line(clean(spoken(event.kind))),
+            line(_detail(event)),
+        )
+        for event in job.events
+    )
+    yield line("")
+    yield Table(columns, tuple(rows))
+
+
+def _detail(event: EventView) -> str:
+    detail = event.detail or ""
+    return clean(spoken(detail) if detail in get_args(Outcome) else detail)
