@@ -41,8 +41,12 @@ for each in held:
 ready = {fd for fd, _ in answered.poll(60_000)}
 tell([each.recv(4096).decode() for each in held if each.fileno() in ready])
 held.pop(0).close()
-while call("GET", "/v1/status")[0] != 200:
-    pass
+while True:
+    try:
+        if call("GET", "/v1/status")[0] == 200:
+            break
+    except ConnectionError:
+        pass  # refused before it was sent
 tell("served again")
 sys.stdin.read()
 """

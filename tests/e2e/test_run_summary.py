@@ -78,8 +78,9 @@ def test_the_summary_has_what_the_driver_showed(
 
 
 def test_a_job_that_used_no_gpu_has_no_figures(daemon: Daemon) -> None:
-    done = daemon.run("run", "--mem", "1G", "--summary", "--verbose", "--", "sh", "-c", "exit 3",
-                      check=False)  # fmt: skip
+    # A job that has ended before the command saw it run has no map of devices any more.
+    command = ("sh", "-c", "sleep 3; exit 3")
+    done = daemon.run("run", "--mem", "1G", "--summary", "--verbose", "--", *command, check=False)
 
     assert done.returncode == 3
     assert mentions(done.stderr, "/CPU:0", "stand in for simulated GPUs", "summary of job")
