@@ -15,13 +15,8 @@ from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
 from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
-from gpulease.worker.environment import (
-    LeasedGpu,
-    OverheadOf,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import LeasedGpu, OverheadOf, WorkerOptions, worker_environment
+from gpulease.worker.overhead import default_overhead
 
 _ARRAY_VARIABLES: Final = ("GPULEASE_ARRAY_JOB", "GPULEASE_ARRAY_INDEX")
 _NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})

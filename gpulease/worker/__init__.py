@@ -1,6 +1,6 @@
 """The environment of a job, and the hooks inside its Python interpreters.
 
 Has no code of the daemon. `environment` turns a lease into variables and the pool limits of
-frameworks; `hooks` runs in the job; `prover` tests the enforcement of a lease from inside a job;
+frameworks, with the defaults of `overhead`; `hooks` runs in the job; `prover` tests the enforcement of a lease from inside a job;
 `kernel_main` is a Jupyter kernel, and `notebook_main` executes a notebook.
 """
