@@ -139,7 +139,7 @@ def environment_of(
         options=_options(invocation.options),
         overhead_of=_overhead(job, context),
         daemon=context.socket,
-        # A container has no other GPU, too.
+        # A container has no other GPU either.
         alone=exclusive or starts_container(invocation.argv),
         ledger=context.ledger(job),
     )
