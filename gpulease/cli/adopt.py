@@ -1,4 +1,4 @@
-"""`gpulease adopt`: a lease for a process that uses GPUs already."""
+"""`gpulease adopt`: a lease for a process that already uses GPUs."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -32,7 +32,7 @@ def adopt(
     as_json: Annotated[bool, typer.Option("--json", help="Print the lease as JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Lease what a process uses already, that of another user for admins.
+    """Lease the memory that a process already uses. Admins may name any process.
 
     For a process that was started without gpulease. The lease is on the GPUs that the
     process uses, for what it holds there, and ends with the process. It belongs to

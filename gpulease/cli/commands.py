@@ -20,7 +20,7 @@ from gpulease.errors import EXIT_USAGE, BadUsage
 VERBS = {
     "run": "Run a command on leased GPU memory.",
     "hold": "Lease GPU memory for this shell.",
-    "adopt": "Lease what a running process uses already.",
+    "adopt": "Lease the memory that a running process uses.",
     "status": "Show GPUs, leases and the queue.",
     "list": "List jobs.",
     "show": "Show jobs in detail.",

@@ -34,7 +34,7 @@ def edit(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Number of GPUs.")] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", metavar="GPU", help="Only these, as 1,3, and so many; or any."),
+        typer.Option("--gpu", metavar="GPU", help="Only these GPUs, all of them: 1,3; or any."),
     ] = None,
     gpu_model: Annotated[
         str | None, typer.Option("--gpu-model", metavar="MODEL", help="Model: A100; or any.")

@@ -226,7 +226,7 @@ def _follow(
 
 
 def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
-    """Say what a job that has started has of the GPUs, as far as that was asked for."""
+    """Print the GPUs of a job that has started, if that was asked for."""
     if job.state != "active":
         return
     if options.is_shell:
@@ -237,7 +237,7 @@ def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: Foll
 
 
 def _summarize(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
-    """Say what a job did, once the daemon knows of its end, if that was asked for."""
+    """Print what a job did, once the daemon knows of its end, if that was asked for."""
     if not options.summary:
         return
     deadline = time.monotonic() + _VERDICT_WITHIN

@@ -293,7 +293,7 @@ def _written(job: JobView, view: EnvironmentView, *, as_json: bool, shell: Shell
     new = {from_wire(name): from_wire(value) for name, value in view.set.items()}
     unset = [from_wire(name) for name in view.unset]
     if not as_json and job.adopted:
-        # The process runs on: no shell is to read its variables.
+        # The process already runs, so the variables have no use.
         return b""
     if not as_json:
         return os.fsencode(statements(new, unset, shell) + "\n")

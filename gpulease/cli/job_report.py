@@ -1,4 +1,4 @@
-"""What a job has of its GPUs, and what it did with them: `run --verbose`, `--summary`, `show`."""
+"""The GPUs of a job, and what it did with them: `run --verbose`, `--summary`, `show`."""
 
 from collections.abc import Iterator
 from datetime import timedelta

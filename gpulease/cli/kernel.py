@@ -60,7 +60,7 @@ def kernel(
     time: TimeOption = None,
     idle: Annotated[
         str | None,
-        typer.Option("--idle", metavar="SPAN", help="End a kernel that executed nothing so long."),
+        typer.Option("--idle", metavar="SPAN", help="End a kernel after this time without cells."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Default: gpulease-SIZE.")

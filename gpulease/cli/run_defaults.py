@@ -1,7 +1,8 @@
 """The user's defaults for options of `gpulease run`: from a file, and from a variable for scripts.
 
 The table [run] of the user's file has the long names of options as keys. GPULEASE_RUN_OPTIONS has
-options as they are typed. The command line wins over the variable, and that over the file.
+options as they are typed. The command line takes precedence over the variable, and the variable
+over the file.
 
 Inside a job neither applies, except with --new-lease: a command there uses the lease of the job,
 and the user's usual size or time limit would only be refused.
@@ -29,7 +30,7 @@ _WITHOUT = "gpulease run --no-defaults ignores it"
 _LEASED = "GPULEASE_JOB"
 _FOUND = "gpulease.run_defaults"
 _EXCLUSIVE = {"wait": "no_wait", "no_wait": "wait"}
-"""Options of which the typed one replaces the other."""
+"""Options that exclude each other: the typed one replaces a default for the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gpulease.cli.signals import EndedByInterrupt
 _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
 _WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
-"""A socket that was typed is trusted, whoever listens there: none may come from elsewhere."""
+"""Parameters that have no default. A socket is trusted, so only the command line may name it."""
 _NEGATIVE = re.compile(r"-\d")
 
 

@@ -147,7 +147,7 @@ class Client:
         return decode(JobView, self._daemon.submit("/holds", request))
 
     def adopt(self, request: AdoptRequest) -> JobView:
-        """Lease what a process uses already, for its owner; granted when this returns.
+        """Lease what a process already uses, for its owner; granted when this returns.
 
         Raises:
             BadValue: no such process.

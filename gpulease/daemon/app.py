@@ -36,10 +36,11 @@ from gpulease.host.processes import ProcessTable
 from gpulease.host.shim_control import has_living_shim, has_scope
 from gpulease.server.auth import Rights
 from gpulease.server.context import RequestContext
-from gpulease.server.job_views import JobViews, ViewSources, overuse_view
+from gpulease.server.job_views import JobViews, overuse_view
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
 from gpulease.server.validation import Defaults
+from gpulease.server.view_sources import ViewSources
 from gpulease.service.enforcement import EnforcementLoop
 from gpulease.service.health import Drains, HealthPolicy, HealthWatch
 from gpulease.service.hook_reports import HookReports

@@ -51,9 +51,9 @@ Reports = tuple[HookReport, ...]
 def with_report(known: Reports, new: HookReport, leased: Sequence[GpuUuid]) -> Reports:
     """Return the reports of a job with another one; the same object if it changes nothing.
 
-    A process that once was not limited stays so. Each framework of a process has one report, so
-    that what a user can add is bounded: the GPUs of `leased`, and `MOST_REPORTS` reports. Beyond
-    that, only a failure is added, in place of a success.
+    A process that was once not limited keeps that state. Each framework of a process has one
+    report, which bounds what a user can add: the GPUs of `leased`, and `MOST_REPORTS` reports.
+    Beyond that, only a failure is added, in place of a success.
     """
     limits = tuple((gpu, limit) for gpu, limit in new.limits if gpu in leased)
     new = replace(new, limits=tuple(dict(limits).items()))

@@ -200,7 +200,7 @@ class Invocation:
     grace: timedelta | None = None
     """Time between SIGTERM and SIGKILL; None: the daemon's setting."""
     ends_with_client: bool = False
-    """The job ends when the client that is attached has gone."""
+    """The job ends when the attached client exits or is killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Claim:
     """No other lease on these GPUs, and no unmanaged process."""
     time_limit: timedelta | None = None
     named: tuple[GpuUuid, ...] = ()
-    """Only these GPUs will do; empty for any."""
+    """The only suitable GPUs; empty for any."""
     model: str | None = None
     """Only GPUs with these words in the name, see `choice.is_model`."""
     min_vram: int | None = None
@@ -153,14 +153,14 @@ class Claim:
 
     @property
     def choice(self) -> Hashable:
-        """What decides which GPUs will do, whatever is free on them; None for any."""
+        """What decides which GPUs are suitable, whatever is free on them; None for any."""
         if not (self.is_choosy or self.same_model):
             return None
         return self.named, self.model, self.min_vram, self.same_model
 
     @property
     def is_choosy(self) -> bool:
-        """Whether only some GPUs will do."""
+        """Whether only some GPUs are suitable."""
         return bool(self.named) or self.model is not None or self.min_vram is not None
 
     def memory_on(self, allocatable: int) -> int:

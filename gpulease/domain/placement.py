@@ -28,10 +28,6 @@ class ObstacleKind(StrEnum):
     NOT_ASKED_FOR = "not_asked_for"
 
 
-ENDS_WITH_LEASES = frozenset({ObstacleKind.LEASED, ObstacleKind.BUSY})
-"""Obstacles that go away when leases end; the others do not depend on the queue."""
-
-
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """Why one GPU cannot take a claim now."""

@@ -15,13 +15,8 @@ from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
 from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
-from gpulease.worker.environment import (
-    LeasedGpu,
-    OverheadOf,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import LeasedGpu, OverheadOf, WorkerOptions, worker_environment
+from gpulease.worker.overhead import default_overhead
 
 _ARRAY_VARIABLES: Final = ("GPULEASE_ARRAY_JOB", "GPULEASE_ARRAY_INDEX")
 _NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -144,7 +139,7 @@ def environment_of(
         options=_options(invocation.options),
         overhead_of=_overhead(job, context),
         daemon=context.socket,
-        # A container has no other GPU, too.
+        # A container has no other GPU either.
         alone=exclusive or starts_container(invocation.argv),
         ledger=context.ledger(job),
     )

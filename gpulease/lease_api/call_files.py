@@ -1,4 +1,4 @@
-"""The private folder through which calls reach their jobs, and outcomes and news come back.
+"""The private folder that takes calls to their jobs, and events and outcomes back.
 
 It has a file for each call, one for each outcome, and a FIFO. The FIFO has a reader as long as the
 process of the executor lives: its jobs see its end even if it is killed.

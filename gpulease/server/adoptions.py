@@ -1,4 +1,4 @@
-"""Leases for processes that use GPUs already: who may ask for one, and what they use."""
+"""Leases for processes that already use GPUs: permissions, and what the processes use."""
 
 import asyncio
 import pwd

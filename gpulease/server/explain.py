@@ -18,14 +18,9 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_requests import submission_of
-from gpulease.server.job_views import (
-    block_sentence,
-    claim_view,
-    instant,
-    suggestion_view,
-    whole_minute,
-)
+from gpulease.server.job_views import block_sentence, claim_view, suggestion_view
 from gpulease.server.reasons import explanation
+from gpulease.server.view_sources import instant, whole_minute
 from gpulease.service.ports import Store
 from gpulease.service.scheduler import Rehearsal
 from gpulease.wire.jobs import ExplainView

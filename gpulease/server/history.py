@@ -15,10 +15,10 @@ from gpulease.server.context import (
     json_response,
     slot_of_request,
 )
-from gpulease.server.job_views import instant
 from gpulease.server.reasons import exit_status
 from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
+from gpulease.server.view_sources import instant
 from gpulease.units import Share
 from gpulease.wire.usage import HistoryView, PastJobView
 

@@ -79,7 +79,7 @@ class HoldHandlers:
         return json_response(context.job_views.job(job, to_owner=True), 201)
 
     async def adopt(self, request: Request) -> Response:
-        """Lease what a process uses already."""
+        """Lease the memory that a process already uses."""
         caller, context = caller_of_request(request), self._context
         body = read_body(AdoptRequest, await request.body())
         order = adoption_of(body, caller, context)
@@ -321,7 +321,7 @@ def invocation_of(
     asked = options_of(request.options)
     changed = {name: value for name, value in asked.items() if value != _DEFAULT_OPTIONS[name]}
     if "split" in changed:
-        # Equal parts replace those of the job, too.
+        # The job's equal parts are replaced as well.
         changed["split_sizes"] = asked["split_sizes"]
     argv = tuple(bytes_string("argument", each) for each in request.argv)
     return Invocation(argv, "/", environment, options={**job.options, **changed})

@@ -1,79 +1,31 @@
-"""A job as the wire object that users see: its leases, its use of them, why it waits or ended."""
+"""A job as the wire object that users see: its state, why it waits or ended, what it did."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpulease.domain.eligibility import Block, BlockKind
-from gpulease.domain.enforcement import EnforcementLevel, UncoveredProcess, with_watch_level
 from gpulease.domain.explain import Explanations, Suggestion
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
-from gpulease.domain.hook_reports import HookReport, Reports, as_reported, summary
+from gpulease.domain.hook_reports import Reports
 from gpulease.domain.idle import Release
-from gpulease.domain.job import Job, PredictionErrors, UserUsage
-from gpulease.domain.lease import Claim, Lease, State
+from gpulease.domain.job import Job
+from gpulease.domain.lease import Claim, State
 from gpulease.domain.overuse import Consequence, OverusePolicy
 from gpulease.domain.plan import Plan
 from gpulease.domain.queue_options import QueueOptions
+from gpulease.server.lease_views import LeaseViews, hook_view, is_adopted
 from gpulease.server.reasons import WaitReasonCache, exit_status, reason
+from gpulease.server.view_sources import ViewSources, instant, whole_minute
 from gpulease.service.explaining import Explainer
-from gpulease.service.hook_reports import HookReports
-from gpulease.service.idleness import IdleWatch
-from gpulease.service.observation import Observation
-from gpulease.service.overuse import OveruseWatch
 from gpulease.service.ports import Event, ProcessFinder, Store
 from gpulease.service.scheduler import Scheduler
 from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
-from gpulease.wire.jobs import (
-    ClaimView,
-    DeviceView,
-    EventView,
-    HookLimitView,
-    HookView,
-    JobView,
-    LeaseView,
-    PoolView,
-    QueueView,
-    SuggestionView,
-    UnheldView,
-)
-from gpulease.wire.machine import EnforcementLevelView, OveruseView
-from gpulease.wire.usage import PredictionsView, ReportView, UseView
-
-FRAMEWORK = EnforcementLevel.FRAMEWORK
-
-
-class EnforcementLevels(Protocol):
-    """What can hold jobs to their leases on this machine."""
-
-    @property
-    def everywhere(self) -> tuple[str, ...]:
-        """The levels that hold every lease granted now."""
-
-    def views(self) -> list[EnforcementLevelView]:
-        """Return each level with what it does here."""
-
-
-@dataclass(frozen=True, slots=True)
-class ViewSources:
-    """What the views show besides the state of the scheduler."""
-
-    driver: Callable[[], str | None]
-    simulated: bool
-    directory_of: Callable[[JobId], Path]
-    """Where the record, the output and the socket of a job are."""
-    enforcement: EnforcementLevels
-    overuse: OveruseWatch
-    idleness: IdleWatch
-    hooks: HookReports
-    utilization: Callable[[JobId], int | None] = lambda _: None
-    unheld: Callable[[JobId], Sequence[UncoveredProcess]] = lambda _: ()
-    pools_of: Callable[[Job], Sequence[PoolSeen]] = lambda _: ()
+from gpulease.wire.jobs import ClaimView, EventView, JobView, QueueView, SuggestionView, UnheldView
+from gpulease.wire.machine import OveruseView
 
 
 class JobViews:
@@ -92,7 +44,7 @@ class JobViews:
         self._sources = sources
         self._positions = QueuePositions(scheduler)
         self._wait_reasons = WaitReasonCache()
-        self._used: tuple[Observation | None, Mapping[tuple[JobId, GpuUuid], int]] = (None, {})
+        self.leases = LeaseViews(scheduler, sources)
 
     def job(
         self,
@@ -133,7 +85,7 @@ class JobViews:
             claim=claim_view(
                 job.claim, self._scheduler.observer.readings() if job.claim.named else {}
             ),
-            leases=self._leases(job, self._sources.pools_of(job) if pools is None else pools),
+            leases=self.leases.of(job, self._sources.pools_of(job) if pools is None else pools),
             submitted_at=instant(job.submitted_at) or "",
             granted_at=instant(job.granted_at),
             started_at=instant(job.started_at),
@@ -143,7 +95,7 @@ class JobViews:
             pid=job.pid,
             directory=str(self._sources.directory_of(job.id)) if has_directory else None,
             kind="run" if job.holder is None else "hold",
-            adopted=_is_adopted(job),
+            adopted=is_adopted(job),
             terminal=job.terminal,
             main_exited_at=instant(job.main_exited_at),
             suspended=self._is_suspended(job),
@@ -159,8 +111,8 @@ class JobViews:
                 UnheldView(each.pid, each.command, each.why)
                 for each in self._sources.unheld(job.id)
             ],
-            hook=self._hook(job),
-            hooks=[_hook_view(each) for each in hooks or ()],
+            hook=self.leases.hook(job),
+            hooks=[hook_view(each) for each in hooks or ()],
             first_use_at=instant(job.activity.first_use_at),
             **self._activity(job),
             sized=job.usage.size_reason,
@@ -171,11 +123,6 @@ class JobViews:
             queue=self._queue_view(job.queue, block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
-
-    def _hook(self, job: Job) -> str | None:
-        """Return what the hooks of a job did in one word; None if they limit nothing here."""
-        promised = any(FRAMEWORK in self._promised(job, lease) for lease in job.leases)
-        return summary(self._sources.hooks.of(job.id)) if job.holds_memory and promised else None
 
     def _activity(self, job: Job) -> dict[str, Any]:
         """Return what a job did with its GPUs, so far or until its end."""
@@ -189,36 +136,6 @@ class JobViews:
             "steps": counted and counted.count,
             "steps_per_second": counted and counted.rate,
         }
-
-    def _promised(self, job: Job, lease: Lease) -> Sequence[str]:
-        """Return the levels that were set up for a lease; an adopted process has no hooks."""
-        everywhere = self._sources.enforcement.everywhere
-        levels = everywhere if lease.enforced_by is None else lease.enforced_by
-        return [each for each in levels if each != FRAMEWORK] if _is_adopted(job) else levels
-
-    def devices(self, job: Job, options: Mapping[str, object]) -> list[DeviceView]:
-        """Return the GPUs of a job as frameworks name them, with its options for frameworks.
-
-        An adopted process names its GPUs without a lease: that is not known.
-        """
-        if _is_adopted(job):
-            return []
-        seen, simulated = self._scheduler.seen, self._sources.simulated
-        readings = {each.uuid: each for each in seen.readings} if seen else {}
-        sizes, split = options.get("split_sizes"), options.get("split")
-        count = len(sizes) if isinstance(sizes, list) and sizes else split
-        each = count if isinstance(count, int) else 1
-        return [
-            DeviceView(
-                gpu=lease.gpu,
-                names=device_names(place, each, simulated=simulated),
-                name=known.name,
-                bus=known.bus,
-                simulated=simulated,
-            )
-            for place, lease in enumerate(job.leases)
-            for known in [readings.get(lease.gpu) or self._scheduler.store.gpu(lease.gpu)]
-        ]
 
     def _queue_view(self, options: QueueOptions, block: Block | None) -> QueueView:
         array, store = options.array, self._scheduler.store
@@ -248,57 +165,6 @@ class JobViews:
             return self._processes.is_stopped(job.pid)
         except OSError:
             return False  # /proc cannot be read now
-
-    def _leases(self, job: Job, pools: Sequence[PoolSeen]) -> list[LeaseView]:
-        if not job.leases:
-            return []
-        seen = self._scheduler.seen
-        used = self._used_by_job(seen)
-        peaks = self._scheduler.peaks.by_lease
-        return [
-            LeaseView(
-                gpu=lease.gpu,
-                memory=lease.memory,
-                used=seen.used(job.id, lease.gpu, used) if seen and job.holds_memory else None,
-                peak=peaks.get((job.id, lease.gpu), lease.peak),
-                enforced_by=self._enforced_by(job, lease, seen),
-                driver_limit=lease.driver_limit,
-                needed=lease.used,
-                pools=[_pool_view(each, lease) for each in pools if each.gpu == lease.gpu],
-                **self._over(job, lease.gpu, seen),
-            )
-            for lease in job.leases
-        ]
-
-    def _used_by_job(self, seen: Observation | None) -> Mapping[tuple[JobId, GpuUuid], int]:
-        """Return what each job uses on each GPU, summed once for each observation."""
-        if seen is not None and self._used[0] is not seen:
-            self._used = seen, seen.used_by_job()
-        return self._used[1]
-
-    def _enforced_by(self, job: Job, lease: Lease, seen: Observation | None) -> list[str]:
-        """Return the levels that hold the lease, or held it at its end."""
-        if not job.holds_memory:
-            return list(lease.enforced_by or ())
-        users = () if seen is None else seen.users(job.id, lease.gpu)
-        levels = as_reported(
-            self._promised(job, lease), self._sources.hooks.of(job.id), lease.gpu, users
-        )
-        is_blind = seen is not None and seen.is_blind
-        return list(
-            with_watch_level(levels, stops=self._sources.overuse.stops(job) and not is_blind)
-        )
-
-    def _over(self, job: Job, gpu: GpuUuid, seen: Observation | None) -> dict[str, str | None]:
-        """Return since when a job exceeds a lease, and when it is stopped for that."""
-        overuse = self._sources.overuse.state(job.id, gpu)
-        if overuse.over_for is None or seen is None or job.state is not State.ACTIVE:
-            return {}
-        left = overuse.left(self._sources.overuse.policy(job))
-        return {
-            "over_since_at": instant(seen.at - overuse.over_for),
-            "stops_at": None if left is None else instant(seen.at + left),
-        }
 
     def _idle(self, job: Job) -> tuple[str | None, str | None]:
         """Return since when a job is idle and when it ends for that, where the policy is on."""
@@ -353,10 +219,6 @@ class QueuePositions:
         ][::-1]
 
 
-def _is_adopted(job: Job) -> bool:
-    return job.holder is not None and job.holder.adopted
-
-
 def block_sentence(block: Block, store: Store) -> str:
     """Return what blocks a job as text; it names jobs as people do."""
     return block.sentence({each.job: _label(store, each.job) for each in block.after})
@@ -384,18 +246,6 @@ def suggestion_view(suggestion: Suggestion) -> SuggestionView:
     return SuggestionView(suggestion.options, suggestion.before)
 
 
-def instant(at: datetime | None) -> str | None:
-    """Return an instant in ISO 8601, in UTC with milliseconds; None stays None."""
-    if at is None:
-        return None
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def whole_minute(at: datetime) -> datetime:
-    """Round up: a prediction is not exact, and a stream of jobs shows each change."""
-    return at + timedelta(seconds=-at.timestamp() % 60)
-
-
 def _seconds(span: timedelta | None) -> float | None:
     return None if span is None else span.total_seconds()
 
@@ -417,36 +267,6 @@ def claim_view(claim: Claim, gpus: Mapping[GpuUuid, GpuReading]) -> ClaimView:
     )
 
 
-def device_names(place: int, split: int, *, simulated: bool) -> list[str]:
-    """Return the names in frameworks of the GPU at `place`, which TensorFlow sees as `split`."""
-    kind = "CPU" if simulated else "GPU"
-    logical = [f"/{kind}:{place * split + part}" for part in range(split)]
-    return logical if simulated else [*logical, f"cuda:{place}"]
-
-
-def _hook_view(report: HookReport) -> HookView:
-    return HookView(
-        pid=report.pid,
-        framework=report.framework,
-        version=report.version,
-        state=report.state.value,
-        why=report.why,
-        limits=[HookLimitView(gpu, limit) for gpu, limit in report.limits],
-        at=instant(report.at) or "",
-    )
-
-
-def _pool_view(seen: PoolSeen, lease: Lease) -> PoolView:
-    return PoolView(
-        framework=seen.kind.framework,
-        version=seen.version,
-        limit=seen.limit,
-        peak=seen.peak,
-        charged=None if seen.limit is None else max(0, lease.memory - seen.limit),
-        beside=seen.overhead,
-    )
-
-
 def overuse_view(policy: OverusePolicy) -> OveruseView:
     """Return what happens to jobs that exceed their lease as a wire object."""
     return OveruseView(
@@ -455,11 +275,3 @@ def overuse_view(policy: OverusePolicy) -> OveruseView:
         policy.grace.total_seconds(),
         policy.elastic,
     )
-
-
-def report_view(
-    uses: Sequence[UserUsage], since: datetime | None, errors: PredictionErrors
-) -> ReportView:
-    """Return what users asked for and used as a wire object."""
-    users = [UseView(*astuple(use)) for use in uses]
-    return ReportView(instant(since), users, PredictionsView(*astuple(errors)))

@@ -147,7 +147,7 @@ class JobHandlers:
             return []
         with contextlib.suppress(NoSuchJob):  # it has ended in the meantime
             options = self._context.scheduler.store.invocation(job.id).options
-            return self._context.job_views.devices(job, options)
+            return self._context.job_views.leases.devices(job, options)
         return []
 
     async def watch(self, request: Request, job_id: int) -> Response:

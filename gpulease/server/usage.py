@@ -5,14 +5,16 @@ trusted.
 """
 
 import asyncio
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import astuple
+from datetime import datetime, timedelta
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.hook_reports import HookReport, HookState
-from gpulease.domain.job import UserWaits
+from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
 from gpulease.domain.standing import UserStanding
 from gpulease.errors import BadValue, NotAllowed
 from gpulease.server.context import (
@@ -22,12 +24,12 @@ from gpulease.server.context import (
     read_body,
     slot_of_request,
 )
-from gpulease.server.job_views import instant, report_view
 from gpulease.server.validation import printable, span
+from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
 from gpulease.service.usage import FrameworkReport, PoolReport
 from gpulease.wire.requests import PoolUsage, UsageRequest
-from gpulease.wire.usage import SharesView, ShareView
+from gpulease.wire.usage import PredictionsView, ReportView, SharesView, ShareView, UseView
 
 FRAMEWORKS = frozenset({"tensorflow", "torch", "jax", "cupy", "rmm", "onnxruntime"})
 _MOST_GPUS = 64
@@ -173,3 +175,11 @@ def _pool(reported: PoolUsage) -> PoolReport:
             raise BadValue("cannot read the report: a size in it is out of range")
     uuid = GpuUuid(reported.gpu[:_LONGEST_UUID])
     return PoolReport(uuid, reported.pool, reported.peak, reported.limit)
+
+
+def report_view(
+    uses: Sequence[UserUsage], since: datetime | None, errors: PredictionErrors
+) -> ReportView:
+    """Return what users asked for and used as a wire object."""
+    users = [UseView(*astuple(use)) for use in uses]
+    return ReportView(instant(since), users, PredictionsView(*astuple(errors)))

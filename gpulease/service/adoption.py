@@ -1,7 +1,7 @@
-"""Leases for processes that use GPUs already: on those GPUs, at once or not at all.
+"""Leases for processes that already use GPUs: on those GPUs, granted at once or refused.
 
-What the process holds was never free, so it waits for nobody. Only memory beyond that may be kept
-for other jobs.
+The memory that the process holds was never free, so the lease does not wait. Only memory beyond
+that may be kept for other jobs.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Adoption:
     submission: Submission
     uses: Mapping[GpuUuid, GpuUse]
     by: str
-    """Who asked for it, for the history."""
+    """The user that asked for it, for the history."""
     names_size: bool
     """The claim says how much; otherwise it is as much as the process holds."""
     by_admin: bool = False

@@ -59,7 +59,7 @@ class ShimSpec(NamedTuple):
     keep_free: int = 0
     """Bytes of the disk that the logs leave free."""
     ends_with_client: bool = False
-    """Stop the worker when the attached client has gone."""
+    """Stop the worker when the attached client exits or is killed."""
 
 
 class WorkerSpec(NamedTuple):

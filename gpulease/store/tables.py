@@ -203,7 +203,7 @@ class JobRow(Row):
     utilization: Mapped[int | None]
     """Percent, the mean over its run and its GPUs."""
     gpu_uuids: Mapped[str | None]
-    """The only GPUs that will do, separated by commas; null for any."""
+    """The only suitable GPUs, separated by commas; null for any."""
     gpu_model: Mapped[str | None]
     min_vram: Mapped[int | None]
     same_model: Mapped[bool] = mapped_column(server_default=text("0"))

@@ -324,7 +324,7 @@ class NestedView:
     environment: EnvironmentView | None = None
     """The variables that apply the part."""
     argv: list[str] = field(default_factory=list)
-    """The command; one that starts a container has options more. One character per byte."""
+    """The command, with the options that a container needs. One character per byte."""
     notice: str = ""
     """A line about the command; empty for none."""
 

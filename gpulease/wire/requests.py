@@ -37,7 +37,7 @@ class ClaimRequest:
     exclusive: bool = False
     time_limit: float | None = None
     named: list[str] = field(default_factory=list)
-    """Only these GPUs will do: by index, UUID or the beginning of a UUID; empty: any."""
+    """The only suitable GPUs, by index, UUID or the beginning of a UUID; empty: any."""
     model: str | None = None
     """Only GPUs with these words in the name, such as "A100"; upper and lower case are the same."""
     min_vram: int | None = None
@@ -122,7 +122,7 @@ class SubmitRequest:
     attached: bool = False
     """A client will attach at once: the output waits for it, and it provides stdin."""
     ends_with_client: bool = False
-    """The job ends when the attached client has gone, also if that was killed."""
+    """The job ends when the attached client exits or is killed."""
     wait: float | None = None
     """Seconds to wait for a grant; 0: do not wait, null: without limit."""
     terminal: TerminalRequest | None = None

@@ -75,7 +75,7 @@ class PredictionsView:
 
 @dataclass(slots=True)
 class ShareView:
-    """What one user has used, holds and waits for, and whose turn that makes it."""
+    """What one user has used, holds and waits for, and the user's place in the order."""
 
     user: str
     use: float

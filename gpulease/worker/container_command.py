@@ -38,7 +38,7 @@ class ContainerCommand(NamedTuple):
     dropped: tuple[str, ...]
     """The options of the user that it does not contain, as typed."""
     notice: str = ""
-    """What its owner should know about these."""
+    """A line about these for the owner."""
 
 
 class _Option(NamedTuple):

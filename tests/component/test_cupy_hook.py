@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulease.worker.environment import HOOKS, MIB, default_overhead
+from gpulease.worker.environment import HOOKS
+from gpulease.worker.overhead import MIB, default_overhead
 from process_rig import wait_until
 
 from .test_hook_reports import LEASE, Hearer, begun, hearer, lease

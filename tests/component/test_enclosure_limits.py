@@ -29,7 +29,8 @@ from gpulease.host.sandbox import Sandbox
 from gpulease.host.shim_control import has_scope
 from gpulease.service.ports import NotLimited
 from gpulease.shim.record import read_record
-from gpulease.worker.environment import HOOKS, default_overhead
+from gpulease.worker.environment import HOOKS
+from gpulease.worker.overhead import default_overhead
 from nvml_stand_in import HANG, Card, Code, ProbeProcess, StandIn
 from process_rig import end, job_directory, output, run, shell, wait_until
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from goldens import mentions
-from gpulease.worker.environment import HOOKS, MIB, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB
 
 LEASE = worker_environment(
     {"PATH": os.environ.get("PATH", os.defpath)},

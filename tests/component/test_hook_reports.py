@@ -20,14 +20,8 @@ from typing import Any
 
 import pytest
 
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASE = 4096 * MIB
 LIMIT = LEASE - default_overhead("torch", 1)

@@ -16,14 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from goldens import mentions
 from gpulease.host.ledger import ensure_ledger
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASE = 4096 * MIB
 SMALLEST = 256 * MIB

@@ -17,14 +17,8 @@ import pytest
 
 from frameworks.environments import python_of
 from frameworks.tensorflow_scenarios import POOL, TOTAL
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 HERE = "here"
 """The TensorFlow beside the tests; others have environments of their own."""

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from frameworks.environments import python_of
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASE = 4096 * MIB
 POOL = LEASE - default_overhead("cupy", 1)

@@ -10,14 +10,8 @@ import pytest
 
 from frameworks.environments import python_of
 from goldens import mentions
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASE, TOTAL = 8192 * MIB, 81920 * MIB
 MOST = (LEASE - default_overhead("jax", 1)) / TOTAL

@@ -16,14 +16,8 @@ import pytest
 
 from frameworks.environments import python_of
 from gpulease.host.ledger import ensure_ledger
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 from process_rig import wait_until
 
 LEASE, TOTAL = 4096 * MIB, 81920 * MIB

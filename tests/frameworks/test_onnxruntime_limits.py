@@ -12,14 +12,8 @@ import pytest
 
 from frameworks.environments import python_of
 from goldens import mentions
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASES = (8192 * MIB, 4096 * MIB)
 POOLS = [str(lease - default_overhead("onnxruntime", 2)) for lease in LEASES]

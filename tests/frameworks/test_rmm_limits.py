@@ -12,14 +12,8 @@ from typing import Any
 import pytest
 
 from frameworks.environments import python_of
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASES = (8192 * MIB, 4096 * MIB)
 POOLS = [lease - default_overhead("rmm", 2) for lease in LEASES]

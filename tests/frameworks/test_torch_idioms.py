@@ -17,7 +17,7 @@ import pytest
 from daemon_rig import Daemon, daemons
 from frameworks.environments import python_of
 from frameworks.test_torch_limits import LEASES, variables
-from gpulease.worker.environment import default_overhead
+from gpulease.worker.overhead import default_overhead
 
 pytestmark = pytest.mark.slow
 

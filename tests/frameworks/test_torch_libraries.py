@@ -5,7 +5,7 @@ import json
 import pytest
 
 from frameworks.test_torch_limits import GIB, LEASES, MEMORY, TWO_GPUS, Torch, most
-from gpulease.worker.environment import MIB, default_overhead
+from gpulease.worker.overhead import MIB, default_overhead
 
 POOLS = [lease - default_overhead("torch", 2) for lease in LEASES]
 

@@ -16,14 +16,8 @@ import pytest
 
 from frameworks.environments import python_of
 from goldens import mentions
-from gpulease.worker.environment import (
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import MIB, default_overhead
 
 LEASES = (8192 * MIB, 4096 * MIB)
 TOTALS = (81559 * MIB, 24576 * MIB)

@@ -15,7 +15,7 @@ import pytest
 
 from gpulease.cli.app import call
 from gpulease.units import parse_instant
-from gpulease.worker.environment import FRAMEWORKS
+from gpulease.worker.overhead import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")))

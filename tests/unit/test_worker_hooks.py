@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from goldens import sentence
 from gpulease.server import usage
-from gpulease.worker.environment import (
-    FRAMEWORKS,
-    HOOKS,
-    MIB,
-    LeasedGpu,
-    WorkerOptions,
-    default_overhead,
-    worker_environment,
-)
+from gpulease.worker.environment import HOOKS, LeasedGpu, WorkerOptions, worker_environment
+from gpulease.worker.overhead import FRAMEWORKS, MIB, default_overhead
 
 
 def hooks_module(name: str) -> Any:

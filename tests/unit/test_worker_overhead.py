@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.worker.environment import FRAMEWORKS, MIB, default_overhead
+from gpulease.worker.overhead import FRAMEWORKS, MIB, default_overhead
 
 frameworks = st.sampled_from(FRAMEWORKS)
 

@@ -12,10 +12,8 @@ from typing import Any, Callable
 
 from . import report
 from .lease import Lease, LeaseTooSmall
+from .replacement import ReportFailure, Undo
 from .shares import UNCHANGED
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
 
 IMPLAUSIBLE = 1 << 50
 """Bytes that no GPU has: CuPy's counter can drop below zero (cupy issue 4881)."""

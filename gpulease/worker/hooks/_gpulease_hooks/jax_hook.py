@@ -9,13 +9,11 @@ import functools
 import importlib
 import os
 import sys
-from typing import Any, Callable
+from typing import Any
 
 from . import report
 from .lease import Lease, LeaseTooSmall
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
+from .replacement import ReportFailure, Undo, replace
 
 OPTIONS = "generate_pjrt_gpu_plugin_options"
 MAKER = "make_c_api_client"
@@ -46,7 +44,7 @@ def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
                 _take(options, lease, report_failure)
         return options
 
-    undo = _replace(client, OPTIONS, generate_pjrt_gpu_plugin_options)
+    undo = replace([client], OPTIONS, original, generate_pjrt_gpu_plugin_options)
 
     def lift() -> None:
         lease.lift()
@@ -61,18 +59,6 @@ def _make_deterministic() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
         os.environ["XLA_FLAGS"] = "{} --{}=true".format(flags, DETERMINISTIC).strip()
-
-
-def _replace(owner: Any, name: str, new: Any) -> Undo:
-    """Replace an attribute by `new`; the returned function restores it."""
-    original = getattr(owner, name)
-    setattr(owner, name, new)
-
-    def undo() -> None:
-        if getattr(owner, name) is new:
-            setattr(owner, name, original)
-
-    return undo
 
 
 def _limit(
@@ -108,7 +94,7 @@ def _hook_maker(client: Any, lease: Lease, report_failure: ReportFailure) -> "Un
             _take(options, lease, report_failure)
         return original(plugin_name, options, *args, **kwargs)
 
-    return _replace(client, MAKER, make_c_api_client)
+    return replace([client], MAKER, original, make_c_api_client)
 
 
 def _limit_options(options: "dict[str, Any]", lease: Lease) -> None:

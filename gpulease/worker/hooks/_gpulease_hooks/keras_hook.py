@@ -11,8 +11,7 @@ from typing import Any, Callable
 
 from . import report
 from .lease import Lease
-
-Undo = Callable[[], None]
+from .replacement import ReportFailure, Undo
 
 BEGIN, END = "on_train_batch_begin", "on_train_batch_end"
 
@@ -38,7 +37,7 @@ class Counter:
         self._since = time.monotonic()
 
 
-def install(keras: Any, raw: str, report_failure: "Callable[[str], None]") -> "Undo":
+def install(keras: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported Keras; `raw` is the lease as JSON."""
     lease = Lease(raw)
     try:
@@ -53,7 +52,7 @@ def install(keras: Any, raw: str, report_failure: "Callable[[str], None]") -> "U
     return lift
 
 
-def _hook(keras: Any, lease: "Lease") -> "Undo":
+def _hook(keras: Any, lease: "Lease") -> Undo:
     owner, counter = keras.callbacks.CallbackList, Counter()
     begin, end = vars(owner)[BEGIN], vars(owner)[END]
     version = getattr(keras, "__version__", "unknown")

@@ -12,9 +12,7 @@ from typing import Any, Callable
 
 from . import report
 from .lease import Lease, LeaseTooSmall
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
+from .replacement import ReportFailure, Undo, replace
 
 CUDA = "CUDAExecutionProvider"
 OPTION = "gpu_mem_limit"
@@ -55,14 +53,7 @@ def _is_too_old(version: str) -> bool:
 
 def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Undo:
     original = getattr(owner, name)
-    new = functools.wraps(original)(wrap(original))
-    setattr(owner, name, new)
-
-    def undo() -> None:
-        if getattr(owner, name) is new:
-            setattr(owner, name, original)
-
-    return undo
+    return replace([owner], name, original, functools.wraps(original)(wrap(original)))
 
 
 class _Limit:

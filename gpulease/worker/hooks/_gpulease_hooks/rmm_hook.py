@@ -15,9 +15,7 @@ from typing import Any, Callable
 
 from . import report
 from .lease import Lease
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
+from .replacement import ReportFailure, Undo, replace
 
 ALIGNED = 256
 """Sizes of pools are multiples of this."""
@@ -56,16 +54,7 @@ def install(rmm: Any, raw: str, report_failure: ReportFailure) -> Undo:
 def _replace(owners: "list[Any]", name: str, wrap: Callable[[Any], Any]) -> Undo:
     """Replace a name in modules by what `wrap` makes of it; the returned function restores it."""
     original = getattr(owners[0], name)
-    new = wrap(original)
-    for owner in owners:
-        setattr(owner, name, new)
-
-    def undo() -> None:
-        for owner in owners:
-            if getattr(owner, name) is new:
-                setattr(owner, name, original)
-
-    return undo
+    return replace(owners, name, original, wrap(original))
 
 
 def size_of(value: Any) -> int:

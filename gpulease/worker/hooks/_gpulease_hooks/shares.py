@@ -49,7 +49,7 @@ class Place:
 
 
 class NothingLeft(Exception):
-    """Less is left than a framework needs: `left` and `needed` in bytes, and who has the rest."""
+    """Less is left than a framework needs: `left` and `needed` in bytes, and the other holders."""
 
     def __init__(self, left: int, needed: int, holders: List[Tuple[str, int]]) -> None:
         super().__init__()

@@ -13,14 +13,12 @@ import importlib
 import os
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any
 
 from . import report
 from .lease import MIB, Lease, LeaseTooSmall
+from .replacement import ReportFailure, Undo, replace
 from .tensorflow_config import limit_config, take_pools
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
 
 SEED = 1
 """Of TensorFlow's random numbers, with --deterministic."""
@@ -211,15 +209,8 @@ def _memory_info(context: Any, device: str) -> "list[dict[str, int]]":
 
 
 def _replace(owner: Any, name: str, new: Any) -> Undo:
-    """Replace an attribute by `new`; the returned function restores it."""
-    original = vars(owner)[name]
-    setattr(owner, name, new)
-
-    def undo() -> None:
-        if vars(owner).get(name) is new:
-            setattr(owner, name, original)
-
-    return undo
+    """Replace an attribute of `owner` itself by `new`; the returned function restores it."""
+    return replace([owner], name, vars(owner)[name], new)
 
 
 def _disable_unlimited_allocators() -> None:

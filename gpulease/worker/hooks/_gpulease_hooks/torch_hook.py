@@ -23,10 +23,8 @@ from typing import Any, Callable, Iterator
 
 from . import report, torch_memory
 from .lease import Lease, LeaseTooSmall
+from .replacement import ReportFailure, Undo, replace
 from .shares import UNCHANGED
-
-ReportFailure = Callable[[str], None]
-Undo = Callable[[], None]
 
 SETTER = "set_per_process_memory_fraction"
 # In either of these a user may ask for less (PyTorch 2.10 and later).
@@ -124,15 +122,7 @@ def _hook_setter(torch: Any, original: Any, lease: Lease, limits: "_Limits") -> 
         return limits.set(number, fraction)
 
     owners = [owner for owner in (cuda, getattr(cuda, "memory", None)) if hasattr(owner, SETTER)]
-    for owner in owners:
-        setattr(owner, SETTER, set_per_process_memory_fraction)
-
-    def undo() -> None:
-        for owner in owners:
-            if getattr(owner, SETTER) is set_per_process_memory_fraction:
-                setattr(owner, SETTER, original)
-
-    return undo
+    return replace(owners, SETTER, original, set_per_process_memory_fraction)
 
 
 def _device_number(cuda: Any, device: Any) -> "int | None":

@@ -10,7 +10,7 @@ import functools
 import importlib
 from typing import Any, Callable
 
-Undo = Callable[[], None]
+from .replacement import Undo, replace
 
 # Newer names are those of PyTorch 2.10 and later.
 FUNCTIONS = (
@@ -55,13 +55,7 @@ def _hook(torch: Any, module: str, name: str, limit_of: Callable[[int], "int | N
         except Exception:  # noqa: BLE001  (a failed hook must not end the script)
             return found
 
-    setattr(owner, name, memory)
-
-    def undo() -> None:
-        if getattr(owner, name) is memory:
-            setattr(owner, name, original)
-
-    return undo
+    return replace([owner], name, original, memory)
 
 
 def _within(
