@@ -169,7 +169,7 @@ def hold(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
 
     It waits in the queue as run does. The lease ends with the shell, with the
     process of --pid, or after --for. In a notebook, use gpulease.lease. If the
-    process of --pid uses GPUs already, it gets these, at once or not at all.
+    process of --pid uses GPUs already, it gets a lease on these, at once or not at all.
 
     \b
     Examples:
