@@ -8,21 +8,27 @@ Reads commands from stdin, one a line, and answers each with a line of JSON:
   limit FRAMEWORK GPU
   release FRAMEWORK
   close                       closes every descriptor, as some daemons do at their start
+  walk                        opens and closes each entry of /proc/self/fd
+  many                        opens more descriptors than select() takes
+  hold GPU                    begins its turn to take memory, and answers never
   fork FRAMEWORK GPU          takes a pool in a forked child, which ends; answers its size
 """
 
 import json
 import os
+import resource
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-failures = []
 
 
 def lease():
     from _gpulease_hooks.lease import Lease
 
-    return Lease(os.environ["GPULEASE_HOOK"], failures.append)
+    return Lease(os.environ["GPULEASE_HOOK"])
 
 
 LEASE = lease()
@@ -53,9 +59,30 @@ def fork(framework, gpu):
     return json.loads(text)
 
 
+def walk():
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            os.close(os.open(entry, os.O_RDONLY | os.O_NONBLOCK))
+
+
+def many():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+    for _ in range(1200):
+        os.open("/dev/null", os.O_RDONLY)
+
+
+def hold(gpu):
+    with LEASE._shares()._ledger.turn(int(gpu)):
+        sys.stdout.write("true\n")
+        sys.stdout.flush()
+        time.sleep(600)
+
+
 def obey(verb, *words):
     if verb == "close":
-        return os.closerange(3, 256)
+        return os.closerange(3, 4096)
+    if verb in ("walk", "many", "hold"):
+        return globals()[verb](*words)
     framework = words[0]
     if verb == "release":
         return LEASE.release(framework)
@@ -73,5 +100,5 @@ def obey(verb, *words):
 
 for line in sys.stdin:
     answer = obey(*line.split())
-    sys.stdout.write(json.dumps([answer, failures]) + "\n")
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()

@@ -106,6 +106,8 @@ def test_without_an_allocation_from_the_default_pool_there_is_no_thread_of_ours(
     [
         ("cupy.cuda.devices = 2", ["limited"]),
         ("cupy.cuda.set_allocator(lambda size: size)", ["limited", "failed"]),
+        ("cupy.cuda.pool.set_limit(8 << 30)", ["limited", "failed"]),
+        ("cupy.cuda.pool.set_limit(0)", ["limited", "failed"]),
         ("cupy.cuda.pool.held = (1 << 64) - 1", ["limited"]),
     ],
 )

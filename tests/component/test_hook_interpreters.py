@@ -305,13 +305,25 @@ def test_a_script_may_lower_its_share_of_jax_by_either_name_but_not_raise_it(pyt
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("exported", "kept"), [(".01", ".01"), (".9", SHARE), ("x", SHARE)])
+def test_a_share_of_jax_that_a_shell_script_exports_by_its_new_name_keeps_one_name(
+    python: str, exported: str, kept: str
+) -> None:
+    old, new = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+    source = f"import json, os; print(json.dumps([os.environ.get({old!r}), {new!r} in os.environ]))"
+
+    child = run(python, "-c", source, **{new: exported})
+
+    assert json.loads(child.stdout) == [kept, False]
+
+
 FOUND = "import json, os; print(json.dumps(os.environ['CUDA_VISIBLE_DEVICES']))"
 
 
 @pytest.mark.parametrize(
     ("written", "found", "lines"),
     [("0", "GPU-3", 0), ("1", "GPU-5", 0), (BOTH, BOTH, 0), ("", "", 0), ("5", "GPU-5", 1),
-     ("8,9", BOTH, 1), ("9", "-1", 1)],
+     ("8,9", BOTH, 1), ("9", "-1", 1), ("9" * 5000, "-1", 1)],
 )  # fmt: skip
 def test_what_a_shell_script_wrote_to_visible_devices_stays_in_the_lease(
     python: str, written: str, found: str, lines: int

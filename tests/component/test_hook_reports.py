@@ -208,6 +208,7 @@ def test_ctrl_c_reaches_the_script_and_not_the_reporter(
         import torch, time
         torch.cuda.init()
         try:
+            print("ready", flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print("interrupted")
@@ -215,6 +216,8 @@ def test_ctrl_c_reaches_the_script_and_not_the_reporter(
         variables,
     )
     hearer.wait(1)
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
     script.send_signal(signal.SIGINT)
     out, err = script.communicate(timeout=60)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,10 +29,13 @@ TENSORFLOW = default_overhead("tensorflow", 1)
 class Sharing:
     """A process of the job."""
 
-    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+    def __init__(
+        self, environment: dict[str, str], *arguments: str, stderr: IO[str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-S", SCRIPT, HOOKS, *arguments],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            text=True,
         )  # fmt: skip
 
     def ask(self, command: str) -> Any:
@@ -46,9 +49,7 @@ class Sharing:
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
-        answer, failures = json.loads(self.process.stdout.readline())
-        assert failures == []
-        return answer
+        return json.loads(self.process.stdout.readline())
 
     def kill(self) -> None:
         self.process.kill()
@@ -223,18 +224,54 @@ def test_a_refusal_names_the_framework_of_the_same_process(start: Start) -> None
     assert mentions(refused, "JAX", "TensorFlow has 4G", "--processes 2")
 
 
-def test_without_the_ledger_a_process_gets_the_lease_and_reports_it(tmp_path: Path) -> None:
-    made = variables(tmp_path / "1")
+def test_without_the_ledger_a_process_gets_the_lease_and_a_line(tmp_path: Path) -> None:
+    made = variables(tmp_path / "1") | {"GPULEASE_STRICT": "1"}
     (tmp_path / "1" / "ledger").unlink()
-    alone = Sharing(made)
 
-    alone.tell("take torch 0 -")
+    with (tmp_path / "stderr").open("w") as stderr:
+        alone = Sharing(made, stderr=stderr)
+        sizes = [alone.ask("take torch 0 -"), alone.ask(f"resize torch 0 {SMALLEST}")]
+        alone.kill()
 
-    assert alone.process.stdout is not None
-    size, (failure,) = json.loads(alone.process.stdout.readline())
-    alone.kill()
-    assert size == LEASE - TORCH
-    assert mentions(failure, "other processes", "No such file")
+    assert sizes == [LEASE - TORCH, SMALLEST]
+    (line,) = (tmp_path / "stderr").read_text().splitlines()
+    assert mentions(line, "other processes", "No such file")
+
+
+def test_a_pool_of_nothing_needs_room_for_its_overhead(start: Start) -> None:
+    one, two = start(), start()
+    one.ask("take tensorflow 0 -")
+
+    assert "cannot run PyTorch" in two.ask("take torch 0 0")
+
+
+def test_a_stopped_process_does_not_stop_the_others(start: Start) -> None:
+    one, two, three = start(), start(), start()
+    one.ask("takes torch 0 0")
+
+    two.ask("hold 0")
+
+    assert three.ask("take torch 0 -") == LEASE // 2 - TORCH
+
+
+def test_a_process_with_many_open_files_takes_its_part_and_gives_way(start: Start) -> None:
+    one, two = start(), start()
+    one.ask("many")
+
+    one.ask("takes torch 0 0")
+
+    assert two.ask("take torch 0 -") == LEASE // 2 - TORCH
+    assert one.ask("limit torch 0") == LEASE // 2 - TORCH
+
+
+def test_a_process_that_lost_its_locks_has_them_again_at_the_next_use(start: Start) -> None:
+    one, two = start(), start()
+    one.ask(f"take tensorflow 0 {1024 * MIB}")
+
+    one.ask("walk")
+    one.ask(f"resize tensorflow 0 {1024 * MIB}")
+
+    assert two.ask("take torch 0 -") == LEASE - 1024 * MIB - TENSORFLOW - TORCH
 
 
 class SharedLease(RuleBasedStateMachine):

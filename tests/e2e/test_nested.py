@@ -179,7 +179,7 @@ SHARE = """
 import os, sys
 sys.path.insert(0, os.environ["PYTHONPATH"].split(":")[0])
 from _gpulease_hooks.lease import Lease
-lease = Lease(os.environ["GPULEASE_HOOK"], print)
+lease = Lease(os.environ["GPULEASE_HOOK"])
 try:
     print(lease.take("torch", lease.gpus[0], int(sys.argv[1]) << 20) >> 20, flush=True)
 except RuntimeError as error:

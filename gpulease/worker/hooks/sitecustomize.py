@@ -216,7 +216,7 @@ class GuardedEnviron(os.environ.__class__):
         try:
             return hooks_module("devices").inside(value, self.lease, notify_of_devices)
         except Exception as error:
-            report_failure("cannot read %s=%s: %s" % (DEVICES, value, error))
+            report_failure("cannot read %s=%.100s: %s" % (DEVICES, value, error))
             return "-1"
 
     def leased_fraction(self, value):
@@ -233,7 +233,11 @@ def guard_environ(lease):
     for name in ("__module__", "__name__", "__qualname__"):
         setattr(GuardedEnviron, name, getattr(type(os.environ), name))
     os.environ.__class__ = GuardedEnviron
-    # A shell script may have set the variable before this interpreter started.
+    # A shell script may have set the variables before this interpreter started.
+    chosen = os.environ.get(FRACTIONS[1])
+    if chosen is not None:
+        os.environ.delete_all(FRACTIONS[1:])
+        os.environ[FRACTION] = chosen
     found = os.environ.get(DEVICES)
     if found is None or '"visible":"%s"' % found not in lease:
         os.environ[DEVICES] = os.environ.leased_devices(found)

@@ -21,7 +21,7 @@ IMPLAUSIBLE = 1 << 50
 
 def install(cupy: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported CuPy; `raw` is the lease as JSON."""
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     try:
         if not lease.simulated and _is_used(cupy):
             cupy.cuda.set_allocator(_reporting_allocator(cupy, cupy.cuda.get_allocator(), lease))
@@ -106,13 +106,22 @@ class _Pool:
         if len(gpus) != 1 or self._cupy.cuda.runtime.getDeviceCount() != 1:
             return []
         pool = int(self._cupy.get_default_memory_pool().total_bytes())
-        if not _is_used(self._cupy):
+        limit = self._lease.limit("cupy", gpus[0])
+        change = self._change(limit)
+        if change:
             version = getattr(self._cupy, "__version__", "unknown")
-            text = "CuPy {} is not limited to the lease: the script replaced its memory pool"
-            report.failed(self._lease, "cupy", version, text.format(version))
+            text = "CuPy {} is not limited to the lease: {}".format(version, change)
+            report.failed(self._lease, "cupy", version, text)
             return []
         if pool > IMPLAUSIBLE:
             return []
         self._peak = max(self._peak, pool)
-        limit = self._lease.limit("cupy", gpus[0])
         return [{"gpu": gpus[0]["uuid"], "pool": pool, "peak": self._peak, "limit": limit}]
+
+    def _change(self, limit: int) -> str:
+        """Return what the script has done to the limit; "" if it holds."""
+        if not _is_used(self._cupy):
+            return "the script replaced its memory pool"
+        if not 0 < self._cupy.get_default_memory_pool().get_limit() <= max(1, limit):
+            return "the script set a larger limit"
+        return ""

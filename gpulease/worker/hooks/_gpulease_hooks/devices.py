@@ -17,6 +17,8 @@ NONE = "-1"
 _NO_GPU_ON_PURPOSE = ("", NONE, "none", "nodevfiles")
 """The last one is what Slurm sets for a job without GPUs."""
 _MOST_SHOWN = 100
+_DIGITS = 10
+"""Numbers of GPUs have fewer, and int() refuses thousands of them."""
 _noticed: "Set[str]" = set()
 """Values that this process was notified of."""
 
@@ -64,7 +66,7 @@ def _places(
     # are numbers.
     if all(entry in leased for entry in entries):
         return [leased.index(entry) for entry in entries], False
-    if not all(entry.isdecimal() for entry in entries):
+    if not all(_is_number(entry) for entry in entries):
         return [_place(entry, gpus) for entry in entries], False
     numbers, count = [int(entry) for entry in entries], len(gpus)
     indices = [gpu.get("index") for gpu in gpus]
@@ -76,8 +78,12 @@ def _places(
     return [number if number < count else None for number in numbers], False
 
 
+def _is_number(entry: str) -> bool:
+    return entry.isdecimal() and len(entry) < _DIGITS
+
+
 def _place(entry: str, gpus: Gpus) -> "Optional[int]":
-    if entry.isdecimal():
+    if _is_number(entry):
         return int(entry) if int(entry) < len(gpus) else None
     matching = [place for place, gpu in enumerate(gpus) if entry and gpu["uuid"].startswith(entry)]
     return matching[0] if len(matching) == 1 else None

@@ -24,7 +24,7 @@ LIMITED = ("default", "bfc")
 
 def install(jax: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported JAX; `raw` is the lease as JSON."""
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     if lease.options.get("deterministic"):  # an older daemon sends none
         _make_deterministic()
     client = importlib.import_module("jaxlib.xla_client")

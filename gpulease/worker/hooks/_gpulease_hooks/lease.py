@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from . import shares
 
@@ -26,7 +26,7 @@ TITLES = {
 class Lease:
     """What the job was granted; sizes are bytes, except where MiB is named."""
 
-    def __init__(self, raw: str, report_failure: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, raw: str) -> None:
         fields: dict[str, Any] = json.loads(raw)
         self.simulated: bool = fields["simulated"]
         self.visible: str = fields["visible"]
@@ -40,7 +40,6 @@ class Lease:
         self.job: str = fields["job"]
         self.daemon: str = fields.get("daemon", "")
         """The socket on which the daemon takes memory reports; "" for none."""
-        self._report_failure = report_failure
         self._ledger: str = fields.get("ledger", "")
         """The file by which the processes of the job share the lease; "" for none."""
         self._ranks: "dict[str, str | None]" = fields.get("ranks", {})
@@ -82,7 +81,6 @@ class Lease:
                 (least, most if wanted is None else min(wanted, most)),
                 self.overhead(framework, gpu),
                 lower,
-                self._report_failure,
             )
         except shares.NothingLeft as error:
             raise LeaseTooSmall(self._refusal(framework, gpu, error)) from None
@@ -116,7 +114,7 @@ class Lease:
         for name, before in self._ranks.items():
             value = os.environ.get(name, "")
             digits = value.partition("(")[0]  # Slurm appends a number of nodes
-            if digits.isdigit() and value != before:
+            if digits.isdecimal() and len(digits) < 10 and value != before:
                 return int(digits)
         return 1
 

@@ -5,9 +5,12 @@ a byte of its memory is one offset. A process that takes memory locks as many fr
 locks, fcntl(2)). So no byte is taken twice, and the kernel frees what a process has taken when the
 process ends, however that happens. A FIFO stores nothing: users cannot fill the daemon's disk.
 
-A process loses its locks when it closes any descriptor of the file. So the file is opened once and
-stays open, and each use checks that a script has not closed it meanwhile. A forked child inherits
-no locks.
+A process loses its locks when it closes any descriptor of the file, and a script may do that: it
+closes all descriptors, or opens and closes each entry of /proc/self/fd. So each use checks that the
+descriptor is still the file's, and locks again what this process has taken, except what another
+process has taken meanwhile. Locks of open file descriptions (F_OFD_SETLK) would stay, but a forked
+child would keep them after the end of its parent, and no refusal could name the holder. A forked
+child inherits no locks.
 """
 
 import fcntl
@@ -15,6 +18,7 @@ import os
 import select
 import struct
 import threading
+import time
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -23,6 +27,12 @@ _FLOCK = "hhqqi"
 _BITS = 44
 """A GPU has 2**44 offsets, from this many times its place plus one; control bytes are below."""
 _BELL, _LONGEST = b"!", 4096
+_HIGH = 500
+"""The least number of the descriptor, if the limit allows it: scripts close and reuse low ones."""
+_LOCK_EVERY = 5.0
+_LOOK_EVERY = 0.01
+WAIT_FOR_TURN = 3.0
+"""Seconds that a process waits for its turn. The process that has it may be stopped."""
 _PRESENCE_BITS = 20
 _LANE_BITS = 10
 
@@ -48,18 +58,25 @@ class Ledger:
         self._state = threading.RLock()
 
     def open(self) -> None:
-        """Open the file, also after a script has closed it.
+        """Open the file unless it is open, and lock again what this process has taken.
 
         Raises:
             OSError: it cannot be opened or locked.
         """
         with self._state:
-            if not self._path or self._is_open():
-                return
-            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags)
-            self._file = _identity(self._fd)
-            self._lock_again()
+            if self._path and self._is_open():
+                self._lock_again()
+            self._descriptor()
+
+    def _descriptor(self) -> Optional[int]:
+        """Return the descriptor, of a file opened again if a script has closed it."""
+        with self._state:
+            if self._path and not self._is_open():
+                flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = _moved_up(os.open(self._path, flags))
+                self._file = _identity(self._fd)
+                self._lock_again()
+            return self._fd
 
     def _is_open(self) -> bool:
         try:
@@ -68,8 +85,9 @@ class Ledger:
             return False
 
     def _lock_again(self) -> None:
-        for place, ranges in self._own.items():
-            self._own[place] = [each for each in ranges if self._try_lock(*each)]
+        for ranges in self._own.values():
+            free = [gap for each in ranges for gap in self._gaps(each[0], each[1], [])]
+            ranges[:] = [each for each in free if self._try_lock(*each)]
         for at in self._marks.values():
             self._try_lock(at, at + 1)
 
@@ -83,35 +101,39 @@ class Ledger:
 
     def ring(self) -> None:
         """Wake the processes in `wait_for_bell`, and keep them awake until `silence`."""
-        if self._fd is not None and not self._rings(0):
-            os.write(self._fd, _BELL)
+        fd = self._descriptor()
+        if fd is not None and not _has_data(fd, 0):
+            os.write(fd, _BELL)
 
     def silence(self) -> None:
         """End what `ring` has begun."""
+        fd = self._descriptor()
         try:
-            if self._fd is not None:
-                os.read(self._fd, _LONGEST)
+            if fd is not None:
+                os.read(fd, _LONGEST)
         except BlockingIOError:
             pass  # it is silent
 
     def wait_for_bell(self) -> None:
-        """Return while another process rings."""
+        """Return while another process rings, or after some seconds."""
         self.open()
-        self._rings(None)
-
-    def _rings(self, timeout: Optional[float]) -> bool:
-        return bool(select.select([self._fd], [], [], timeout)[0])
+        fd = self._descriptor()
+        if fd is not None:
+            _has_data(fd, _LOCK_EVERY)
 
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
-        """Be the only process that takes memory of the GPU at `place`.
+        """Be the only process that takes memory of the GPU at `place`, to take it in order.
+
+        After WAIT_FOR_TURN seconds it begins without its turn: no byte can be taken twice.
 
         Raises:
             OSError: the file cannot be opened or locked.
         """
         self.open()
-        if self._fd is not None:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, place, os.SEEK_SET)
+        deadline = time.monotonic() + WAIT_FOR_TURN
+        while not self._try_lock(place, place + 1) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY)
         try:
             yield
         finally:
@@ -122,10 +144,7 @@ class Ledger:
         return [place for place, _, _ in self._others(0, 1 << _PRESENCE_BITS)]
 
     def resize(self, place: int, size: int, capacity: int) -> int:
-        """Take as much of `size` bytes as is free, or give back down to it; return the result.
-
-        Only in a `turn` of this process may it take more.
-        """
+        """Take as much of `size` bytes as is free, or give back down to it; return the result."""
         with self._state:
             ranges = self._own.setdefault(place, [])
             while _size(ranges) > size:
@@ -182,13 +201,13 @@ class Ledger:
 
     def _others(self, start: int, end: int) -> List[Tuple[int, int, int]]:
         """Return the locks of other processes within a range: (start, end, pid)."""
-        found, pending = [], [(start, end)]
-        while pending and self._fd is not None:
+        fd, found, pending = self._descriptor(), [], [(start, end)]
+        while pending and fd is not None:
             start, end = pending.pop()
             if start == end:
                 continue
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-            answer = fcntl.fcntl(self._fd, fcntl.F_GETLK, asked)
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
             kind, _, at, length, pid = struct.unpack(_FLOCK, answer)
             if kind != fcntl.F_UNLCK:
                 low, high = max(start, at), min(end, at + length if length else end)
@@ -197,18 +216,35 @@ class Ledger:
         return found
 
     def _try_lock(self, start: int, end: int) -> bool:
-        if self._fd is None:
+        fd = self._descriptor()
+        if fd is None:
             return True
         try:
             flags = fcntl.LOCK_EX | fcntl.LOCK_NB
-            fcntl.lockf(self._fd, flags, end - start, start, os.SEEK_SET)
+            fcntl.lockf(fd, flags, end - start, start, os.SEEK_SET)
         except (BlockingIOError, PermissionError):  # taken; which of them is up to the system
             return False
         return True
 
     def _unlock(self, start: int, end: int) -> None:
-        if self._fd is not None:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN, end - start, start, os.SEEK_SET)
+        fd = self._descriptor()
+        if fd is not None:
+            fcntl.lockf(fd, fcntl.LOCK_UN, end - start, start, os.SEEK_SET)
+
+
+def _moved_up(fd: int) -> int:
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:
+        return fd  # the process may not have so many
+    os.close(fd)
+    return high
+
+
+def _has_data(fd: int, seconds: float) -> bool:
+    waiting = select.poll()  # select() takes no descriptor above 1023
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 def _identity(fd: int) -> Tuple[int, int]:

@@ -22,7 +22,7 @@ OLDEST = (1, 8)
 
 def install(onnxruntime: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported ONNX Runtime; `raw` is the lease as JSON."""
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     # A daemon before this hook sent no pools for it.
     if lease.simulated or "onnxruntime" not in lease.gpus[0]["pools"]:
         return lease.lift

@@ -27,7 +27,7 @@ for power, letter in enumerate("kmgtp", 1):
 
 def install(rmm: Any, raw: str, report_failure: ReportFailure) -> Undo:
     """Hook the imported RMM; `raw` is the lease as JSON."""
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     gpus = lease.named(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     # A daemon before this hook sent no pools for it.
     if lease.simulated or not gpus or "rmm" not in gpus[0]["pools"]:

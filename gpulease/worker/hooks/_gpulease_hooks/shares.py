@@ -9,6 +9,7 @@ the largest in full, the others by half.
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Callable, Dict, List, Optional, Tuple
@@ -73,7 +74,7 @@ class Shares:
     def held(self, place: int, framework: str) -> Optional[int]:
         """Return the size of a framework's pool; None if it has taken none."""
         pool = self._pools.get(place, {}).get(framework)
-        return None if pool is None else pool.size
+        return None if pool is None else max(0, pool.size)
 
     def take(
         self,
@@ -82,7 +83,6 @@ class Shares:
         sizes: Tuple[int, int],
         overhead: int,
         lower: Optional[Lower] = None,
-        report: Callable[[str], None] = lambda text: None,
     ) -> int:
         """Take a pool for `framework`, and return its size; `sizes` are the least and the most.
 
@@ -97,10 +97,21 @@ class Shares:
                 return min(held, sizes[1])
             try:
                 return self._take(at, framework, sizes, overhead, lower)
-            except OSError as error:
-                report("other processes of this job are not counted: %s" % error)
-                self._ledger.give_up()
+            except NothingLeft:
+                raise
+            except Exception as error:  # noqa: BLE001  (the limit matters more)
+                self._do_without_ledger(error)
                 return self._take(at, framework, sizes, overhead, lower)
+
+    def _do_without_ledger(self, error: Exception) -> None:
+        """Count only this process from now on; its frameworks are still limited to the lease."""
+        self._ledger.give_up()
+        try:
+            text = "gpulease: other processes of this job are not counted: %s\n" % error
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001  (there is no stderr)
+            return
 
     def _take(
         self,
@@ -117,7 +128,7 @@ class Shares:
             pool = pools[framework] = Pool(0, overhead, None)
             try:
                 self._grow(at, pool, part)
-                if pool.size < min(part, self._equal_part(at.place) - overhead):
+                if pool.size < max(0, min(part, self._equal_part(at.place) - overhead)):
                     self._make_room(at, pool, part)
                 if pool.size < sizes[0]:
                     raise self._refusal(at, framework, sizes[0] + overhead)
@@ -134,17 +145,30 @@ class Shares:
     def resize(self, place: int, framework: str, wanted: int) -> int:
         """Change the size of a pool to `wanted` bytes or what is free; return it."""
         at, pool = self._places[place], self._pools[place][framework]
-        with self._taking, self._ledger.turn(place):
-            self._grow(at, pool, min(wanted, at.part - pool.overhead))
-        return pool.size
+        wanted = min(wanted, at.part - pool.overhead)
+        with self._taking:
+            try:
+                with self._ledger.turn(place):
+                    self._grow(at, pool, wanted)
+            except Exception as error:  # noqa: BLE001  (as above)
+                self._do_without_ledger(error)
+                self._grow(at, pool, wanted)
+        return max(0, pool.size)
 
     def release(self, framework: str) -> None:
         """Give back what a framework has taken."""
         with self._taking, self._state:
-            for place, pools in self._pools.items():
-                if pools.pop(framework, None) is not None:
-                    self._ledger.resize(place, self._total(place), self._places[place].capacity)
-                    self._mark(place)
+            try:
+                self._release(framework)
+            except OSError as error:
+                self._do_without_ledger(error)
+                self._release(framework)
+
+    def _release(self, framework: str) -> None:
+        for place, pools in self._pools.items():
+            if pools.pop(framework, None) is not None:
+                self._ledger.resize(place, self._total(place), self._places[place].capacity)
+                self._mark(place)
 
     def _mark(self, place: int) -> None:
         """Remove the marks of pools that are gone."""
@@ -154,12 +178,12 @@ class Shares:
                 self._ledger.unmark(place, int(kind))
 
     def _grow(self, at: Place, pool: Pool, size: int) -> None:
-        """Give a pool `size` bytes, or what is free."""
+        """Give a pool `size` bytes, or what is free; below 0 if that is less than its overhead."""
         with self._state:
             pool.size = max(0, size)
             total = self._total(at.place)
             got = self._ledger.resize(at.place, total, at.capacity)
-            pool.size = max(0, pool.size - (total - got))
+            pool.size -= total - got
 
     def _total(self, place: int) -> int:
         pools = list(self._pools.get(place, {}).values())
@@ -176,7 +200,7 @@ class Shares:
     def _make_room(self, at: Place, pool: Pool, part: int) -> None:
         """Let other pools give way until `pool` has an equal part; wait for other processes."""
         equal = self._equal_part(at.place)
-        part = min(part, equal - pool.overhead)
+        part = max(0, min(part, equal - pool.overhead))
         self._give_way(at, equal)
         self._grow(at, pool, part)
         deadline = time.monotonic() + WAIT_FOR_ROOM
@@ -219,7 +243,7 @@ class Shares:
         try:
             signals = getattr(signal, "valid_signals", lambda: range(1, signal.NSIG))
             signal.pthread_sigmask(signal.SIG_BLOCK, signals())
-            while True:
+            while self._ledger.is_shared():
                 self._ledger.wait_for_bell()
                 turns = self._ledger.turns()
                 for place in turns:

@@ -32,7 +32,7 @@ def install(tensorflow: Any, raw: str, report_failure: ReportFailure) -> Undo:
 
     The returned function removes the limit from a TensorFlow that was not used under the lease.
     """
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     version = getattr(tensorflow, "__version__", "of unknown version")
     configure = _Limiter(lease, report_failure, version)
     missing = []

@@ -43,7 +43,7 @@ def install(torch: Any, raw: str, report_failure: ReportFailure) -> Undo:
 
     The returned function removes the limit, even from a PyTorch that has used the GPU.
     """
-    lease = Lease(raw, report_failure)
+    lease = Lease(raw)
     if lease.options.get("deterministic"):  # an older daemon sends none
         _make_deterministic(torch, report_failure)
     if lease.simulated:
