@@ -159,6 +159,7 @@ def hold_submission_of(
         invocation=Invocation((), "/", environment, options=options),
         wait_for=span("time to wait", request.wait, at_least=0),
         holder=Holder(process, _asker(caller, find)),
+        only_lease=request.adopt,
         key=checked_key(request.key),
         named=gpu_names(request.claim.named),
     )

@@ -19,7 +19,7 @@ from gpulease.errors import BadValue, NoRoomNow, WrongState
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, ProcessFinder, Submission, Transaction
-from gpulease.service.submission import refuse_one_more
+from gpulease.service.submission import refuse_one_more, refuse_second_lease
 from gpulease.service.user_limits import with_time_limit
 from gpulease.units import format_size
 
@@ -118,15 +118,17 @@ def adopt(
         at: the time.
 
     Raises:
+        AlreadyLeased: the process has a lease.
         WrongState: the process uses no GPU outside leases.
         NoRoomNow: it does not fit, and why on which GPU.
         BadValue: it asks for more GPUs than the process uses.
         TooMany: the owner has too many leases.
     """
     submission, uses = wanted.submission, wanted.uses
+    refuse_second_lease(tx, submission, "adopt")
     if not uses:
         raise WrongState(
-            f"cannot adopt {wanted.process}: it uses no GPU, or it has a lease",
+            f"cannot adopt {wanted.process}: it uses no GPU outside leases",
             "gpulease status lists the processes without a lease; to lease memory for one that "
             "has not used a GPU yet: gpulease hold --pid",
         )

@@ -70,6 +70,8 @@ class Submission:
     """The longest wait for a grant; None is without end, zero is no wait."""
     holder: Holder | None = None
     """The process that a lease without a job is for."""
+    only_lease: bool = False
+    """Refused if that process has a lease."""
     key: str | None = None
     """The owner's key for this submission; a second one with the same key adds no job."""
     usage: JobUsage = NO_USAGE

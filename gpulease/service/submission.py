@@ -11,7 +11,7 @@ from gpulease.domain.memory_estimate import MOST_RUNS, PastRun, deciding_run, sc
 from gpulease.domain.placement import can_ever_hold
 from gpulease.domain.plan import plan, why_waiting
 from gpulease.domain.snapshot import ledgers
-from gpulease.errors import BadValue, CannotLease, NoRoomNow, TooMany
+from gpulease.errors import AlreadyLeased, BadValue, CannotLease, NoRoomNow, TooMany
 from gpulease.service import dependencies
 from gpulease.service.gpu_choice import (
     refuse_choice,
@@ -111,6 +111,7 @@ def submit(
     """Queue a job, and return it when it is on disk; for a known key, return the first job.
 
     Raises:
+        AlreadyLeased: the process of a hold has a lease, and may have only one.
         BadValue: its time limit is longer than its user may have.
         CannotLease: this machine can never grant the claim, or never to this user.
         NoRoomNow: the job would have to wait, but must not.
@@ -147,6 +148,8 @@ def queue(
     Raises what `submit` raises, but not NoRoomNow.
     """
     limits = policy.limits(submission.owner)
+    if submission.only_lease:
+        refuse_second_lease(tx, submission, "hold a lease for")
     refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
     empty = ledgers(snapshot((), seen, policy, {}, at))
     if submission.named:
@@ -283,6 +286,23 @@ def _refuse_to_wait(
     where = "; ".join(f"GPU {each.label}: {each.why}" for each in waits.refusal.obstacles)
     where = where if waits.over_limit is None else str(waits.over_limit)
     raise NoRoomNow(f"cannot lease {job.claim} now" + (f": {where}" if where else ""), _WAIT)
+
+
+def refuse_second_lease(tx: Transaction, submission: Submission, verb: str) -> None:
+    """Check that the process of a hold holds no lease and waits for none.
+
+    Raises:
+        AlreadyLeased: it does.
+    """
+    process = None if submission.holder is None else submission.holder.process
+    for job in tx.live() if process is not None else ():
+        if job.holder is not None and job.holder.process == process and process is not None:
+            has = "waits for a lease" if job.state is State.QUEUED else "has a lease"
+            raise AlreadyLeased(
+                f"cannot {verb} process {process.pid}: it {has}, job {job.label}",
+                f"gpulease show {job.label} shows it; to lease again, release it first: "
+                f"gpulease cancel {job.label}",
+            )
 
 
 def refuse_one_more(policy: Policy, submission: Submission, before: UserCount) -> None:

@@ -26,6 +26,14 @@ _FLAGS: Final = frozenset(
     }
 )
 """The options of `run` without a value, of all engines. All others take one."""
+_GLOBAL_FLAGS: Final = frozenset(
+    {
+        *("-D", "--debug", "--debug-full", "--experimental", "--help", "--insecure-registry"),
+        *("--noout", "--remote", "-r", "--syslog", "--tls", "--tlsverify"),
+        *("--trace", "--transient-store", "--version", "-v"),
+    }
+)
+"""The engines' options before the command that have no value."""
 _SHORT_FLAGS: Final = frozenset("diPqt")
 _VISIBLE: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _PATH: Final = "PYTHONPATH"
@@ -103,8 +111,8 @@ def _notice(dropped: Sequence[str], *, simulated: bool) -> str:
 def _end_of_run(argv: Sequence[str]) -> int | None:
     """Return where the options of `run` begin; None if this is another command.
 
-    A word behind an option is taken for its value, so that no table of the engines' global options
-    is needed: `podman --log-level debug run`.
+    A word behind an option is its value, as in `podman --log-level debug run`, except behind the
+    options that have none.
     """
     if not argv or PurePath(argv[0]).name not in ENGINES:
         return None
@@ -112,7 +120,7 @@ def _end_of_run(argv: Sequence[str]) -> int | None:
     for place, word in enumerate(argv[1:], 1):
         if word == "run":
             return place + 1
-        is_value = before.startswith("-") and "=" not in before
+        is_value = before.startswith("-") and "=" not in before and before not in _GLOBAL_FLAGS
         if not (word.startswith("-") or is_value or word == "container"):
             return None
         before = word

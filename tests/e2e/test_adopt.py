@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from gpulease.errors import WrongState
+from gpulease.errors import AlreadyLeased
 from gpulease.wire.requests import AdoptRequest
 from nvml_stand_in import Card, StandIn
 
@@ -144,11 +144,15 @@ def test_an_admin_adopts_what_runs_without_a_lease(
     assert (job.name, job.kind, job.pid) == ("sleep", "hold", stranger.pid)
     wait_for("it is held", lambda: daemon.job(job.id)["state"] == "active")
     assert "framework" not in daemon.job(job.id)["leases"][0]["enforced_by"]
-    assert "has a lease" in refused(daemon, "adopt", str(stranger.pid))
-    with pytest.raises(WrongState):
+    for command in (["adopt"], ["hold", "--mem", "23G", "--pid"]):
+        assert f"has a lease, job {job.id}" in refused(daemon, *command, str(stranger.pid))
+    with pytest.raises(AlreadyLeased):
         daemon.client.adopt(AdoptRequest(stranger.pid, key="another"))
     with process() as idle:
         assert "uses no GPU" in refused(daemon, "adopt", str(idle.pid))
+        held = hold(daemon, idle.pid, "--mem", "1G")
+        why = refused(daemon, "hold", "--mem", "1G", "--pid", str(idle.pid))
+        assert f"has a lease, job {held}" in why
     assert "no such process" in refused(daemon, "adopt", "4194000")
 
 

@@ -75,11 +75,12 @@ def test_a_process_that_holds_memory_gets_a_lease_for_it(
 ) -> None:
     daemon = make_gpu_daemon()
     with Allocator(2 * G) as stranger:
-        wait_for("it holds all", lambda: memory_of(daemon, stranger.pid) >= 2 * G)
-        held = memory_of(daemon, stranger.pid)
         daemon.run("adopt", str(stranger.pid))
         (job,) = daemon.client.jobs(everything=True).jobs
-        assert [each.memory for each in job.leases] == [held]
+        held = sum(each.memory for each in job.leases)
+        assert held >= 2 * G
+        # The adoption reads the GPU; the status shows an earlier reading until the next one.
+        wait_for("the status shows as much", lambda: memory_of(daemon, stranger.pid) == held)
         assert "framework" not in job.leases[0].enforced_by
         memory = first_gpu(daemon)["memory"]
         assert memory["leased"] == memory["committed"] == held
