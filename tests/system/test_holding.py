@@ -30,7 +30,8 @@ def test_a_job_is_held_by_the_driver_and_to_its_own_gpu_also_after_a_restart(
 
     lease = held_by(gpulease, job)
     assert lease["gpu"] == StandIn.uuid(0)
-    assert lease["enforced_by"] == ["driver", "framework", "watch", "devices"]
+    # No framework runs in it.
+    assert lease["enforced_by"] == ["driver", "watch", "devices"]
     assert lease["driver_limit"] == 2816 * M
     scope = f"{CGROUPS}/gpulease-job-{job}.scope"
     assert stand_in.limits() == {(lease["gpu"], scope): (0, 2816 * M)}
@@ -58,7 +59,7 @@ def test_where_the_driver_does_not_keep_its_limit_the_other_rungs_stay_and_the_j
     job = gpulease.submit("--mem", "3000M", "--", "sleep", "600")
     shown = gpulease.wait_until(job, "active")
     (lease,) = shown["leases"]
-    assert lease["enforced_by"] == ["framework", "watch", "devices"]
+    assert lease["enforced_by"] == ["watch", "devices"]
     assert lease["driver_limit"] is None
     (event,) = [event for event in shown["events"] if event["kind"] == "enclosed"]
     assert "driver" in event["detail"]
