@@ -1,4 +1,4 @@
-"""The reservation for the job that has waited longest: particular GPUs, from a particular instant.
+"""The reservation for a job that has waited for long: particular GPUs, from a particular instant.
 
 The GPUs are those on which the job fits first if running jobs use their whole time limit. This
 choice is stable: predictions change with each end of a job, and with each change of the choice, the

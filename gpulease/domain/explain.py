@@ -67,8 +67,8 @@ def with_job(decided: Plan, job: Job) -> Plan:
 
     The other waiting jobs stay as they are: what fits has started.
     """
-    after, reservation = decided.after, decided.reservation
-    first = {*decided.promised, *(() if reservation is None else (reservation.job,))}
+    after = decided.after
+    first = {*decided.promised, *(each.job for each in decided.reservations)}
     jobs = [each for each in after.jobs if each.id != job.id]
     kept = [each for each in jobs if each.holds_memory or each.id in first]
     return plan(replace(after, jobs=[*kept, job]))
@@ -122,13 +122,15 @@ def _less_memory(decided: Plan, claim: Claim, starts: _Starts, smallest: int) ->
 
 def _less_time(decided: Plan, job: Job, starts: _Starts) -> Suggestion | None:
     """Suggest the longest time limit that ends before a reservation or a window begins."""
-    at, reservation = decided.snapshot.at, decided.reservation
+    at = decided.snapshot.at
     ends: list[tuple[timedelta, JobId | None]] = [
         (window.begins_at - at, None) for window in decided.snapshot.windows
     ]
-    if reservation is not None and reservation.job != job.id:
-        left = timedelta(seconds=reservation.at_s - at.timestamp())
-        ends.append((left, reservation.job))
+    ends += (
+        (timedelta(seconds=each.at_s - at.timestamp()), each.job)
+        for each in decided.reservations
+        if each.job != job.id
+    )
     for left, before in sorted(ends, key=lambda end: end[0], reverse=True):
         limit = left // (step := _HOUR if left >= _DAY else _MINUTE) * step
         if limit < _MINUTE or limit >= (job.claim.time_limit or timedelta.max):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
+from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
 from gpulease.units import GIB, format_size
@@ -223,8 +224,8 @@ class LimitCheck:
         self._held: dict[int, Held] = {}
         self._budgets: dict[int, OverLimit] = {}
         """By uid: the users who have used all of their budget."""
-        self._kept: Job | None = None
-        self._known: dict[tuple[int, Claim, bool], OverLimit | None] = {}
+        self._kept: dict[JobId, Job] = {}
+        self._known: dict[tuple[int, Claim, JobId | None], OverLimit | None] = {}
         """Answers until something starts: most claims repeat."""
 
     @classmethod
@@ -271,19 +272,20 @@ class LimitCheck:
 
     def keep_for(self, job: Job) -> None:
         """Leave what a job with a reservation needs: its user's other jobs must not take it."""
-        self._kept = job
+        self._kept[job.id] = job
         self._known.clear()
 
     def _held_beside(self, job: Job) -> Held:
-        held, kept = self._held_by(job.owner.uid), self._kept
-        if kept is None or kept.id == job.id or kept.owner.uid != job.owner.uid:
-            return held
-        return replace(
-            held,
-            running=held.running + 1,
-            gpus=held.gpus + kept.claim.gpus,
-            memory=held.memory + memory_of(kept.claim, self._largest),
-        )
+        held = self._held_by(job.owner.uid)
+        for kept in self._kept.values():
+            if kept.id != job.id and kept.owner.uid == job.owner.uid:
+                held = replace(
+                    held,
+                    running=held.running + 1,
+                    gpus=held.gpus + kept.claim.gpus,
+                    memory=held.memory + memory_of(kept.claim, self._largest),
+                )
+        return held
 
     def exceeded_by(self, job: Job) -> OverLimit | None:
         """Return the limit that a queued job would exceed if it started now."""
@@ -291,7 +293,7 @@ class LimitCheck:
         limits = self._limits_of.get(uid)
         if limits is None:
             return None
-        key = uid, job.claim, self._kept is not None and self._kept.id == job.id
+        key = uid, job.claim, job.id if job.id in self._kept else None
         if key not in self._known:
             held = self._held_beside(job)
             self._known[key] = over_limit(limits, held, job.claim, self._largest) or (

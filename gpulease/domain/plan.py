@@ -50,8 +50,8 @@ class Plan:
     gives_up: tuple[JobId, ...]
     aging: tuple[JobId, ...]
     """The jobs that are among the first of their user from now on, so that their age counts."""
-    reservation: Reservation | None
-    """For the job that has waited longest."""
+    reservations: tuple[Reservation, ...]
+    """For the job that has waited longest, and for others that wait for other GPUs."""
     limits: LimitCheck
     """What the limits of users leave after the grants."""
     rooms: Mapping[GpuUuid, Room]
@@ -114,9 +114,8 @@ class Plan:
         if self.closed is not None:
             return {gpu.uuid: self.closed for gpu in self.gpus}
         kept = {gpu: job for job, gpus in self.promised.items() for gpu in gpus}
-        if self.reservation is None:
-            return kept
-        return dict.fromkeys(self.reservation.memory, self.reservation.job) | kept
+        reserved = {gpu: each.job for each in self.reservations for gpu in each.memory}
+        return reserved | kept
 
     @property
     def is_closed(self) -> bool:
@@ -127,14 +126,15 @@ class Plan:
     def waiting(self) -> Mapping[JobId, WaitReason]:
         """Why each waiting job was not granted. Jobs that differ in nothing share one object."""
         granted_now = {job for job, _ in self.grants}
+        reserved_for_it = {each.job for each in self.reservations}
         shared: dict[Hashable, WaitReason] = {}
         reasons = {}
         for job in self.snapshot.jobs:
             if job.holds_memory or job.id in self.blocked:
                 continue
             if job.id not in granted_now:
-                first = self.reservation is not None and self.reservation.job == job.id
-                key = (kind_of(job), first, self.limits.exceeded_by(job), self.promised.get(job.id))
+                own = job.id if job.id in reserved_for_it else None
+                key = (kind_of(job), own, self.limits.exceeded_by(job), self.promised.get(job.id))
                 if key not in shared:
                     shared[key] = why_waiting(self, job)
                 reasons[job.id] = shared[key]
@@ -155,7 +155,7 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
         tuple(grants.items()),
         planning.gives_up(),
         planning.newly_aging(),
-        planning.reservation,
+        tuple(planning.reservations),
         planning.limits,
         {room.uuid: room for room in planning.rooms},
         planning.stops_aging(),
@@ -169,12 +169,12 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
 
 def order_after(decided: Plan) -> Sequence[Job]:
     """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
-    return order_of(decided.after, decided.reservation)
+    return order_of(decided.after, decided.reservations)
 
 
-def order_of(snapshot: Snapshot, reservation: Reservation | None) -> Sequence[Job]:
+def order_of(snapshot: Snapshot, reservations: Sequence[Reservation]) -> Sequence[Job]:
     """Return the waiting jobs that may start, in the order in which a pass tries them."""
-    return PlanningPass(snapshot).in_order(reservation)
+    return PlanningPass(snapshot).in_order(reservations)
 
 
 def started(job: Job, placement: Placement, at: datetime) -> Job:
@@ -208,14 +208,15 @@ def why_waiting(plan_: Plan, job: Job) -> WaitReason:
         else:
             obstacles.append(obstacle)
     refusal = Refusal(tuple(sorted(obstacles, key=lambda each: each.sort_key)), tuple(fitting))
-    mine = plan_.reservation is not None and plan_.reservation.job == job.id
-    reserved = frozenset(plan_.reserved) if mine else frozenset()
+    reserved = frozenset(
+        gpu for each in plan_.reservations if each.job == job.id for gpu in each.memory
+    )
     return WaitReason(refusal, reserved=reserved)
 
 
 def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle | None:
     """Return why a GPU with enough free memory is kept from a job."""
-    snapshot, reservation = plan_.snapshot, plan_.reservation
+    snapshot = plan_.snapshot
     history, policy = snapshot.history, snapshot.policy
     utilization = need.utilization(history, policy)
     if not plan_.rooms[gpu.uuid].shares(utilization, policy):
@@ -224,14 +225,15 @@ def _why_kept(plan_: Plan, need: Need, job: JobId, gpu: GpuMemory) -> Obstacle |
         return reserved_for(plan_.closed, gpu)
     if not fits(need.claim, plan_.rooms[gpu.uuid]) and gpu.uuid in plan_.reserved:
         return reserved_for(plan_.reserved[gpu.uuid], gpu)
-    if reservation is None or reservation.job == job or need.preemptible:
-        return None
     at_s = snapshot.at.timestamp()
-    if reservation.leaves(gpu.uuid, need.claim, utilization, policy) or not (
-        reservation.is_outlasted_by(need, at_s, history, policy)
-    ):
-        return None
-    return reserved_for(reservation.job, gpu)
+    for kept in plan_.reservations:
+        if kept.job == job or need.preemptible:
+            continue
+        if kept.is_outlasted_by(need, at_s, history, policy) and not (
+            kept.leaves(gpu.uuid, need.claim, utilization, policy)
+        ):
+            return reserved_for(kept.job, gpu)
+    return None
 
 
 def _window_ahead(plan_: Plan, job: Job, need: Need, gpu: GpuMemory) -> Obstacle | None:

@@ -1,8 +1,8 @@
 """One pass over the queue: the working state of a decision, and the rules in their order.
 
 Jobs that others made way for start first. Then each priority class has its turn: its oldest jobs,
-of which the first that does not fit gets a reservation, then whatever fits, by score. Preemptible
-jobs come last. `plan` reads the result.
+of which the first that does not fit gets a reservation, and others one on GPUs that do not suit the
+first; then whatever fits, by score. Preemptible jobs come last. `plan` reads the result.
 """
 
 import math
@@ -21,6 +21,7 @@ from gpulease.domain.backfill import (
 )
 from gpulease.domain.calendar import Calendar, Stay
 from gpulease.domain.candidates import Candidates
+from gpulease.domain.choice import suits
 from gpulease.domain.eligibility import Block, blocks
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, wait_has_expired
@@ -66,7 +67,10 @@ class PlanningPass:
         ahead = [each for each in snapshot.windows if each.ends_at > snapshot.at]
         self.calendar = Calendar(ahead, gpus, self._stays())
         self.grants: dict[JobId, Placement] = {}
-        self.reservation: Reservation | None = None
+        self.reservations: list[Reservation] = []
+        self._spoken_for: set[GpuUuid] = set()
+        """The GPUs that suit the jobs with a reservation; only others are reserved after them. All
+        GPUs suit a claim without a choice: nothing is left then."""
         self._refused: dict[Hashable, int] = {}
         """The least memory that was refused, by what else decides, see `_kind`."""
         self.closed: JobId | None = None
@@ -130,7 +134,7 @@ class PlanningPass:
         """
         every = (group for groups in self.queue.groups.values() for group in groups.values())
         for rank in sorted({group.need.rank for group in every if not group.need.preemptible}):
-            if self.reservation is None:
+            if len(self._spoken_for) < len(self.rooms):
                 self._start_the_oldest(rank)
             if self.closed is not None:
                 return
@@ -139,26 +143,40 @@ class PlanningPass:
     def _start_the_oldest(self, rank: int) -> None:
         """Start the oldest jobs of a class, and reserve GPUs for the first that does not fit.
 
-        A job that the end of no job helps gets no reservation: it waits for something else. A hard
-        reservation is for memory alone: how busy a GPU will be at that time cannot be promised.
+        If that job asks for particular GPUs, the next one gets a reservation on the others. A job
+        that the end of no job helps gets none: it waits for something else. A hard reservation is
+        for memory alone: how busy a GPU will be at that time cannot be promised.
         """
         tried: set[Claim] = set()
         for job in self._oldest(rank):
             need = self.queue.need(job)
             passed = job.id in self.making_way.promised or job.claim in tried
-            if passed or self.limits.exceeded_by(job) or self._start(job, need):
+            left = () if passed else self._left_for(job.claim)
+            if not left or self.limits.exceeded_by(job) or self._start(job, need):
                 continue
             if self._is_hard(job) and self._start(job, need, on_busy=True):
                 continue
             tried.add(job.claim)
             if wait_has_expired(job, self.at) or self._make_way_for(job, need):
                 continue
-            self.reservation = self._reserve(job, need)
-            if self.reservation is not None:
+            reservation = self._reserve(job, need, left)
+            if reservation is not None:
+                self.reservations.append(reservation)
+                self._spoken_for.update(room.uuid for room in left)
                 self.limits.keep_for(job)
                 if self.policy.name is PolicyName.FIFO:
                     self.closed = job.id
-                return
+                if self.closed is not None or len(self._spoken_for) == len(self.rooms):
+                    return
+
+    def _left_for(self, claim: Claim) -> list[Room]:
+        """Return the GPUs that suit a claim and none of the jobs with a reservation."""
+        return [
+            room
+            for room in self.rooms
+            if room.uuid not in self._spoken_for
+            and (not claim.is_choosy or suits(claim, room.reading))
+        ]
 
     def _oldest(self, rank: int) -> Iterator[Job]:
         """Return the jobs of a class that may have a reservation, the first in line first."""
@@ -175,7 +193,7 @@ class PlanningPass:
                     oldest.append((-age, job.id, job))
         return (job for *_, job in sorted(oldest))
 
-    def _reserve(self, job: Job, need: Need) -> Reservation | None:
+    def _reserve(self, job: Job, need: Need, rooms: Sequence[Room]) -> Reservation | None:
         hard = self._is_hard(job)
         # A job that uses more than its lease frees that much.
         held_on: dict[JobId, list[tuple[GpuUuid, int]]] = {}
@@ -194,7 +212,7 @@ class PlanningPass:
             job.id,
             job.claim,
             need.utilization(self.history, self.policy),
-            self.rooms,
+            rooms,
             ends,
             self.policy,
             self.score,
@@ -254,7 +272,8 @@ class PlanningPass:
 
     def _kind(self, need: Need) -> Hashable:
         utilization = need.utilization(self.history, self.policy)
-        return need.claim.gpus, need.claim.choice, utilization, self._is_held_back(need)
+        ahead = tuple(kept.job for kept in self._ahead_of(need))
+        return need.claim.gpus, need.claim.choice, utilization, ahead
 
     def start_preemptible_jobs(self) -> None:
         """Start the preemptible jobs that fit; they delay no reservation in any case."""
@@ -265,13 +284,13 @@ class PlanningPass:
         placed = {*self.grants, *promised} if promised else self.grants
         return Candidates(groups, self.queue.jobs, self.order, placed)
 
-    def in_order(self, reservation: Reservation | None) -> list[Job]:
+    def in_order(self, reservations: Sequence[Reservation]) -> list[Job]:
         """Return the waiting jobs in the order in which they are tried; start none."""
-        first = None if reservation is None else self.queue.jobs[reservation.job]
-        found = [] if first is None else [first]
+        first = {kept.job for kept in reservations}
+        found = [self.queue.jobs[kept.job] for kept in reservations]
         candidates = self._candidates(groups.values() for groups in self.queue.groups.values())
         for each in candidates:
-            if each.job is not first:
+            if each.job.id not in first:
                 found.append(each.job)
             candidates.started(each)
         return found
@@ -320,29 +339,37 @@ class PlanningPass:
             and fits(job.claim, room)
             and (on_busy or room.shares(utilization, self.policy))
         ]
-        held_back = self._is_held_back(need)
-        if held_back:
-            able = self._beside(job.claim, utilization, able)
+        ahead = self._ahead_of(need)
+        if ahead:
+            able = self._beside(ahead, job.claim, utilization, able)
         chosen = choose(job.claim, able, self.score)
         if chosen is None:
             return False
-        self._grant(job, need, chosen, utilization, held_back=held_back)
+        self._grant(job, need, chosen, utilization, ahead)
         return True
 
-    def _is_held_back(self, need: Need) -> bool:
-        """Tell whether a job that starts now may take what is reserved for another one."""
-        kept = self.reservation
-        if kept is None or need.preemptible:
-            return False
-        return kept.is_outlasted_by(need, self.now_s, self.history, self.policy)
+    def _ahead_of(self, need: Need) -> Sequence[Reservation]:
+        """Return the reservations that a job which starts now may run into."""
+        if not self.reservations or need.preemptible:
+            return ()
+        return [
+            kept
+            for kept in self.reservations
+            if kept.is_outlasted_by(need, self.now_s, self.history, self.policy)
+        ]
 
-    def _beside(self, claim: Claim, utilization: float, rooms: Iterable[Room]) -> list[Room]:
-        """Return the GPUs where a claim fits beside the reserved job."""
-        kept = self.reservation
+    def _beside(
+        self,
+        ahead: Sequence[Reservation],
+        claim: Claim,
+        utilization: float,
+        rooms: Iterable[Room],
+    ) -> list[Room]:
+        """Return the GPUs where a claim fits beside the jobs with these reservations."""
         return [
             room
             for room in rooms
-            if kept is None or kept.leaves(room.uuid, claim, utilization, self.policy)
+            if all(kept.leaves(room.uuid, claim, utilization, self.policy) for kept in ahead)
         ]
 
     def _grant(
@@ -351,17 +378,16 @@ class PlanningPass:
         need: Need,
         rooms: Sequence[Room],
         utilization: float,
-        *,
-        held_back: bool,
+        ahead: Sequence[Reservation],
     ) -> None:
         allocations = []
         for room in rooms:
             memory = job.claim.memory_on(room.allocatable)
             allocations.append((room.uuid, memory))
             room.take(memory, job.claim.exclusive, utilization)
-            later = self.reservation.rooms.get(room.uuid) if self.reservation else None
-            if held_back and later is not None:
-                later.take(memory, job.claim.exclusive, utilization)
+            for kept in ahead:
+                if room.uuid in kept.rooms:
+                    kept.rooms[room.uuid].take(memory, job.claim.exclusive, utilization)
         self.grants[job.id] = Placement(tuple(allocations))
         self.limits.start(job, sum(memory for _, memory in allocations))
         self.order.started(need)
@@ -404,8 +430,8 @@ class PlanningPass:
         if self.limits.exceeded_by(job) is not None:
             return False
         wanted, able = self._wanted(need), self._open_to(need, self.rooms)
-        if self._is_held_back(need):
-            able = self._beside(job.claim, wanted.utilization, able)
+        if ahead := self._ahead_of(need):
+            able = self._beside(ahead, job.claim, wanted.utilization, able)
         if not self.making_way.make_room(job.id, wanted, self.rooms, able):
             return False
         self._count(job, need)

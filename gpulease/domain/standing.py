@@ -67,7 +67,7 @@ def standings(plan: Plan) -> list[UserStanding]:
 def _turns(plan: Plan) -> dict[str, tuple[int, Job]]:
     """Return the place of each user, and the job that goes next."""
     first: dict[str, Job] = {}
-    for job in order_of(plan.snapshot, plan.reservation):
+    for job in order_of(plan.snapshot, plan.reservations):
         if job.owner.user not in first and plan.limits.exceeded_by(job) is None:
             first[job.owner.user] = job
     return {user: (place, job) for place, (user, job) in enumerate(first.items(), 1)}

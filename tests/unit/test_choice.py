@@ -180,9 +180,10 @@ def test_no_plan_violates_a_choice(
     by_id = {job.id: job for job in jobs}
     for job, placed in decided.grants:
         refuse_violations(by_id[job].claim, [uuid for uuid, _ in placed.allocations], readings)
-    if decided.reservation is not None:
-        claim = by_id[decided.reservation.job].claim
-        refuse_violations(claim, list(decided.reservation.memory), readings)
+    kept = [uuid for each in decided.reservations for uuid in each.memory]
+    assert len(kept) == len(set(kept)), "no GPU is reserved twice"
+    for each in decided.reservations:
+        refuse_violations(by_id[each.job].claim, list(each.memory), readings)
 
 
 def test_a_refused_wish_does_not_stop_others_with_more_memory() -> None:

@@ -74,8 +74,8 @@ def test_a_shorter_job_would_start_before_the_reservation() -> None:
     old = job(2, 8 * G, hours_old=50)
     first = running(1, 4 * G, limit=3 * HOUR)
     decided = world([first], [old, waiting := job(3, 2 * G)], gpus())
-    assert decided.reservation is not None
-    assert decided.reservation.job == 2
+    assert decided.reservations
+    assert decided.reservations[0].job == 2
     assert options_of(decided, waiting) == ["--time 2h"]
     assert suggestions(decided, waiting, G)[0].before == 2
 

@@ -178,8 +178,8 @@ def test_no_job_outlasts_the_soft_reservation_of_the_oldest() -> None:
     wide = job(3, gpus=2, age=25 * HOUR)
     decided = decide([held, wide, job(4, command="half")], 2, history=history)
     assert starts(decided) == [4], "0.4 hours, taken twice, end before"
-    assert decided.reservation is not None
-    assert decided.reservation.at_s == (NOON + timedelta(minutes=50)).timestamp()
+    assert decided.reservations
+    assert decided.reservations[0].at_s == (NOON + timedelta(minutes=50)).timestamp()
     late = decide([held, wide, job(4, command="hour")], 2, history=history)
     assert starts(late) == []
     assert set(late.reserved) == {"GPU-0", "GPU-1"}
@@ -222,8 +222,8 @@ def test_nothing_is_reserved_for_a_job_that_no_end_helps() -> None:
     there = [reading("GPU-0", 0), reading("GPU-1", 1)]
     jobs = [running(job(1, 4 * G)), job(2, gpus=2, age=99 * HOUR), job(3, age=30 * HOUR)]
     decided = plan(Snapshot(jobs, there, NOON, drained={there[1].uuid: "fan"}))
-    assert decided.reservation is not None
-    assert decided.reservation.job == 3
+    assert decided.reservations
+    assert decided.reservations[0].job == 3
 
 
 def test_other_jobs_of_a_user_leave_the_limit_to_the_reserved_one() -> None:

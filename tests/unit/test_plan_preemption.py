@@ -145,7 +145,7 @@ def test_several_jobs_have_others_make_way_in_their_order() -> None:
 def test_preemptible_jobs_use_what_is_reserved_and_make_way_when_the_job_fits() -> None:
     wide = waiting(2, 8, QueueOptions(aging_since_at=NOON - timedelta(days=3)), gpus=2)
     held = planned(active(waiting(1, 8), A), wide, waiting(3, 8, SPARE), gpus=2)
-    assert held.reservation is not None
+    assert held.reservations
     assert granted(held) == {3}
     fits_now = planned(wide, active(waiting(3, 8, SPARE), B), gpus=2)
     assert (fits_now.preempts, fits_now.promised.keys()) == (((3, 2),), {2})
@@ -158,8 +158,8 @@ def test_a_reservation_counts_with_a_grace_of_at_most_five_minutes() -> None:
     for asked, reserved_min in ((None, 3), (timedelta(minutes=4), 5), (timedelta(hours=1), 6)):
         spare = replace(active(waiting(3, 8, SPARE), B), grace=asked)
         held = planned(fixed, wide, spare, gpus=2)
-        assert held.reservation is not None
-        assert held.reservation.at_s == (NOON + timedelta(minutes=reserved_min)).timestamp()
+        assert held.reservations
+        assert held.reservations[0].at_s == (NOON + timedelta(minutes=reserved_min)).timestamp()
 
 
 def test_under_strict_order_the_first_has_others_make_way_and_the_rest_wait() -> None:

@@ -117,7 +117,7 @@ def test_a_job_that_a_window_blocks_reserves_nothing() -> None:
     jobs = [running(9, 0, HOUR), old, job(2, limit=HOUR, gpus=1)]
     for name in PolicyName:
         decided = decide(jobs, window(2 * HOUR, 0), policy=QueuePolicy(name=name, most_sharing=3))
-        assert decided.reservation is None
+        assert not decided.reservations
         assert starts(decided) == {2: ["GPU-0"]}
 
 
@@ -128,8 +128,8 @@ def test_no_gpu_is_reserved_from_an_instant_at_which_the_job_would_run_into_a_wi
     )  # fmt: skip
     jobs = [running(8, 0, HOUR), running(9, 1, 2 * HOUR), big]
     decided = decide(jobs, window(2 * HOUR + HOUR / 2, 0), gpus=2)
-    assert decided.reservation is not None
-    assert set(decided.reservation.memory) == {"GPU-1"}, "on GPU-0 it would fit after an hour"
+    assert decided.reservations
+    assert set(decided.reservations[0].memory) == {"GPU-1"}, "on GPU-0 it would fit after an hour"
 
 
 @given(

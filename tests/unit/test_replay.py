@@ -52,8 +52,10 @@ class Watch:
     def __call__(self, moment: Moment) -> None:
         for gpu in moment.plan.gpus:
             assert gpu.committed <= (gpu.allocatable or 0)
-        kept = moment.plan.reservation
-        if kept is not None and kept.hard:
+        assert len(moment.plan.reservations) <= 1, "no job of a trace asks for particular GPUs"
+        for kept in moment.plan.reservations:
+            if not kept.hard:
+                continue
             at_s = moment.at_s + kept.at_s - moment.snapshot.at.timestamp()
             assert at_s <= self.promises.get(kept.job, at_s) + 1e-3, "a start has delayed it"
             self.promises[kept.job] = at_s
