@@ -124,7 +124,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         GpuleaseError: the daemon cannot run.
     """
     base = open_foundation(settings, SystemClock())
-    table, process_ends = ProcessTable(), ProcessWatch()
+    table, process_ends = ProcessTable(base.secret), ProcessWatch()
     processes = _process_finder(base, table)
     observer = GpuObserver(base.store, base.probe, processes, base.clock, base.observation_thread)
     user_policy = UserPolicy(settings)
@@ -189,6 +189,7 @@ def _launch_context(
     settings = base.settings()
     return LaunchContext(
         installation=base.installation,
+        secret=base.secret,
         as_other_users=os.geteuid() == 0,
         simulated=base.is_simulated,
         driver=base.probe.driver,

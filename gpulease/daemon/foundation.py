@@ -58,6 +58,8 @@ class Foundation:
     store: SqlStore
     installation: str
     """Distinguishes this daemon's processes from those of other daemons on the machine."""
+    secret: str
+    """What the markers of its jobs are made with."""
     probe: NvmlProbe | SimulatedGpus
     clock: Clock
     writer: WriterThread
@@ -75,12 +77,13 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
     Raises:
         GpuleaseError: the daemon cannot run.
     """
-    state, store, installation = open_record(settings)
+    state, store, (installation, secret) = open_record(settings)
     return Foundation(
         settings=CurrentSettings(settings),
         state=state,
         store=store,
         installation=installation,
+        secret=secret,
         probe=open_probe(settings, store),
         clock=clock,
         writer=WriterThread("writer"),
@@ -113,8 +116,9 @@ def simulated_gpus(text: str) -> Sequence[SimulatedGpu]:
         raise BadConfiguration(error.message, error.hint) from error
 
 
-def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
-    """Lock the state directory and open its database; also return the name of the installation.
+def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str, str]]:
+    """Lock the state directory and open its database; also return the name of the installation
+    and its secret.
 
     Raises:
         StateUnusable: it cannot be used without a change.
@@ -139,11 +143,11 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, str]:
             _refuse_to_forget(running, store)
             # With a new or restored database, a job must not get the directory of another job.
             store.skip_ids_up_to(taken)
-            installation = store.installation()
+            identity = store.installation(), store.secret()
         except RecordUnwritable as error:
             raise StateUnwritable(error.message, error.hint) from error
         stack.pop_all()
-    return state, store, installation
+    return state, store, identity
 
 
 def _taken(state: StateDirectory, path: Path) -> int:

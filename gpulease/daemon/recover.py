@@ -71,8 +71,8 @@ def _surviving_job(number: JobId, directory: Path, record: Record, alive: bool) 
         return SurvivingJob(number, record, alive, None)
     for pid in (each.pid for each in process_tree.descendants(shim)):
         environment = _environment(pid)
-        installation, _, job = environment.get(MARKER, "").rpartition("/")
-        if job != str(number) or not installation:
+        installation, _, job = environment.get(MARKER, "").partition("/")
+        if job.partition("/")[0] != str(number) or not installation:
             continue
         gpus = _gpus(environment)
         found = _job(number, record, shim, pid, gpus)

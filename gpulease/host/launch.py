@@ -13,6 +13,7 @@ from gpulease.domain.job import Invocation, Job
 from gpulease.domain.lease import Lease
 from gpulease.domain.memory_estimate import OverheadKey
 from gpulease.host.launcher import Launch, UserIdentity
+from gpulease.host.processes import marker
 from gpulease.shim.launch_request import EarlySignalSpec, TerminalSpec
 from gpulease.worker.container_command import ContainerCommand, starts_container, with_lease
 from gpulease.worker.environment import LeasedGpu, OverheadOf, WorkerOptions, worker_environment
@@ -28,6 +29,8 @@ class LaunchContext:
 
     installation: str
     """Identifies the processes of this daemon; another daemon on this machine has another."""
+    secret: str
+    """What the markers of its jobs are made with."""
     as_other_users: bool
     """The daemon is root, and starts jobs as the users that submitted them."""
     simulated: bool
@@ -171,7 +174,7 @@ def _overhead(job: Job, context: LaunchContext) -> OverheadOf:
 
 def marker_of(job: JobId, context: LaunchContext) -> str:
     """Return the environment variable's value that marks the processes of a job."""
-    return f"{context.installation}/{job}"
+    return marker(context.installation, job, context.secret)
 
 
 def grace_of(job: Job, context: LaunchContext) -> timedelta:

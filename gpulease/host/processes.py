@@ -1,10 +1,11 @@
 """Find the user and the job of a process, given a pid from the driver.
 
 A process belongs to a job if it is in the job's scope; otherwise if it descends from the job's
-shim; otherwise if its environment has the job's marker, `GPULEASE_WORKER=<instance>/<job>`, and its
-user is the job's or root has put it into a container. A marker is easily forged, but a uid is not,
-and only root assigns scopes. The uid in a container says nothing about its user, but an engine that
-runs as root starts containers only for users that could become root anyway.
+shim; otherwise if its environment has the job's marker, `GPULEASE_WORKER=<instance>/<job>/<mac>`,
+and its user is the job's or root has put it into a container. A uid cannot be forged, and only root
+assigns scopes. The uid in a container says nothing about its user, so there the marker counts by
+its message authentication code, which no other user can compute. Jobs from before an upgrade may
+have a marker without one; it counts only in processes of the job's owner.
 
 `PidReuse` finds pids in the driver's lists that other processes have by now. When a process dies,
 its GPU memory stays allocated under its pid while a child keeps the files open. Meanwhile the
@@ -12,6 +13,7 @@ kernel may give the pid to a process that has none of that memory.
 """
 
 import asyncio
+import hmac
 import os
 import pwd
 import signal
@@ -34,9 +36,21 @@ _CUT_OFF_AT = 15
 """Bytes of a process's name that the kernel keeps, see proc_pid_comm(5)."""
 _LARGEST_ENVIRONMENT = 8 << 20
 _DEEPEST = 4096
+_MOST_DIGITS = 19
 _LOOK_AGAIN_S = 0.1
 _MOST_REMEMBERED = 4096
 _ASK_TO_END = (signal.SIGTERM, signal.SIGCONT)
+
+
+def marker(installation: str, job: JobId, secret: str) -> str:
+    """Return the value that marks the processes of a job; `secret` is what only the daemon has."""
+    name = f"{installation}/{job}"
+    return f"{name}/{hmac.new(secret.encode(), name.encode(), 'sha256').hexdigest()}"
+
+
+def _unsigned(mark: str | None) -> str | None:
+    """Return `<instance>/<job>` of a marker."""
+    return None if mark is None else "/".join(mark.split("/")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,9 @@ class ProcessIdentity:
 class ProcessTable:
     """Looks up processes. What cannot change while a process lives is read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str = "") -> None:
+        """`secret` is that of the markers of jobs."""
+        self._secret = secret
         self._markers: dict[tuple[int, int], str] = {}
         """By pid and start time, since pids are reused."""
 
@@ -98,7 +114,8 @@ class ProcessTable:
         """Return the job of each of `pids` that belongs to one.
 
         `roots` are the pids of living shims, `marker_prefix` is `<instance>/`, and `owners` are the
-        uids of jobs: a marker counts only in a process of the job's owner, or in a container.
+        uids of jobs: a marker counts only in a process of the job's owner, or, with its code, in a
+        container.
         """
         seen: dict[int, Entry | None] = {}
         jobs: dict[int, JobId] = {}
@@ -115,38 +132,43 @@ class ProcessTable:
     ) -> JobId | None:
         if found is None:
             return None
-        marker = self._marker(found)
-        if marker is None or not marker.startswith(prefix):
+        mark = self._marker(found)
+        if mark is None or not mark.startswith(prefix):
             return None
-        number = marker.removeprefix(prefix)
-        if not (number.isascii() and number.isdigit()):
+        number = mark.removeprefix(prefix).partition("/")[0]
+        if not (number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
             return None
         job = JobId(int(number))
-        return job if owners is None or _may_mark(found.pid, owners.get(job)) else None
+        if owners is None:
+            return job
+        is_signed = hmac.compare_digest(
+            mark.encode(), marker(prefix.rstrip("/"), job, self._secret).encode()
+        )
+        return job if _may_mark(found.pid, owners.get(job), is_signed=is_signed) else None
 
-    def in_containers(self, marker: str, owner: int) -> set[Entry]:
-        """Return the processes with `marker` (`<instance>/<job>`) that are in containers."""
+    def in_containers(self, mark: str, owner: int) -> set[Entry]:
+        """Return the processes with the marker `mark` that are in containers."""
         return {
             found
             for found in processes()
             if not found.zombie
             and cgroups.container_of(found.pid) is not None
-            and _may_mark(found.pid, owner)
-            and self._marker(found) == marker
+            and _may_mark(found.pid, owner, is_signed=True)
+            and self._marker(found) == mark
         }
 
     def survivors(
         self,
-        marker: str,
+        mark: str,
         owner: int | None = None,
         session: int | None = None,
         scope: JobId | None = None,
     ) -> set[Entry]:
         """Return the processes that a dead shim has left behind.
 
-        They have `marker` (`<instance>/<job>`) or are in `session`, which the shim led and whose id
-        is not reused while it has members; and they belong to `owner`, if given. Processes in the
-        scope of the job `scope` are included in any case.
+        They have the marker `mark`, with or without its code, or are in `session`, which the shim
+        led and whose id is not reused while it has members; and they belong to `owner`, if given.
+        Processes in the scope of the job `scope` are included in any case.
         """
         there = list(processes())
         in_scope = set() if scope is None else cgroups.members(scope)
@@ -163,21 +185,24 @@ class ProcessTable:
                 # The user first: a process can block the read of its marker, see `proc_reader`.
                 or (
                     owner in (None, real_uid(found.pid))
-                    and (found.session == session or self._marker(found) == marker)
+                    and (
+                        found.session == session
+                        or _unsigned(self._marker(found)) == _unsigned(mark)
+                    )
                 )
             )
         }
 
     async def end_survivors(
         self,
-        marker: str,
+        mark: str,
         grace: timedelta,
         owner: int | None = None,
         session: int | None = None,
         scope: JobId | None = None,
     ) -> None:
         """Send SIGTERM to the survivors of a shim, and SIGKILL after `grace`; return at the end."""
-        await self.end(partial(self.survivors, marker, owner, session, scope), grace)
+        await self.end(partial(self.survivors, mark, owner, session, scope), grace)
 
     async def end(self, look: Callable[[], set[Entry]], grace: timedelta) -> None:
         """Send SIGTERM to the processes that `look` finds, and SIGKILL after `grace`.
@@ -195,15 +220,15 @@ class ProcessTable:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     def of_job(
-        self, job: JobId, marker: str, owner: int, shim: Entry | None, session: int | None
+        self, job: JobId, mark: str, owner: int, shim: Entry | None, session: int | None
     ) -> set[Entry]:
         """Return the living processes of a job without a directory, except its shim.
 
-        They are below `shim`, or belong to `owner` and have `marker` or are in `session`. A scope
-        with the job's number may belong to another daemon. It counts if one of these processes or
-        the shim is in it.
+        They are below `shim`, or belong to `owner` and have the marker `mark` or are in `session`.
+        A scope with the job's number may belong to another daemon. It counts if one of these
+        processes or the shim is in it.
         """
-        found = self.survivors(marker, owner, session, None)
+        found = self.survivors(mark, owner, session, None)
         if shim is not None:
             found.update(process_tree.descendants(shim.pid))
         known = {each.pid for each in found} | ({shim.pid} if shim is not None else set())
@@ -219,17 +244,19 @@ class ProcessTable:
         A missing marker is not remembered: between fork and exec it is not there yet.
         """
         key = (found.pid, found.started)
-        marker = self._markers.get(key) or _read_marker(found.pid)
-        if marker is not None:
+        mark = self._markers.get(key) or _read_marker(found.pid)
+        if mark is not None:
             if len(self._markers) >= _MOST_REMEMBERED:
                 self._markers.clear()
-            self._markers[key] = marker
-        return marker
+            self._markers[key] = mark
+        return mark
 
 
-def _may_mark(pid: int, owner: int | None) -> bool:
+def _may_mark(pid: int, owner: int | None, *, is_signed: bool) -> bool:
     """Return whether the marker of a job of the user `owner` counts in a process."""
-    return owner is not None and (owner == real_uid(pid) or cgroups.in_container_of_root(pid))
+    if owner is None:
+        return False
+    return owner == real_uid(pid) or (is_signed and cgroups.in_container_of_root(pid))
 
 
 def _by_ancestry(

@@ -235,7 +235,7 @@ def _differences(before: Job, after: Job, labels: Mapping[GpuUuid, str]) -> Iter
     old, new = dict(_described(before, labels)), dict(_described(after, labels))
     for what, value in new.items():
         if value != old[what]:
-            yield f"{what} {old[what]} to {value}"
+            yield f"{f'{what} ' if what else ''}{old[what]} to {value}"
 
 
 def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, str]]:
@@ -243,9 +243,9 @@ def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, s
     yield "name", job.name
     yield "memory", _memory(claim)
     yield "GPUs", str(claim.gpus)
-    yield "which GPU", ", ".join(labels.get(uuid, uuid) for uuid in claim.named) or "any"
+    yield "", _named(claim, labels)
     yield "model", claim.model or "any"
-    yield "total memory", "any" if claim.min_vram is None else format_size(claim.min_vram)
+    yield "least GPU size", "any" if claim.min_vram is None else format_size(claim.min_vram)
     yield "same model", "yes" if claim.same_model else "no"
     yield "time limit", "none" if claim.time_limit is None else format_span(claim.time_limit)
     yield "priority", options.priority
@@ -254,6 +254,12 @@ def _described(job: Job, labels: Mapping[GpuUuid, str]) -> Iterator[tuple[str, s
     begin = options.begin_at
     yield "begin", "none" if begin is None else begin.isoformat(timespec="seconds")
     yield "after", ", ".join(map(str, options.after)) or "none"
+
+
+def _named(claim: Claim, labels: Mapping[GpuUuid, str]) -> str:
+    if not claim.named:
+        return "any GPU"
+    return f"GPU {', '.join(labels.get(uuid, uuid) for uuid in claim.named)}"
 
 
 def _memory(claim: Claim) -> str:

@@ -6,6 +6,7 @@ Every job that waits or holds memory is also kept in memory as last committed, s
 `count_jobs` reads the file of a daemon that may be running, without migrating it.
 """
 
+import secrets
 import sqlite3
 import threading
 import uuid
@@ -299,10 +300,18 @@ class SqlStore:
 
         Created once; `known` is the former id, if the database lost it.
         """
-        name = {"key": "installation", "value": known or uuid.uuid4().hex}
+        return self._constant("installation", known or uuid.uuid4().hex)
+
+    def secret(self) -> str:
+        """Return what the markers of jobs are made with; created once."""
+        return self._constant("secret", secrets.token_hex(32))
+
+    def _constant(self, key: str, new: str) -> str:
+        """Return a property that never changes; `new` is its value if it has none."""
+        name = {"key": key, "value": new}
         with self.write_connection() as connection, connection.begin():
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
-            wanted = select(PropertyRow.value).where(PropertyRow.key == name["key"])
+            wanted = select(PropertyRow.value).where(PropertyRow.key == key)
             return connection.execute(wanted).scalar_one()
 
 

@@ -18,7 +18,7 @@ from gpulease.host import cgroups
 from gpulease.host.cgroups import SLICE, scope_name
 from gpulease.host.process_finder import Finder
 from gpulease.host.process_watch import living
-from gpulease.host.processes import MARKER, ProcessTable
+from gpulease.host.processes import MARKER, ProcessTable, marker
 from process_rig import is_running, pids, run, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
@@ -174,15 +174,19 @@ def test_a_marker_counts_for_another_uid_only_in_a_container_that_root_has_made(
     with by_hand.directory(top):
         container = top / f"docker-{CONTAINER}.scope"
         container.mkdir()
-        inside = sleeper(sleepers, container, **{MARKER: "here/7"})
-        outside = sleeper(sleepers, top, **{MARKER: "here/7"})
-        for pid in (inside, outside):
+        mark = marker("here", JobId(7), "")
+        inside = sleeper(sleepers, container, **{MARKER: mark})
+        outside = sleeper(sleepers, top, **{MARKER: mark})
+        forged = sleeper(sleepers, container, **{MARKER: marker("here", JobId(7), "a guess")})
+        old = sleeper(sleepers, container, **{MARKER: "here/7"})
+        for pid in (inside, outside, forged, old):
             wait_until(lambda pid=pid: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         of_another = job(7, owner=owner)
 
-        assert finder().jobs_of([inside, outside], [of_another]) == {inside: 7}
-        assert pids(ProcessTable().in_containers("here/7", owner.uid)) == {inside}
-        assert ProcessTable().in_containers("here/8", owner.uid) == set()
+        assert finder().jobs_of([inside, outside, forged, old], [of_another]) == {inside: 7}
+        assert finder().jobs_of([old], [job(7)]) == {old: 7}, "its owner's, from before an upgrade"
+        assert pids(ProcessTable().in_containers(mark, owner.uid)) == {inside}
+        assert ProcessTable().in_containers(marker("here", JobId(8), ""), owner.uid) == set()
 
         os.chown(container, owner.uid, -1)
         assert finder().jobs_of([inside, outside], [of_another]) == {}, "a user can forge that"

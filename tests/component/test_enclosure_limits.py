@@ -91,6 +91,7 @@ class Rig:
         cards = {uuid: reading(uuid, total=80 * G) for uuid in (FIRST, SECOND)}
         around = LaunchContext(
             installation="x",
+            secret="",
             as_other_users=False,
             simulated=False,
             driver=lambda: "615.10",

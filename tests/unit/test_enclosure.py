@@ -49,6 +49,7 @@ def launched(path: Path, wanted: timedelta | None, usual: timedelta) -> Launch:
     noted, nothing = Noted(path), dict[Any, Any]()
     around = LaunchContext(
         installation="x",
+        secret="",
         as_other_users=False,
         simulated=True,
         driver=lambda: None,
