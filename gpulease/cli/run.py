@@ -125,7 +125,8 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     Exit code: that of COMMAND, or
         2  an option is wrong
        75  gave up waiting (--no-wait, --wait), or would wait (--dry-run)
-       97  with --strict: a framework cannot be limited to the lease
+       97  with --strict: a framework cannot be limited to the lease, or a
+           process sets CUDA_VISIBLE_DEVICES to a GPU outside it
       124  a limit ended the job: its time, its lease, or idleness
       125  gpulease failed, or the daemon refused the request
       126  COMMAND cannot be executed

@@ -78,8 +78,12 @@ class CommandWithUsersDefaults(CommandWithDefaults):
         try:
             return super().invoke(ctx)
         except GpuleaseError as error:
-            culprits = [each for each in _in_effect(ctx) if _is_named(each, error)]
+            found = _in_effect(ctx)
+            culprits = [each for each in found if _is_named(each, error)]
             sources = [f"{each} comes from {each.source}" for each in culprits]
+            if found and not sources:
+                listed = ", ".join(f"{each} ({each.source})" for each in found)
+                sources = [f"defaults in effect: {listed}"]
             if sources:
                 parts = [error.hint, *sources, "gpulease run --no-defaults ignores defaults"]
                 error.hint = "; ".join(part for part in parts if part)
@@ -195,7 +199,8 @@ def _similar(key: str, flags: Mapping[str, Any]) -> str:
 
     known = [flag.removeprefix("--") for flag in flags]
     near = get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else "gpulease run --help lists the options"
+    hint = f"did you mean {near[0]}?" if near else "gpulease run --help lists the options"
+    return f"{hint}; {_WITHOUT}"
 
 
 def _bad_entry(path: Path, why: str, hint: str) -> BadUsage:

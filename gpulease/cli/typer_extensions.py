@@ -17,6 +17,8 @@ _READER = "_runtime_param"
 """Where typer keeps what reads the value of a parameter, once it has built that."""
 _WITHOUT_DEFAULT = frozenset({"help", "no_defaults", "socket"})
 """Parameters that have no default. A socket is trusted, so only the command line may name it."""
+_TYPED_ONLY = frozenset({"dry", "json", "detach", "array", "shell"})
+"""Parameters that change what the command does: a default would surprise."""
 _NEGATIVE = re.compile(r"-\d")
 
 
@@ -88,6 +90,8 @@ class CommandWithDefaults(Command):
         values = self._parsed(ctx, words)
         for name in _WITHOUT_DEFAULT & values.keys():
             raise ValueError(f"--{name.replace('_', '-')} has to be typed")
+        for name in _TYPED_ONLY & values.keys():
+            raise ValueError(f"{self.long_name(ctx, name)} has to be typed")
         for param in self.get_params(ctx):
             if param.name in values:
                 param.process_value(ctx, values[param.name])

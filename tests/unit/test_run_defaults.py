@@ -133,6 +133,7 @@ def test_what_follows_the_command_is_the_commands(user: User) -> None:
         ("list", "after = [true]"),
         ("number", 'gpus = "many"'),
         ("choice", 'visible = "name"'),
+        ("dry-run", "dry-run = true"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_the_file(user: User, label: str, entry: str) -> None:
@@ -163,6 +164,7 @@ def test_a_file_that_cannot_be_read_is_named(user: User, text: str) -> None:
         ("help", "--help"),
         ("no-defaults", "--no-defaults"),
         ("number", "--gpus many"),
+        ("detach", "-d"),
     ],
 )
 def test_a_mistake_in_the_variable_is_named_with_it(user: User, label: str, value: str) -> None:
@@ -192,7 +194,9 @@ def test_an_error_about_what_was_typed_names_no_other_source(
 
     assert call(["--socket", "/nowhere", "run", "--mem", "5X", "x"]) == 125
 
-    assert "GPULEASE_RUN_OPTIONS" not in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "4X" not in shown
+    assert "defaults in effect: --gpus 2 (GPULEASE_RUN_OPTIONS)" in shown
 
 
 def test_the_help_shows_defaults_and_their_sources(
