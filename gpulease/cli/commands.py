@@ -76,6 +76,9 @@ _SUGGESTIONS = {
 """The words of other tools, each with what to use here."""
 
 
+_OPTIONS_OF_RUN = "gpulease run --help lists the options"
+
+
 class _Verbs(VerbGroup):
     verbs = tuple(VERBS)
 
@@ -149,6 +152,24 @@ def parameters(verb: str) -> list[Any]:
     command = _command(verb) if verb else typer.main.get_command(app)
     context = typer.Context(command, info_name=verb, help_option_names=["-h", "--help"])
     return [param for param in command.get_params(context) if not getattr(param, "hidden", False)]
+
+
+def read_run_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of options of `run`, by the names of parameters.
+
+    Raises:
+        BadUsage: `run` would refuse them.
+    """
+    command = _command("run")
+    context = typer.Context(command, info_name="run")
+    try:
+        values: dict[str, Any] = command.read(context, words)
+    except (ValueError, typer.TyperException) as error:
+        why = error.message if isinstance(error, typer.TyperException) else str(error)
+        raise BadUsage(f"cannot use {' '.join(words)}: {why}", _OPTIONS_OF_RUN) from None
+    if rest := values.get("command"):
+        raise BadUsage(f"cannot use {' '.join(words)}: {rest[0]!r} is no option", _OPTIONS_OF_RUN)
+    return values
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -58,8 +58,10 @@ def hook_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
             line(_hook(each, indexes), "" if each.state == "limited" else "warn"),
         )
         for each in job.hooks
+        # On simulated GPUs no framework is limited, which the page says once for all of them.
+        if not _is_without_size(each)
         # A process that still runs without the hook has a line below.
-        if each.state != "absent" or each.pid not in shown
+        and (each.state != "absent" or each.pid not in shown)
     ]
     if not rows:
         return
@@ -70,6 +72,10 @@ def hook_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
     )
     yield line("")
     yield Table(columns, tuple(rows))
+
+
+def _is_without_size(hook: HookView) -> bool:
+    return bool(hook.limits) and all(each.limit is None for each in hook.limits)
 
 
 def _hook(hook: HookView, indexes: Mapping[str, str]) -> str:
@@ -119,6 +125,7 @@ def pool_table(job: JobView, indexes: Mapping[str, str]) -> Iterator[Block]:
         )
         for lease in job.leases
         for pool in lease.pools
+        if pool.limit is not None or pool.peak
     ]
     if not rows:
         return

@@ -31,7 +31,7 @@ from gpulease.cli.job_gpus import (
     pool_table,
     unhooked_lines,
 )
-from gpulease.cli.job_report import first_use, steps, utilization
+from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
 from gpulease.cli.snapshot import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.units import format_span
@@ -89,7 +89,7 @@ def fields(
             yield "over lease", f"{where} {_over(job, lease, now)}"
         elif is_above(job, lease):
             yield "above lease", f"{where}, without consequences now"
-    yield "frameworks", _FRAMEWORKS.get(job.hook or "")
+    yield "frameworks", _frameworks(job)
     yield "idle", _idle(job, now)
     yield "kept", _kept(job, now)
     yield "begins", _begins(job, now)
@@ -129,6 +129,12 @@ def fields(
     yield "process", None if job.pid is None or job.state == "ended" else str(job.pid)
     yield "terminal", "yes" if job.terminal else None
     yield "attach", _attach_command(job)
+
+
+def _frameworks(job: JobView) -> str | None:
+    if job.hook not in {"failed", "absent"} and is_simulated(job):
+        return "not limited: simulated GPU" + ("s" if len(job.devices) > 1 else "")
+    return _FRAMEWORKS.get(job.hook or "")
 
 
 def predicted(at: str | None, now: datetime) -> str | None:

@@ -7,13 +7,18 @@ from gpulease.cli.format import clean, id_of, instant, size
 from gpulease.units import format_span
 from gpulease.wire.jobs import DeviceView, JobView
 
-_STAND_IN = "; CPU devices stand in for simulated GPUs"
+_STAND_IN = "; the name is TensorFlow's: CPU devices stand in for simulated GPUs"
 
 
 def device_lines(job: JobView) -> Iterator[str]:
     """Yield a line for each GPU of a job: its names in frameworks, and what it is."""
     for device in job.devices:
         yield f"gpulease: {names_of(device)} -> {clean(device.gpu)}, {what_is(device)}"
+
+
+def is_simulated(job: JobView) -> bool:
+    """Tell whether the GPUs of a job are simulated."""
+    return any(each.simulated for each in job.devices)
 
 
 def names_of(device: DeviceView) -> str:
@@ -34,7 +39,7 @@ def summary_line(job: JobView) -> str:
 
 
 def _activity(job: JobView) -> Iterator[str | None]:
-    pools = [pool.peak for lease in job.leases for pool in lease.pools if pool.peak is not None]
+    pools = [pool.peak for lease in job.leases for pool in lease.pools if pool.peak]
     yield f"pool peak {size(max(pools))}" if pools else None
     peaks = [(lease.peak, lease.memory) for lease in job.leases if lease.peak is not None]
     if peaks:

@@ -8,25 +8,29 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 import gpulease
+from gpulease.cli import commands
 from gpulease.cli.caller import environment, working_directory
 from gpulease.cli.format import clean
 from gpulease.cli.options import TimeOption
 from gpulease.cli.program import ask_python, python_of
-from gpulease.cli.render import print_stderr, print_stdout
+from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Column, Table, line
 from gpulease.errors import BadUsage, BadValue, GpuleaseError
-from gpulease.units import parse_memory, parse_span
+from gpulease.units import format_span, parse_memory, parse_span
 
 _MAIN = Path(gpulease.__file__).parent / "worker" / "kernel_main.py"
 _NAME = re.compile(r"[a-z0-9._-]+", re.ASCII)
 """The names that Jupyter accepts, in lower case."""
 _HOME = Path("share") / "jupyter" / "kernels"
+_HEADINGS = ("NAME", "DISPLAY NAME", "OPTIONS", "IDLE", "DIRECTORY")
 _SPEC = "kernel.json"
 _OURS = "gpulease"
 """The key of our kernels in the metadata."""
@@ -96,14 +100,40 @@ def kernel(
         run = ["--mem", _checked(mem), *(["--time", time] if time else []), *(names or [])]
         if time is not None:
             parse_span(time)
+        wanted = _label(mem, names or [])
         called = name or f"{_OURS}-{_checked(mem)}".lower().replace("%", "-percent")
-        _install(folder, called, run, display_name, idle)
+        _install(folder, called, run, display_name or (f"{name}: " if name else "") + wanted, idle)
     elif action == "list":
-        for path, spec in _installed(folder):
-            words = " ".join(spec["metadata"][_OURS]["run"])
-            print_stdout(f"{clean(path.name)}  {clean(words)}  {clean(str(path))}")
+        _list(folder)
     else:
         _remove(folder, names or [])
+
+
+def _list(folder: Path) -> None:
+    rows = tuple(
+        tuple(line(clean(str(cell))) for cell in _row(path, spec))
+        for path, spec in _installed(folder)
+    )
+    columns = tuple(Column(title, wraps=True, least=12) for title in _HEADINGS)
+    if rows:
+        show_page([Table(columns, rows)], screen_of(sys.stdout, environment()))
+
+
+def _row(path: Path, spec: Mapping[str, Any]) -> tuple[object, ...]:
+    ours = spec["metadata"][_OURS]
+    idle = format_span(timedelta(seconds=ours["idle"])) if ours.get("idle") else "-"
+    return path.name, spec.get("display_name", "-"), " ".join(ours["run"]), idle, path
+
+
+def _label(mem: str | None, words: Sequence[str]) -> str:
+    """Return the part of the display name after that of the kernel, {python} for the Python.
+
+    Raises:
+        BadUsage: the words are not options of gpulease run.
+    """
+    count = int(commands.read_run_options(words).get("gpus", 1))
+    where = f" on {count} GPUs" if count > 1 else ""
+    return f"{{python}}, {mem}{where}, gpulease"
 
 
 def _checked(mem: str | None) -> str:
@@ -115,9 +145,7 @@ def _checked(mem: str | None) -> str:
     return mem
 
 
-def _install(
-    folder: Path, name: str, run: list[str], display_name: str | None, idle: str | None
-) -> None:
+def _install(folder: Path, name: str, run: list[str], label: str, idle: str | None) -> None:
     if not _NAME.fullmatch(name):
         raise BadValue(
             f"cannot use the name {name!r}: Jupyter allows lower-case letters, digits and . _ -",
@@ -136,19 +164,20 @@ def _install(
             *_command(), "run", *run, "--name", name, "--no-pty", "--end-with-command", "--",
             python.path, str(_MAIN), f"{seconds:g}", "-f", "{connection_file}",
         ],
-        "display_name": display_name or f"Python {python.version} ({run[1]} of GPU memory)",
+        "display_name": label.replace("{python}", f"Python {python.version}"),
         "language": "python",
         # A signal would reach gpulease run, where a second one within a second cancels the job.
         "interrupt_mode": "message",
         "metadata": {"debugger": True, _OURS: {"run": run, "idle": seconds}},
     }  # fmt: skip
+    verb = "replaced" if path.exists() else "installed"
     try:
         path.mkdir(parents=True, exist_ok=True)
         (path / _SPEC).write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise GpuleaseError(f"cannot install the kernel: {path}: {error.strerror}") from error
     print_stdout(name)
-    print_stderr(f"gpulease: installed the kernel {name} in {clean(str(path))}")
+    print_stderr(f"gpulease: {verb} the kernel {name} in {clean(str(path))}")
 
 
 def _command() -> list[str]:

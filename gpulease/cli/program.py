@@ -4,6 +4,7 @@ A command that cannot run is refused here, before it is queued, and not after ho
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import gpulease
 from gpulease.cli.caller import trusted_environment
-from gpulease.errors import CommandNotExecutable, CommandNotFound
+from gpulease.errors import BadUsage, CommandNotExecutable, CommandNotFound
 from gpulease.path_ownership import shaky
 
 _DEFAULT_PATH = "/bin:/usr/bin"
@@ -41,6 +42,7 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
     Raises:
         CommandNotFound: there is no such file.
         CommandNotExecutable: the file cannot be executed.
+        BadUsage: a notebook takes no such arguments.
     """
     name, *rest = command
     if name.endswith(".py") and _exists(script := cwd / name):
@@ -49,6 +51,7 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
             return (python_of(cwd, environment), name, *rest)
     if name.endswith(".ipynb") and _exists(notebook := cwd / name):
         _refuse_unreadable(name, notebook)
+        _refuse_notebook_arguments(name, rest)
         return (_notebook_python(name, cwd, environment), str(_NOTEBOOK_MAIN), name, *rest)
     if "/" in name or not name:
         _refuse_unrunnable(name, cwd / name, cwd)
@@ -93,6 +96,19 @@ def ask_python(python: str, module: str) -> tuple[str, str, bool]:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CommandNotExecutable(f"cannot use {python}: {error}") from None
     return version, prefix, found == "True"
+
+
+def _refuse_notebook_arguments(name: str, words: Sequence[str]) -> None:
+    """Refuse what notebook_main.py does not accept, before the notebook is queued."""
+    match words:
+        case [] | ["-o" | "--output", _]:
+            return
+        case [word] if word.startswith("--output="):
+            return
+    raise BadUsage(
+        f"cannot run {name} with {shlex.join(words)}: a notebook takes only --output FILE",
+        f"for parameters: gpulease run -- papermill {name} OUTPUT.ipynb -p NAME VALUE",
+    )
 
 
 def _notebook_python(name: str, cwd: Path, environment: Mapping[str, str]) -> str:
@@ -197,10 +213,11 @@ def _not_on_path(
     for path in _on_path(name, cwd, environment):
         if _exists(path) and path.is_file():
             return _without_permission(name, str(path))
-    if name.endswith(".py"):
+    if name.endswith((".py", ".ipynb")):
+        what = "script" if name.endswith(".py") else "notebook"
         return CommandNotFound(
             f"cannot run {name}: no such file in {cwd}",
-            "give the path of the script, absolute or relative to that directory",
+            f"give the path of the {what}, absolute or relative to that directory",
         )
     if _runs(cwd / name):
         return CommandNotFound(

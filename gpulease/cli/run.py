@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
         list[str] | None,
         typer.Argument(
             metavar="COMMAND",
-            help="The command and its arguments; a script ending in .py runs under your python.",
+            help="The command and its arguments; a .py script or .ipynb notebook uses your python.",
             show_default=False,
         ),
     ] = None,
@@ -114,6 +114,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
       gpulease run --mem 40% --gpus 2 --time 4h -- torchrun train.py
       gpulease run --mem 8G --processes 2 serve.py
       gpulease run --mem 8G -d --name sweep-7 bash sweep.sh
+      gpulease run --mem 4G train.ipynb --output results.ipynb
       gpulease run --mem 4G -- docker run --rm IMAGE python train.py
       gpulease run --mem 4G --time 4h --signal USR1@2m train.py
       gpulease run --mem 4G --array 0-99%8 train.py

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ LOG_AFTER = 1.0
 """Seconds in the queue before the log says so: most leases are granted at once."""
 LOG_EVERY = 30.0
 _LONGER = "wait=None waits without limit, wait='30m' waits for half an hour"
+_OPTION = re.compile(r"--(gpu-model|min-vram|same-model|gpus|gpu|time)\b(?!-)")
 _SETTLED = ("active", "releasing", "ended")
 
 Result = TypeVar("Result")
@@ -60,9 +62,21 @@ def _queued(client: Client, request: HoldRequest) -> JobView:
             return answer.result()
         except NoRoomNow as error:
             raise NoRoomNow(error.message, _LONGER) from None
+        except GpuleaseError as error:
+            raise with_python_names(error) from None
         except KeyboardInterrupt:
             answer.add_done_callback(partial(_cancel_late, client))
             raise
+
+
+def with_python_names(error: GpuleaseError) -> GpuleaseError:
+    """Name arguments in the hint of an error of the daemon, which names options of the command."""
+
+    def argument(found: re.Match[str]) -> str:
+        return {"time": "time_limit"}.get(found[1], found[1]).replace("-", "_") + "="
+
+    error.hint = _OPTION.sub(argument, error.hint) if error.hint else None
+    return error
 
 
 def _cancel_late(client: Client, answer: Future[JobView]) -> None:

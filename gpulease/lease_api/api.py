@@ -243,7 +243,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
     *,
     gpus: int | None = None,
     gpu: GpuNames | None = None,
-    model: str | None = None,
+    gpu_model: str | None = None,
     min_vram: str | int | None = None,
     same_model: bool = False,
     exclusive: bool = False,
@@ -261,8 +261,8 @@ def lease(  # noqa: PLR0913  each is part of the public API
     Call it before the first use of a GPU; importing a framework earlier is harmless. `memory` is
     on each GPU: "4G", "40%", a number of bytes, or None for the daemon's default. `gpu` names the
     only suitable GPUs: 1, "GPU-5f3a" or a list; the lease is on all of them, or on `gpus` of them.
-    `model` is a part of the name of the GPUs, such as "A100", and `min_vram` their least size, such
-    as "40G"; with `same_model` all of them have the same name. `time_limit` and `wait` are
+    `gpu_model` is a part of the name of the GPUs, such as "A100", and `min_vram` their least size,
+    such as "40G"; with `same_model` all of them have the same name. `time_limit` and `wait` are
     seconds, "30m" or a timedelta; `wait=0` does not wait, None waits without limit.
     `visible`, `growth`, `split` and `processes` are options of `gpulease run`. Without a `client`,
     the daemon is found as the command finds it, or one is started.
@@ -295,7 +295,7 @@ def lease(  # noqa: PLR0913  each is part of the public API
                 exclusive,
                 time_limit,
                 named=names_of(gpu),
-                model=model,
+                model=gpu_model,
                 min_vram=min_vram,
                 same_model=same_model,
             ),

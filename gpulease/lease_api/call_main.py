@@ -75,6 +75,9 @@ def _outcome(file: BinaryIO, preparation: dict[str, Any]) -> tuple[str, Any, str
 
 def _pickled(job: str, outcome: tuple[str, Any, str], dumps: Any) -> bytes:
     kind, content, text = outcome
+    if kind == "error" and not isinstance(content, Exception):
+        # SystemExit or KeyboardInterrupt would end the caller.
+        return pickle.dumps((job, "lost", f"the call raised {content!r}", text))
     try:
         pickled: bytes = dumps((job, *outcome))
         if kind == "error":

@@ -37,6 +37,7 @@ from gpulease.lease_api.acquire import (
     connect,
     framework_options,
     names_of,
+    with_python_names,
 )
 from gpulease.lease_api.call_files import CallFiles, Outcome, name_of
 from gpulease.wire.jobs import JobView
@@ -109,7 +110,7 @@ class Executor(futures.Executor):
         *,
         gpus: int | None = None,
         gpu: GpuNames | None = None,
-        model: str | None = None,
+        gpu_model: str | None = None,
         min_vram: str | int | None = None,
         same_model: bool = False,
         exclusive: bool = False,
@@ -148,7 +149,7 @@ class Executor(futures.Executor):
             exclusive,
             time_limit,
             named=names_of(gpu),
-            model=model,
+            model=gpu_model,
             min_vram=min_vram,
             same_model=same_model,
         )
@@ -298,7 +299,7 @@ class Executor(futures.Executor):
             _log.debug("%s; the call of %s is submitted later", error.message, call.name)
             return False
         except GpuleaseError as error:
-            self._settle(call, Outcome(error=error))
+            self._settle(call, Outcome(error=with_python_names(error)))
         else:
             self._running[call.number] = call
         return True
@@ -390,6 +391,6 @@ def _refuse_inside_a_lease(client: Client) -> None:
 def _without_result(call: _Call, job: JobView) -> CallFailed:
     why = job.reason or spoken(job.outcome or "it has ended")
     hint = job.hint or f"gpulease logs {job.id} shows its output"
-    error = CallFailed(f"cannot get the result of {call.name}: job {job.id} ended: {why}", hint)
+    error = CallFailed(f"cannot get the result of job {job.id} ({call.name}): {why}", hint)
     error.job = job.id
     return error

@@ -1,12 +1,12 @@
 """`%load_ext gpulease`: the line magic %gpulease, which leases GPU memory for a notebook's kernel.
 
-%gpulease 4G --gpus 2      options are the arguments of gpulease.lease
+%gpulease 4G --gpus 2      options as of gpulease run, and the arguments of gpulease.lease
 %gpulease                  show the lease
 %gpulease release
 """
 
 import shlex
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from typing import Any
 
 from gpulease.errors import BadUsage, GpuleaseError
@@ -14,8 +14,9 @@ from gpulease.lease_api import api
 from gpulease.units import format_size
 
 _USAGE = "%gpulease 4G leases 4 GiB, %gpulease 4G --gpus 2 on each of two GPUs"
-_LEFT_OUT = ("memory", "client")
-_SHORT = {"time": "time_limit"}
+_LEFT_OUT = ("client",)
+_SHORT = {"time": "time_limit", "mem": "memory"}
+"""The spellings of the command line for arguments of `gpulease.lease`."""
 
 _taken_by: list[str] = []
 """The words that took the lease of this kernel."""
@@ -27,6 +28,15 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _magic(line: str) -> None:
+    """Lease GPU memory for this kernel.
+
+    %gpulease 4G --gpus 2 --time 8h    lease memory on each GPU; waits in the queue
+    %gpulease                          show the lease
+    %gpulease release                  release it, if no framework has used the GPU
+    %gpulease --help                   list the options
+
+    Options are those of `gpulease.lease`, such as --gpu-model A100 or --wait 30m.
+    """
     from IPython.core.error import UsageError
 
     try:
@@ -38,6 +48,8 @@ def _magic(line: str) -> None:
 
 
 def _answer(words: list[str]) -> str:
+    if words in (["--help"], ["-h"]):
+        return f"{cleandoc(_magic.__doc__ or '')}\n\n{_options(_known())}"
     mine = api.held_lease()
     if words == ["release"]:
         return _release(mine)
@@ -74,17 +86,12 @@ def read_line(words: list[str]) -> tuple[str | None, dict[str, Any]]:
     Raises:
         BadUsage: an option does not exist, or has no value.
     """
-    known = {
-        name: each for name, each in signature(api.lease).parameters.items()
-        if name not in _LEFT_OUT
-    }  # fmt: skip
+    known = _known()
     memory, options, rest = None, dict[str, Any](), list(words)
     while rest:
         word, given, value = rest.pop(0).partition("=")
         if not word.startswith("--"):
-            if memory is not None:
-                raise BadUsage(f"cannot understand {word!r}: the size is {memory}", _USAGE)
-            memory = word
+            memory = _only_size(memory, word)
             continue
         name = word[2:].replace("-", "_")
         name = _SHORT.get(name, name)
@@ -96,13 +103,28 @@ def read_line(words: list[str]) -> tuple[str | None, dict[str, Any]]:
             options[name] = _value(known[name], value if given else rest.pop(0))
         else:
             raise BadUsage(f"cannot understand {word}: its value is missing", _options(known))
+        if name == "memory":
+            memory = _only_size(memory, options.pop(name))
     return memory, options
 
 
+def _known() -> dict[str, Parameter]:
+    parameters = signature(api.lease).parameters.items()
+    return {name: each for name, each in parameters if name not in _LEFT_OUT}
+
+
+def _only_size(before: str | None, size: str) -> str:
+    if before is not None:
+        raise BadUsage(f"cannot understand {size!r}: the size is {before}", _USAGE)
+    return size
+
+
 def _value(parameter: Parameter, text: str) -> Any:
-    return int(text) if "int" in str(parameter.annotation) and text.isdigit() else text
+    is_count = "int" in str(parameter.annotation) and parameter.name != "memory"
+    return int(text) if is_count and text.isdigit() else text
 
 
 def _options(known: dict[str, Parameter]) -> str:
-    names = ", ".join(f"--{name.replace('_', '-')}" for name in known)
+    spelled = {name: short for short, name in _SHORT.items()}
+    names = ", ".join(f"--{spelled.get(name, name).replace('_', '-')}" for name in known)
     return f"options: {names}"

@@ -114,15 +114,14 @@ class HookReports:
             _log.debug("%s; the process without the hook stays in memory", error.message)
 
     async def observe(self, seen: Observation) -> None:
-        """Note the first use of a GPU that the driver shows, and forget jobs that have ended."""
+        """Note the first use of a GPU that is seen, and forget jobs that have ended."""
         holding = {job.id: job for job in self._store.live() if job.holds_memory}
         for known in (self._reports, self._steps):
             for gone in known.keys() - holding.keys():
                 del known[gone]
         self._unwritten &= holding.keys()
-        if not self._by_driver:
-            return
-        await self._note_silent(seen, holding)
+        if self._by_driver:
+            await self._note_silent(seen, holding)
         for number in set(seen.jobs_by_pid.values()) & holding.keys():
             job = holding[number]
             if job.activity.first_use_at is None and job.holder is None:

@@ -12,6 +12,7 @@ import sys
 del sys.path[0]  # the folder of this file, whose modules are not the user's
 
 import nbformat  # noqa: E402
+from jupyter_client.kernelspec import NoSuchKernel  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 from nbclient.exceptions import CellExecutionError  # noqa: E402
 
@@ -49,14 +50,26 @@ def main():
         resources={"metadata": {"path": folder}},
         on_cell_executed=save,
     )
+    was_started = True
+    try:
+        return execute(client)
+    except NoSuchKernel as error:
+        was_started = False
+        sys.stderr.write("gpulease: cannot run %s: %s\n" % (asked.notebook, error))
+        return 1
+    finally:
+        if was_started:
+            save()
+            sys.stderr.write("gpulease: the notebook with its output is %s\n" % output)
+
+
+def execute(client):
+    """Execute the notebook, and return the exit status."""
     try:
         client.execute()
     except CellExecutionError as error:
         sys.stderr.write("%s\n" % error)
         return 1
-    finally:
-        save()
-        sys.stderr.write("gpulease: the notebook with its output is %s\n" % output)
     return 0
 
 

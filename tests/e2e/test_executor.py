@@ -104,22 +104,24 @@ def test_an_exception_arrives_with_the_traceback_of_its_job(daemon: Daemon, tmp_
             def __init__(self, one, two): super().__init__("odd")
         def train(kind):
             if kind == "lambda": return lambda: 1
+            if kind == "exit": sys.exit(3)
             raise Odd(1, 2) if kind == "odd" else Diverged("at step 7")
         """,
         """\
         with gpulease.Executor("1G") as pool:
-            futures = [pool.submit(train, kind) for kind in ("", "odd", "lambda")]
+            futures = [pool.submit(train, kind) for kind in ("", "odd", "lambda", "exit")]
         error = futures[0].exception()
         tell(type(error) is Diverged, error, "in train" in str(error.__cause__))
         for future in futures[1:]:
             tell(type(future.exception()).__name__, future.exception().job, future.exception())
         """,
     )  # fmt: skip
-    first, odd, unpicklable = shown.splitlines()
+    first, odd, unpicklable, left = shown.splitlines()
     assert first == "True at step 7 True"
     assert odd.startswith("CallFailed 2") and mentions(odd, "Odd: odd")
     assert unpicklable.startswith("CallFailed 3") and mentions(unpicklable, "pickle")
-    assert [job["exit_status"] for job in daemon.jobs()] == [1, 1, 0]
+    assert left.startswith("CallFailed 4") and mentions(left, "SystemExit(3)")
+    assert [job["exit_status"] for job in daemon.jobs()] == [1, 1, 0, 1]
     assert "Diverged: at step 7" in daemon.run("logs", "1").stderr
 
 

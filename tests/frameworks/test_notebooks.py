@@ -388,6 +388,24 @@ def test_a_notebook_that_fails_keeps_what_it_has_done(daemon: Daemon, user: User
     assert outputs(user.folder / "mine.ipynb")[0] == "first\n"
 
 
+def test_what_a_notebook_cannot_run_with_is_refused_in_one_line(daemon: Daemon, user: User) -> None:
+    path = user.folder / "train.ipynb"
+    notebook(path, "1")
+    for words in (["-p", "rate", "0.1"], ["--outptu", "x.ipynb"]):
+        done = user.gpulease("run", "--mem", "2G", "train.ipynb", *words, check=False)
+        assert done.returncode == 2 and mentions(done.stderr, "--output", "papermill")
+    missing = user.gpulease("run", "--mem", "2G", "nosuch.ipynb", check=False)
+    assert missing.returncode == 127 and mentions(missing.stderr, "no such file in")
+    assert daemon.jobs() == []
+    content = json.loads(path.read_text())
+    content["metadata"] = {"kernelspec": {"name": "nokernel", "display_name": "none"}}
+    path.write_text(json.dumps(content))
+    done = user.gpulease("run", "--mem", "2G", "train.ipynb", check=False)
+    assert done.returncode == 1 and mentions(done.stderr, "nokernel")
+    assert "Traceback" not in done.stderr
+    assert not (user.folder / "train.out.ipynb").exists()
+
+
 def test_without_nbclient_a_notebook_is_refused_with_what_is_missing(
     daemon: Daemon, user: User
 ) -> None:

@@ -30,6 +30,9 @@ def spec(folder: Path, name: str, **metadata: object) -> Path:
     [
         (["install"], 2, "--mem 4G"),
         (["install", "--mem", "4 apples"], 125, "4G"),
+        (["install", "--mem", "4G", "--", "--gpus", "2", "--frob"], 2, "run --help"),
+        (["install", "--mem", "4G", "--", "--gpus", "x"], 2, "run --help"),
+        (["install", "--mem", "4G", "--", "--gpus", "2", "extra"], 2, "run --help"),
         (["install", "--mem", "4G", "--name", "My Kernel"], 125, "--display-name"),
         (["install", "--mem", "4G"], 125, "pip install ipykernel"),
         (["remove"], 2, "gpulease kernel list"),
@@ -54,4 +57,4 @@ def test_only_kernels_of_gpulease_are_listed(
     spec(home, "odd", gpulease="no")
     assert call(["kernel", "list"]) == 0
     listed = capsys.readouterr().out
-    assert mentions(listed, "mine", "--mem 4G") and listed.count("\n") == 1
+    assert mentions(listed, "mine", "--mem 4G", "IDLE") and listed.count("\n") == 2
