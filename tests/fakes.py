@@ -142,6 +142,9 @@ class FakeFinder:
     def living(self, pid: int) -> LivingProcess | None:
         return self.processes.get(pid)
 
+    def is_above_daemon(self, pid: int) -> bool:
+        return pid == 1
+
     def is_stopped(self, pid: int) -> bool:
         return pid in self.stopped
 

@@ -8,7 +8,7 @@ import typer
 from gpulease.cli import options as given
 from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import clean, id_of, index_of, size
-from gpulease.cli.render import print_stdout
+from gpulease.cli.render import print_stderr, print_stdout
 from gpulease.client import Client, encode, indent
 from gpulease.units import Share, format_span, parse_memory, parse_span
 from gpulease.wire.jobs import JobView
@@ -57,6 +57,9 @@ def adopt(
     client = connect(ctx, socket)
     job = client.adopt(AdoptRequest(pid, claim, name))
     print_stdout(indent(encode(job)) if as_json else adopted(client, job, pid))
+    for event in client.job(job.id).events:
+        if event.kind == "notice" and not as_json:
+            print_stderr(f"gpulease: {clean(event.detail or '')}")
 
 
 def adopted(client: Client, job: JobView, pid: int) -> str:

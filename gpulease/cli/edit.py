@@ -137,8 +137,6 @@ def _set_gpus(request: EditRequest, gpu: list[str] | None) -> None:
     if gpu is None:
         return
     request.named = [] if gpu == [_ANY] else gpu_names(gpu)
-    if request.gpus is None and request.named:
-        request.gpus = len(request.named)
 
 
 def _min_vram(size: str | None) -> int | None:

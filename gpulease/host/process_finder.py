@@ -18,6 +18,7 @@ from pathlib import Path
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.host import cgroups
+from gpulease.host.proc_reader import real_uid
 from gpulease.host.process_watch import has_ended, living
 from gpulease.host.processes import PidReuse, ProcessTable
 from gpulease.service.ports import LivingProcess
@@ -144,6 +145,11 @@ class Finder:
         found = living(pid)
         return found and replace(found, name=_readable(found.name))
 
+    def is_above_daemon(self, pid: int) -> bool:
+        """Return whether the daemon is this process or runs below it."""
+        daemon = os.getpid()
+        return daemon in self._table.jobs_of([daemon], {pid: JobId(0)}, self._marker_prefix, {})
+
     def is_stopped(self, pid: int) -> bool:
         """Return whether a signal has stopped the process with this pid, as Ctrl-Z does."""
         found = entry(pid)
@@ -169,7 +175,8 @@ class Finder:
         The scope counts first, then the ancestors, then the marker. A process below the holder of a
         lease belongs to that lease. If a holder has several leases, a process belongs to the one in
         whose environment it was started, or else to the latest. A holder inside a job does not
-        count: it and all processes below it belong to that job's lease.
+        count: it and all processes below it belong to that job's lease. An adopted process may be
+        high in the tree, so those of other users below it do not belong to its lease.
         """
         pids = list(pids)
         shims = {
@@ -182,9 +189,11 @@ class Finder:
         owners = {job.id: job.owner.uid for job in jobs}
         found = self._table.jobs_of(pids, {**shims, **holders}, self._marker_prefix, owners)
         held = {job.id: job.owner.uid for job in jobs if job.holder is not None}
+        adopted = {job.id: job.owner.uid for job in jobs if job.holder and job.holder.adopted}
         below = [pid for pid, job in found.items() if job in held]
         if below:
             found |= self._table.jobs_of(below, {}, self._marker_prefix, held)
+        found = {pid: job for pid, job in found.items() if _may_belong(pid, adopted.get(job))}
         return {**found, **self._table.in_scopes(pids, scopes)}
 
     def knows_pids(self, pids: Iterable[int], found: Collection[int]) -> bool:
@@ -216,6 +225,11 @@ class Finder:
         within = self._table.jobs_of(holders, shims, self._marker_prefix, {})
         within |= self._table.in_scopes(holders, scopes)
         return {pid: job for pid, job in holders.items() if pid not in within}
+
+
+def _may_belong(pid: int, uid: int | None) -> bool:
+    """Return whether a process may belong to what `uid` adopted; None if that is not its case."""
+    return uid is None or real_uid(pid) == uid
 
 
 def _holders(jobs: Sequence[Job]) -> dict[int, JobId]:

@@ -30,6 +30,11 @@ def adoption_of(request: AdoptRequest, caller: Caller, context: RequestContext) 
             f"cannot adopt process {pid}: no such process",
             "the process must run on this machine; a process in a container has another pid here",
         )
+    if pid == 1 or context.processes.is_above_daemon(pid):
+        raise NotAllowed(
+            f"cannot adopt process {pid}: the daemon of gpulease runs below it",
+            "name a process further down: gpulease status lists those without a lease",
+        )
     is_own = found.uid == caller.uid
     if not is_own and not (rights.is_admin(caller) and rights.daemon_uid == 0):
         raise NotAllowed(
@@ -61,10 +66,11 @@ async def adopt(
 ) -> Job:
     """Lease what a process uses. Raises what `refuse_unlisted` and `Scheduler.adopt` raise."""
     seen = await context.scheduler.observer.observe()
-    refuse_unlisted(seen)
     uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
+    refuse_unlisted(seen, uses)
     by_admin = context.rights.is_admin(caller)
-    wanted = Adoption(order, uses, caller.user, _names_size(asked), by_admin)
+    processes = context.processes
+    wanted = Adoption(order, uses, caller.user, _names_size(asked), processes, by_admin)
     return await context.scheduler.adopt(wanted, seen)
 
 
@@ -79,7 +85,7 @@ async def lease_used(
         return None
     order = replace(order, holder=Holder(order.holder.process, None, adopted=True))
     uses = await asyncio.to_thread(find_uses, order, seen, context.processes)
-    wanted = Adoption(order, uses, by, _names_size(asked))
+    wanted = Adoption(order, uses, by, _names_size(asked), context.processes)
     return await context.scheduler.adopt(wanted, seen) if uses else None
 
 

@@ -4,7 +4,7 @@ The memory that the process holds was never free, so the lease does not wait. On
 that may be kept for other jobs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from gpulease.domain.limits import LimitCheck, OverLimit
 from gpulease.domain.placement import Obstacle, Placement, find_obstacle
 from gpulease.domain.plan import Plan, why_waiting
 from gpulease.domain.snapshot import capacity
-from gpulease.errors import BadValue, NoRoomNow, WrongState
+from gpulease.errors import AlreadyLeased, BadValue, NoRoomNow, WrongState
 from gpulease.service.gpu_choice import uuids_of
 from gpulease.service.observation import Observation
 from gpulease.service.ports import Event, Policy, ProcessFinder, Submission, Transaction
@@ -45,6 +45,7 @@ class Adoption:
     """The user that asked for it, for the history."""
     names_size: bool
     """The claim says how much; otherwise it is as much as the process holds."""
+    processes: ProcessFinder
     by_admin: bool = False
     """The limits of the owner do not apply."""
 
@@ -84,18 +85,66 @@ def find_uses(
     return uses
 
 
-def refuse_unlisted(seen: Observation) -> None:
-    """Check that the driver lists the processes of each GPU.
+def refuse_unlisted(seen: Observation, uses: Mapping[GpuUuid, GpuUse]) -> None:
+    """Check that it is known which GPUs a process uses.
 
     Raises:
-        WrongState: it does not, so it is not known where a process is.
+        WrongState: it is not. GPUs that can be read are enough if the process uses one of them.
     """
-    unlisted = [each.label for each in seen.readings if each.processes is None]
-    if seen.foreign or unlisted:
+    unlisted = _unlisted(seen)
+    if seen.foreign or (unlisted and not uses):
         where = "" if seen.foreign else f" of GPU {', '.join(unlisted)}"
         raise WrongState(
             f"cannot adopt a process: the processes{where} are not known",
             "gpulease doctor suggests fixes",
+        )
+
+
+def _unlisted(seen: Observation) -> Sequence[str]:
+    return [each.label for each in seen.readings if each.processes is None]
+
+
+def _left_out(wanted: Adoption, seen: Observation) -> str | None:
+    """Return what the process may use that its lease does not cover. Reads /proc."""
+    unlisted, others = _unlisted(seen), _uses_of_others(wanted, seen)
+    parts = (
+        f"GPU {', '.join(unlisted)}, which cannot be read" if unlisted else None,
+        f"{format_size(others)} of other users' processes below it" if others else None,
+    )
+    named = ", and ".join(each for each in parts if each)
+    return f"its lease does not cover {named}" if named else None
+
+
+def _uses_of_others(wanted: Adoption, seen: Observation) -> int:
+    """Return the bytes that processes of other users below the process use. Reads /proc."""
+    lease = wanted.submission.queued(_NOBODY, seen.at)
+    assert lease.holder is not None, "a process is adopted"
+    tree = replace(lease, holder=replace(lease.holder, adopted=False))
+    listed = [
+        process
+        for each in seen.readings
+        if not each.mig_mode
+        for process in each.processes or ()
+        if process.pid not in seen.jobs_by_pid
+    ]
+    mine = {pid for use in wanted.uses.values() for pid in use.pids}
+    others = wanted.processes.jobs_of({each.pid for each in listed} - mine, [tree])
+    return sum(each.memory or 0 for each in listed if each.pid in others)
+
+
+def _refuse_leased(tx: Transaction, wanted: Adoption) -> None:
+    """Check that none of the processes got a lease after the observation. Reads /proc.
+
+    Raises:
+        AlreadyLeased: one did, for example by a request at the same time.
+    """
+    pids = {pid for use in wanted.uses.values() for pid in use.pids}
+    leased = wanted.processes.jobs_of(pids, [job for job in tx.live() if job.holds_memory])
+    if leased:
+        pid, job = min(leased.items())
+        raise AlreadyLeased(
+            f"cannot adopt {wanted.process}: process {pid} has the lease of job {job}",
+            f"gpulease show {job} shows that lease",
         )
 
 
@@ -120,6 +169,7 @@ def adopt(
     Raises:
         AlreadyLeased: the process has a lease.
         WrongState: the process uses no GPU outside leases.
+        AlreadyLeased: one of its processes got a lease after the observation.
         NoRoomNow: it does not fit, and why on which GPU.
         BadValue: it asks for more GPUs than the process uses.
         TooMany: the owner has too many leases.
@@ -132,6 +182,7 @@ def adopt(
             "gpulease status lists the processes without a lease; to lease memory for one that "
             "has not used a GPU yet: gpulease hold --pid",
         )
+    _refuse_leased(tx, wanted)
     if not wanted.by_admin:
         refuse_one_more(policy, submission, tx.user_count(submission.owner.uid))
         submission = with_time_limit(submission, policy.limits(submission.owner))
@@ -153,6 +204,8 @@ def adopt(
     tx.add_gpus(seen.readings, at)
     granted = grant(job, Placement(tuple(sizes.items())), at)
     tx.save(granted, Event(at, Trigger.GRANT, f"{', '.join(sizes)}; adopted by {wanted.by}"))
+    if (left_out := _left_out(wanted, seen)) is not None:
+        tx.note(granted.id, Event(at, "notice", left_out))
     return granted
 
 

@@ -386,6 +386,9 @@ class ProcessFinder(Protocol):
     def living(self, pid: int) -> LivingProcess | None:
         """Return the process with this pid now, or None."""
 
+    def is_above_daemon(self, pid: int) -> bool:
+        """Return whether the daemon is this process or runs below it."""
+
     def is_stopped(self, pid: int) -> bool:
         """Return whether a signal, such as that of Ctrl-Z, has stopped the process."""
 

@@ -15,7 +15,7 @@ from gpulease.domain.job import Holder, Job
 from gpulease.domain.lease import State
 from gpulease.domain.limits import Beyond, UserLimits
 from gpulease.domain.snapshot import ledgers
-from gpulease.errors import BadValue, GpuleaseError, NoRoomNow, TooMany, WrongState
+from gpulease.errors import AlreadyLeased, BadValue, GpuleaseError, NoRoomNow, TooMany, WrongState
 from gpulease.host.holds import HoldLauncher
 from gpulease.host.process_watch import ProcessWatch
 from gpulease.service.adoption import Adoption, adopt, find_uses, refuse_unlisted
@@ -58,7 +58,7 @@ class Machine:
     def adopt(self, size: int | None = None, *, by_admin: bool = False, **claim: Any) -> Job:
         wanted = lease(G if size is None else size, **claim)
         uses = find_uses(wanted, self.seen, FINDER)
-        adoption = Adoption(wanted, uses, "root", size is not None, by_admin)
+        adoption = Adoption(wanted, uses, "root", size is not None, FINDER, by_admin)
         with self.store.write() as tx:
             decided = planned(tx, self.seen, self.policy, NOON, None, QueueState(self.store))
             return adopt(tx, adoption, decided, self.seen, self.policy, NOON)
@@ -137,7 +137,25 @@ def test_unknown_figures_are_said() -> None:
         Observation((gpu(0),), {}, NOON, foreign=True),
     ):
         with pytest.raises(WrongState, match="known"):
-            refuse_unlisted(seen)
+            refuse_unlisted(seen, {})
+
+
+def test_a_lease_that_came_after_the_observation_counts() -> None:
+    machine = Machine(gpu(0, (MINE, G)))
+    machine.adopt()
+    finder = FakeFinder({MINE: machine.store.live()[0].id})
+    uses = find_uses(lease(), machine.seen, FINDER)
+    late = Adoption(lease(), uses, "root", names_size=False, processes=finder)
+    with machine.store.write() as tx, pytest.raises(AlreadyLeased):
+        decided = planned(tx, machine.seen, machine.policy, NOON, None, QueueState(machine.store))
+        adopt(tx, late, decided, machine.seen, machine.policy, NOON)
+
+
+def test_a_gpu_that_cannot_be_read_does_not_matter_if_another_shows_the_process() -> None:
+    machine = Machine(gpu(0, (MINE, G)), reading("GPU-1", 1, processes=None))
+    refuse_unlisted(machine.seen, find_uses(lease(), machine.seen, FINDER))
+    job = machine.adopt()
+    assert "GPU 1" in str(machine.store.events(job.id)[-1].detail)
 
 
 @pytest.mark.parametrize(
