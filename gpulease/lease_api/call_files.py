@@ -9,9 +9,11 @@ import os
 import pickle
 import select
 import shutil
+import stat
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from gpulease.errors import BadValue, CallFailed
+from gpulease.errors import BadValue, CallFailed, GpuleaseError
 from gpulease.lease_api import call_main
 
 _NOT_PASSED_ON = ("authkey", "start_method")
@@ -49,8 +51,13 @@ class CallFiles:
     """The folder of one executor."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="gpulease-executor-"))
-        os.mkfifo(self.folder / "events", 0o600)
+        """Make the folder.
+
+        Raises:
+            GpuleaseError: it cannot be made, or others could replace it.
+        """
+        self.pid = os.getpid()
+        self.folder = _new_folder()
         # Opened for writing as well, so that it never reports the end of the file.
         self._events = os.open(self.folder / "events", os.O_RDWR | os.O_NONBLOCK)
         self._incomplete = b""
@@ -58,6 +65,15 @@ class CallFiles:
         # systemd-tmpfiles spares folders that are locked like this, however old their files are.
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+        _open_folders.add(self)
+
+    def close_in_child(self) -> None:
+        """Close what a forked child inherits, or the calls would not end with this process."""
+        self._open = threading.Lock()  # another thread may have held it
+        if self._is_open:
+            self._is_open = False
+            os.close(self._events)
+            os.close(self._lock)
 
     def command(self, number: int) -> list[str]:
         """Return the command of the job that makes a call."""
@@ -68,6 +84,7 @@ class CallFiles:
 
         Raises:
             BadValue: it cannot be pickled.
+            GpuleaseError: it cannot be written.
         """
         name = "cloudpickle" if find_spec("cloudpickle") else "pickle"
         preparation = _preparation(by_value=name == "cloudpickle")
@@ -77,12 +94,18 @@ class CallFiles:
         except Exception as error:
             raise _not_picklable(function, str(error), name) from error
         head = pickle.dumps((name, preparation))
-        (self.folder / f"{number}.call").write_bytes(head + pickled)
+        part = self.folder / f"{number}.part"
+        try:
+            part.write_bytes(head + pickled)
+            part.rename(part.with_suffix(".call"))
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _unusable(f"submit {name_of(function)}", self.folder, error.strerror) from error
 
     def outcome(self, number: int, job: int) -> Outcome | None:
         """Return the outcome of a call; None if its job left none."""
         try:
-            content = (self.folder / f"{number}.result").read_bytes()
+            content = _read_own(self.folder / f"{number}.result")
         except FileNotFoundError:
             return None
         try:
@@ -125,9 +148,59 @@ class CallFiles:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with self._open:
-            os.close(self._events)
             self._is_open = False
-        os.close(self._lock)
+            os.close(self._events)
+            os.close(self._lock)
+
+
+_open_folders: "weakref.WeakSet[CallFiles]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for files in list(_open_folders):
+        files.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _new_folder() -> Path:
+    """Return a new folder with a FIFO.
+
+    Raises:
+        GpuleaseError: it cannot be made, or others could replace it.
+    """
+    doing = "make an Executor"
+    try:
+        parent = Path(tempfile.gettempdir())
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise _unusable(doing, parent, "every user can replace files there (no sticky bit)")
+        folder = Path(tempfile.mkdtemp(prefix="gpulease-executor-"))
+        os.mkfifo(folder / "events", 0o600)
+    except OSError as error:
+        where = Path(error.filename or os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
+        raise _unusable(doing, where, error.strerror) from error
+    return folder
+
+
+def _unusable(doing: str, path: Path, why: str | None) -> GpuleaseError:
+    return GpuleaseError(
+        f"cannot {doing}: {path}: {why}",
+        "set TMPDIR to a folder that only you can write to and that has space",
+    )
+
+
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file of this user.
+
+    Raises:
+        FileNotFoundError: there is none; a file of another user counts as none.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise FileNotFoundError(f"{path} is of another user")
+        return file.read()
 
 
 def name_of(function: Callable[..., Any]) -> str:

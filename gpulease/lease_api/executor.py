@@ -133,7 +133,7 @@ class Executor(futures.Executor):
 
         Raises:
             AlreadyLeased: this process runs within a lease, and `new_lease` is not given.
-            NoDaemon: no daemon answers, and none can be started.
+            GpuleaseError: no daemon answers and none can be started, or TMPDIR cannot be used.
             BadValue: an argument cannot be read.
         """
         if max_workers is not None and max_workers < 1:
@@ -180,7 +180,8 @@ class Executor(futures.Executor):
 
         Raises:
             BadValue: the call cannot be pickled.
-            RuntimeError: the executor was shut down.
+            GpuleaseError: the call cannot be written to TMPDIR.
+            RuntimeError: the executor was shut down, or belongs to the parent of this process.
         """
         number, future = next(self._numbers), futures.Future[T]()
         self._refuse_if_shut()
@@ -196,6 +197,8 @@ class Executor(futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; with `cancel_futures`, cancel those that have not started."""
+        if os.getpid() != self._files.pid:
+            return
         with self._lock:
             self._is_shut = True
             self._is_stopped = self._is_stopped or cancel_futures
@@ -221,6 +224,8 @@ class Executor(futures.Executor):
     # In the thread of the caller.
 
     def _refuse_if_shut(self) -> None:
+        if os.getpid() != self._files.pid:
+            raise RuntimeError("cannot submit to an executor of the parent process")
         if self._is_shut:
             raise RuntimeError("cannot submit to an executor after its shutdown")
 
