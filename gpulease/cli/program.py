@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gpulease
 from gpulease.cli.caller import trusted_environment
+from gpulease.cli.notebook_check import refuse_unusable
 from gpulease.errors import CommandNotExecutable, CommandNotFound
 from gpulease.path_ownership import shaky
 
@@ -49,6 +50,7 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
             return (python_of(cwd, environment), name, *rest)
     if name.endswith(".ipynb") and _exists(notebook := cwd / name):
         _refuse_unreadable(name, notebook)
+        refuse_unusable(name, rest, cwd)
         return (_notebook_python(name, cwd, environment), str(_NOTEBOOK_MAIN), name, *rest)
     if "/" in name or not name:
         _refuse_unrunnable(name, cwd / name, cwd)
