@@ -27,8 +27,8 @@ from gpulease.errors import BadUsage, BadValue, GpuleaseError
 from gpulease.units import format_span, parse_memory, parse_span
 
 _MAIN = Path(gpulease.__file__).parent / "worker" / "kernel_main.py"
-_NAME = re.compile(r"[a-z0-9._-]+", re.ASCII)
-"""The names that Jupyter accepts, in lower case."""
+_NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]*", re.ASCII)
+"""The names that Jupyter accepts, in lower case; "." and ".." are other folders."""
 _HOME = Path("share") / "jupyter" / "kernels"
 _HEADINGS = ("NAME", "DISPLAY NAME", "OPTIONS", "IDLE", "DIRECTORY")
 _SPEC = "kernel.json"
@@ -148,7 +148,8 @@ def _checked(mem: str | None) -> str:
 def _install(folder: Path, name: str, run: list[str], label: str, idle: str | None) -> None:
     if not _NAME.fullmatch(name):
         raise BadValue(
-            f"cannot use the name {name!r}: Jupyter allows lower-case letters, digits and . _ -",
+            f"cannot use the name {name!r}: Jupyter allows lower-case letters, digits "
+            "and _ - . and no . at the beginning",
             "for the name in menus, use --display-name",
         )
     python = _kernel_python()
@@ -161,7 +162,9 @@ def _install(folder: Path, name: str, run: list[str], label: str, idle: str | No
         )
     spec = {
         "argv": [
-            *_command(), "run", *run, "--name", name, "--no-pty", "--end-with-command", "--",
+            # The user's defaults for commands, such as --snapshot, could break each start.
+            *_command(), "run", "--no-defaults", *run, "--name", name, "--no-pty",
+            "--end-with-command", "--",
             python.path, str(_MAIN), f"{seconds:g}", "-f", "{connection_file}",
         ],
         "display_name": label.replace("{python}", f"Python {python.version}"),
@@ -229,12 +232,15 @@ def _remove(folder: Path, names: list[str]) -> None:
     known = {path.name: path for path, _ in _installed(folder)}
     if not names:
         raise BadUsage("cannot remove a kernel: no name is given", "gpulease kernel list")
-    for name in names:
+    for name in dict.fromkeys(names):
         if name not in known:
             raise BadValue(
                 f"cannot remove the kernel {name}: gpulease has installed none of this name in "
                 f"{folder}",
                 "gpulease kernel list shows them; see also --prefix and --sys-prefix",
             )
-        shutil.rmtree(known[name])
+        if known[name].is_symlink():
+            known[name].unlink()
+        else:
+            shutil.rmtree(known[name])
         print_stderr(f"gpulease: removed the kernel {name}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gpulease
 from gpulease.cli.caller import trusted_environment
+from gpulease.cli.notebook_check import refuse_unusable
 from gpulease.errors import BadUsage, CommandNotExecutable, CommandNotFound
 from gpulease.path_ownership import shaky
 
@@ -52,7 +53,9 @@ def resolve(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
     if name.endswith(".ipynb") and _exists(notebook := cwd / name):
         _refuse_unreadable(name, notebook)
         _refuse_notebook_arguments(name, rest)
-        return (_notebook_python(name, cwd, environment), str(_NOTEBOOK_MAIN), name, *rest)
+        python = _notebook_python(name, cwd, environment)
+        refuse_unusable(name, rest, cwd)
+        return (python, str(_NOTEBOOK_MAIN), name, *rest)
     if "/" in name or not name:
         _refuse_unrunnable(name, cwd / name, cwd)
     elif find(name, cwd, environment) is None:

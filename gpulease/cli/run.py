@@ -201,7 +201,7 @@ def run(  # noqa: PLR0913, PLR0917  typer reads the options from the arguments
     if outer is not None:
         _become(outer, [from_wire(word) for word in outer.argv or request.argv], options)
     if snapshot:
-        _run_a_copy(request)
+        _run_a_copy(request, must=Command.was_typed(ctx, "snapshot"))
     return _submit(client, request, options, keys)
 
 
@@ -251,10 +251,10 @@ def _refuse_to_end_with_nobody(options: RunOptions) -> None:
         )
 
 
-def _run_a_copy(request: SubmitRequest) -> None:
+def _run_a_copy(request: SubmitRequest, *, must: bool) -> None:
     variables = {from_wire(key): from_wire(value) for key, value in request.environment.items()}
     argv = [from_wire(word) for word in request.argv]
-    argv, variables = take_snapshot(argv, Path(from_wire(request.cwd)), variables)
+    argv, variables = take_snapshot(argv, Path(from_wire(request.cwd)), variables, must=must)
     request.argv = [to_wire(word) for word in argv]
     request.environment = {to_wire(key): to_wire(value) for key, value in variables.items()}
 
@@ -264,6 +264,8 @@ def _submit(client: Client, request: SubmitRequest, options: RunOptions, keys: b
         job = client.submit(request)
         _say_default(job, options, request.argv)
         print_stdout(str(job.id))
+        if options.summary:
+            print_stderr(f"gpulease: no --summary in the background; see gpulease show {job.id}")
         if options.array is not None:
             print_stderr(
                 f"gpulease: array {job.id} is queued, from {id_of(job)} on; "

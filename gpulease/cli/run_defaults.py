@@ -144,6 +144,8 @@ def _from_file(command: CommandWithUsersDefaults, ctx: Any) -> dict[str, Default
         path = None
     if path is None:
         return {}
+    if not path.is_file():  # a FIFO would never end
+        raise BadUsage(f"cannot read {path}: it is not a regular file", _WITHOUT)
     try:
         table = read_toml(path).get(RUN_TABLE, {})
     except BadConfiguration as error:
@@ -184,6 +186,8 @@ def _words(option: str, value: object, *, is_flag: bool) -> Sequence[str]:
     if is_flag:
         return [option if value else f"--no-{option.removeprefix('--')}"]
     values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError("the list is empty; write at least one value, or remove the line")
     if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in values):
         raise ValueError("write a text or a number")
     return [word for each in values for word in (option, str(each))]

@@ -35,16 +35,20 @@ _CLOCKS_DIFFER = timedelta(seconds=0.1)
 
 
 def take_snapshot(
-    argv: Sequence[str], cwd: Path, environment: Mapping[str, str]
+    argv: Sequence[str], cwd: Path, environment: Mapping[str, str], *, must: bool = True
 ) -> tuple[list[str], dict[str, str]]:
     """Copy the script of a command; return the command and the environment that run the copy.
 
+    A command without a script stays as typed if there need not be one (not `must`).
+
     Raises:
-        BadUsage: the command names no script.
+        BadUsage: the command names no script, and it must.
         TooLarge: the script is larger than LARGEST.
         GpuleaseError: the script cannot be copied.
     """
     place = script_place(argv, cwd)
+    if place is None and not must:
+        return list(argv), dict(environment)
     if place is None:
         raise BadUsage(
             f"cannot take a snapshot: {argv[0]} is no script, and no script follows it",

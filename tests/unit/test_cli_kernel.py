@@ -34,6 +34,7 @@ def spec(folder: Path, name: str, **metadata: object) -> Path:
         (["install", "--mem", "4G", "--", "--gpus", "x"], 2, "run --help"),
         (["install", "--mem", "4G", "--", "--gpus", "2", "extra"], 2, "run --help"),
         (["install", "--mem", "4G", "--name", "My Kernel"], 125, "--display-name"),
+        (["install", "--mem", "4G", "--name", ".."], 125, "--display-name"),
         (["install", "--mem", "4G"], 125, "pip install ipykernel"),
         (["remove"], 2, "gpulease kernel list"),
         (["remove", "python3"], 125, "gpulease kernel list"),
@@ -58,3 +59,12 @@ def test_only_kernels_of_gpulease_are_listed(
     assert call(["kernel", "list"]) == 0
     listed = capsys.readouterr().out
     assert mentions(listed, "mine", "--mem 4G", "IDLE") and listed.count("\n") == 2
+
+
+def test_a_name_that_is_given_twice_and_a_link_are_removed(home: Path, tmp_path: Path) -> None:
+    for name in ("one", "linked"):
+        spec(home, name, gpulease={"run": ["--mem", "4G"], "idle": 0})
+    elsewhere = (home / "kernels" / "linked").rename(tmp_path / "elsewhere")
+    (home / "kernels" / "linked").symlink_to(elsewhere)
+    assert call(["kernel", "remove", "one", "one", "linked"]) == 0
+    assert not list((home / "kernels").iterdir()) and (elsewhere / "kernel.json").exists()

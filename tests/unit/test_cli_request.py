@@ -234,7 +234,7 @@ def test_other_commands_stay_as_they_were_typed(tmp_path: Path) -> None:
         ("tool", 0o644, CommandNotFound, "INTERPRETER tool"),
         ("sweep.sh", 0o644, CommandNotFound, "bash sweep.sh"),
         ("gpu.ipynb", 0o644, CommandNotFound, "activate the environment"),
-        ("gpu.ipynb", None, CommandNotFound, "before the command"),
+        ("gpu.ipynb", None, CommandNotFound, "path of the notebook"),
         ("./tool", 0o644, CommandNotExecutable, "chmod +x"),
         ("", None, CommandNotFound, ""),
         (".", None, CommandNotFound, ""),

@@ -98,3 +98,8 @@ def test_of_a_script_that_cannot_be_seen_nothing_is_said(home: Path) -> None:
     assert script_change(views.job(command="python train.py")) is None
     assert script_change(_job(home / "elsewhere")) is None
     assert script_change(views.job(command="python 'tra", cwd=str(home))) is None
+
+
+def test_a_default_leaves_commands_without_a_script_unchanged(home: Path) -> None:
+    unchanged = take_snapshot(["sleep", "0"], home, {"A": "b"}, must=False)
+    assert unchanged == (["sleep", "0"], {"A": "b"})

@@ -1,5 +1,6 @@
 """Defaults for options of `run`: the user's file, the variable, and what wins."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,20 @@ def test_the_help_shows_defaults_and_their_sources(
 
     user.exports("--nonsense")
     assert call(["run", "--help"]) == 0
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "fifo"])
+def test_a_file_that_never_ends_is_refused(user: User, target: str) -> None:
+    user.file.parent.mkdir()
+    if target == "fifo":
+        os.mkfifo(user.file)
+    else:
+        user.file.symlink_to(target)
+    with pytest.raises(BadUsage):
+        user.types("true")
+
+
+def test_an_empty_list_is_refused(user: User) -> None:
+    user.writes("[run]\ngpu = []\n")
+    with pytest.raises(BadUsage):
+        user.types("true")
