@@ -116,7 +116,8 @@ def claimed(claim: ClaimView) -> str:
     times = f"{claim.gpus} x {amount}" if claim.gpus > 1 else amount
     times = f"{times} exclusive" if claim.exclusive else times
     which = [_named(claim), clean(claim.model) if claim.model else None]
-    which += [f"{size(claim.min_vram)} or more" if claim.min_vram else None]
+    # A size such as 23.9G is no whole number of bytes, and was cut off.
+    which += [f"{size(claim.min_vram + 1)} or more" if claim.min_vram else None]
     which += ["one model" if claim.same_model else None]
     wanted = ", ".join(each for each in which if each)
     return f"{times} on {wanted}" if wanted else times

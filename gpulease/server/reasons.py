@@ -110,13 +110,27 @@ def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation
     )
 
 
+_STAY = (
+    ObstacleKind.LOST, ObstacleKind.UNREADABLE, ObstacleKind.PROHIBITED, ObstacleKind.DRAINED,
+)  # fmt: skip
+"""Obstacles that the end of a lease does not remove."""
+
+
 def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     """Return why a claim has not been granted on a machine with so many GPUs."""
     if gpus < claim.gpus:
         return f"it asks for {claim.gpus} GPUs, and the driver shows {gpus} now"
     if waiting.over_limit is not None:
         return str(waiting.over_limit)
+    return _why_no_gpu(claim, waiting)
+
+
+def _why_no_gpu(claim: Claim, waiting: WaitReason) -> str | None:
     obstacles = _obstacles(waiting)
+    stay = [each for each in obstacles if each.kind in _STAY]
+    able = [each for each in obstacles if each.kind not in (*_STAY, ObstacleKind.NOT_ASKED_FOR)]
+    if stay and len(able) + len(waiting.refusal.fits) < claim.gpus:
+        return _by_gpu(stay)
     leased = [each for each in obstacles if each.kind is ObstacleKind.LEASED]
     if leased:
         return f"no room for {claim} before {_one_of(leased)} ends"
@@ -127,9 +141,13 @@ def why_it_waits(claim: Claim, waiting: WaitReason, gpus: int) -> str | None:
     if reserved:
         return f"waits its turn behind {_one_of(reserved)}"
     # None just after submission: the next pass is moments away, and most jobs never wait.
-    labels_by_why: dict[str, list[str]] = {}
     asked_for = [each for each in obstacles if each.kind is not ObstacleKind.NOT_ASKED_FOR]
-    for each in asked_for or obstacles:
+    return _by_gpu(asked_for or obstacles)
+
+
+def _by_gpu(obstacles: Sequence[Obstacle]) -> str | None:
+    labels_by_why: dict[str, list[str]] = {}
+    for each in obstacles:
         labels_by_why.setdefault(each.why, []).append(each.label)
     return "; ".join(f"{_gpus(labels)}: {why}" for why, labels in labels_by_why.items()) or None
 

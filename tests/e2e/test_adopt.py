@@ -3,13 +3,14 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from daemon_rig import Daemon, wait_for
-from gpulease.errors import AlreadyLeased
+from gpulease.errors import AlreadyLeased, GpuleaseError
 from gpulease.wire.requests import AdoptRequest
 from nvml_stand_in import Card, StandIn
 
@@ -163,6 +164,23 @@ def test_a_request_that_is_repeated_after_a_lost_answer_adopts_once(
     request = AdoptRequest(stranger.pid, key="one")
     assert daemon.client.adopt(request).id == daemon.client.adopt(request).id
     assert len(daemon.client.jobs(everything=True).jobs) == 1
+
+
+def test_requests_at_the_same_time_adopt_once(
+    make_daemon: MakeDaemon, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    daemon = on(make_daemon, tmp_path, {stranger.pid: 30 * G})
+
+    def ask(_: int) -> bool:
+        try:
+            daemon.client.adopt(AdoptRequest(stranger.pid))
+        except GpuleaseError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, range(4))).count(True) == 1
+    assert "runs below it" in refused(daemon, "adopt", "1")
 
 
 def test_a_process_of_a_job_is_not_adopted(make_daemon: MakeDaemon, tmp_path: Path) -> None:
