@@ -143,6 +143,17 @@ def test_a_script_may_choose_the_cpu(written: str, kept: str) -> None:
     assert devices.inside(written, json.dumps({"visible": BOTH, "gpus": GPUS})) == kept
 
 
+@pytest.mark.parametrize(("written", "says_so"), [("1", True), ("0,1", False), ("0", False)])
+def test_a_number_with_two_meanings_counts_the_leased_gpus_and_says_so(
+    written: str, says_so: bool
+) -> None:
+    gpus = [gpu | {"index": index} for gpu, index in zip(GPUS, (1, 3), strict=True)]
+    chosen, text, is_complete = devices.choose(written, UUIDS, gpus)
+
+    assert chosen == ",".join(UUIDS[int(number)] for number in written.split(","))
+    assert (text is not None, is_complete) == (says_so, True)
+
+
 @pytest.mark.parametrize(
     ("label", "written"),
     [("mapped", "5"), ("mapped-all", "6,7"), ("lost", "2"), ("lost-part", "0,1,2"),

@@ -70,12 +70,15 @@ def _places(
         return [_place(entry, gpus) for entry in entries], False
     numbers, count = [int(entry) for entry in entries], len(gpus)
     indices = [gpu.get("index") for gpu in gpus]
+    are_of_machine = all(indices.count(number) == 1 for number in numbers)
     if any(number >= count for number in numbers):
-        if all(indices.count(number) == 1 for number in numbers):
+        if are_of_machine:
             return [indices.index(number) for number in numbers], True
         if len(set(numbers)) == len(numbers) == count:
             return list(range(count)), True
-    return [number if number < count else None for number in numbers], False
+    # Numbers with two meanings count the leased GPUs, and the job is notified.
+    means_others = are_of_machine and any(indices[number] != number for number in numbers)
+    return [number if number < count else None for number in numbers], means_others
 
 
 def _is_number(entry: str) -> bool:
