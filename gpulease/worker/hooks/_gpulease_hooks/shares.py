@@ -137,7 +137,8 @@ class Shares:
                 self._ledger.resize(at.place, self._total(at.place), at.capacity)
                 raise
             pool.lower = lower
-            self._ledger.mark(at.place, 1 if lower else 0)
+        # After its turn, so that holders do not count it as a pool and as a newcomer (_run).
+        self._ledger.mark(at.place, 1 if lower else 0)
         if lower:
             self._listen()
         return pool.size
@@ -245,10 +246,11 @@ class Shares:
             signal.pthread_sigmask(signal.SIG_BLOCK, signals())
             while self._ledger.is_shared():
                 self._ledger.wait_for_bell()
+                parts = {place: self._equal_part(place, 1) for place in list(self._places)}
                 turns = self._ledger.turns()
                 for place in turns:
-                    if place in self._places:
-                        self._give_way(self._places[place], self._equal_part(place, 1))
+                    if place in parts:
+                        self._give_way(self._places[place], parts[place])
                 time.sleep(LOOK_EVERY)
                 if not turns and not self._ledger.turns() and not self._taking.locked():
                     self._ledger.silence()  # a process was killed while it rang
