@@ -31,7 +31,7 @@ def test_verbose_names_each_gpu_as_frameworks_do(on_cards: tuple[Daemon, StandIn
     gpus = {each["index"]: each["uuid"] for each in daemon.status()["gpus"]}
     options = ("--mem", "4G", "--gpus", "2", "--split", "2", "--verbose")
 
-    done = daemon.run("run", *options, "--", "true")
+    done = daemon.run("run", *options, "--", "sleep", "3")
 
     first, second = done.stderr.splitlines()
     both = {line.split(" -> ")[1].split(",")[0]: line for line in (first, second)}
