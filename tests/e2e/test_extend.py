@@ -62,8 +62,9 @@ def test_a_shortened_job_ends_by_its_new_limit(daemon: Daemon) -> None:
 def test_a_waiting_job_starts_with_its_new_limit(daemon: Daemon) -> None:
     first = submit(daemon, "sleep", "600", memory=8 << 30)
     second = submit(daemon, "sleep", "600", memory=8 << 30)
-    waiting = submit(daemon, "sleep", "600", memory=8 << 30, time_limit=3600)
+    # The shortest of jobs that wait together would start first.
     when_in(daemon, second, "active")
+    waiting = submit(daemon, "sleep", "600", memory=8 << 30, time_limit=3600)
     assert client(daemon).extend(waiting, -3599).state == "queued"
     client(daemon).cancel(first)
     ended = when_in(daemon, waiting, "ended")

@@ -122,7 +122,11 @@ def test_a_script_runs_on_simulated_gpus(python: str, daemon: Daemon, name: str)
 
 
 def test_torchrun_runs_on_simulated_gpus(python: str, daemon: Daemon) -> None:
-    done = job(daemon, python, *TORCHRUN, str(IDIOMS / "distributed.py"))
+    # Gloo's threads sometimes abort a rank at its exit, in a job or not.
+    for _ in range(3):
+        done = job(daemon, python, *TORCHRUN, str(IDIOMS / "distributed.py"))
+        if done.returncode == 0 or "terminate called" not in done.stderr:
+            break
 
     assert done.returncode == 0, done.stderr
     # Both ranks may write to one line.
