@@ -109,7 +109,7 @@ def test_what_cannot_be_reserved_is_refused_with_a_reason(daemon: ClockedDaemon)
         "reserve", "--gpus", "1", "--every", "0 22 * * *", "--for", "10h", "--name", "nights"
     )
     refused = {
-        "overlap": ["--gpus", "2", "--from", "23:00", "--for", "1h"],
+        "overlap": ["--gpus", "2", "--from", "now", "--for", "25h"],
         "overlap with itself": ["--gpus", "1", "--every", "0 * * * *", "--for", "3h"],
         "same name": ["--gpus", "1", "--from", "now", "--for", "1m", "--name", "nights"],
         "past": ["--gpus", "1", "--from", "2020-01-01", "--for", "1h"],
