@@ -185,6 +185,9 @@ class StatusView:
     closed: str | None = None
     """Why no job can start now: the pause, a shutdown, a missing device node; null if jobs can."""
     windows: list[WindowView] = field(default_factory=list)
+    waiting: int | None = None
+    """The number of queued jobs, of which `jobs` has the first; null from an older daemon, which
+    sends all of them."""
 
 
 @dataclass(slots=True)

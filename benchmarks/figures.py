@@ -1,0 +1,41 @@
+"""A figure of a benchmark: what was measured, the floor beside it, the goal, and the verdict.
+
+Machines differ and are noisy, so a goal is a ratio to a floor that was measured in the same run, in
+alternation; only counts and bytes have goals of their own.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of `make bench`."""
+
+    what: str
+    ours: float
+    unit: str
+    goal: float
+    """The highest ratio to the floor; without a floor, the highest value of `ours`."""
+    floor: float | None = None
+    """In the same unit."""
+    floor_is: str = ""
+    higher_is_better: bool = False
+    """The goal is then the lowest ratio or value."""
+
+    @property
+    def measured(self) -> float:
+        """What is compared with the goal."""
+        return self.ours if self.floor is None else self.ours / self.floor
+
+    @property
+    def is_reached(self) -> bool:
+        if self.higher_is_better:
+            return self.measured >= self.goal
+        return self.measured <= self.goal
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.ours:.4g} {self.unit}"
+        limit = f"{'at least' if self.higher_is_better else 'at most'} {self.goal:g}"
+        if self.floor is not None:
+            text += f", {self.floor_is} {self.floor:.4g} {self.unit}, ratio {self.measured:.3g}"
+        return f"{text}; goal {limit}: {'reached' if self.is_reached else 'NOT REACHED'}"
