@@ -30,7 +30,8 @@ from gpulease.cli.format import (
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.reserve import sentence as sentence_of_window
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
-from gpulease.client import decode, indent
+from gpulease.client import decode
+from gpulease.light_json import indent
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import GpuEventView, GpuView, MemoryView, ProcessView, StatusView
 

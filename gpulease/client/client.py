@@ -4,19 +4,16 @@ It knows the routes and the wire shapes. It must not know the terminal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from copy import copy
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import quote
-
-import msgspec
 
 from gpulease import config
+from gpulease.client.codec import decode, encode
 from gpulease.client.discovery import find
 from gpulease.client.errors import lost
-from gpulease.client.transport import Transport, body_of, decode, lines
+from gpulease.client.http import quoted
+from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
 from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
@@ -54,10 +51,8 @@ from gpulease.wire.requests import (
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
-ANSWER_WITHIN = 30.0
-"""Timeout of an answer in seconds; the daemon answers in milliseconds."""
 _MANY_WITHIN = 120.0
-"""The same for a request that changes many jobs."""
+"""Timeout in seconds for a request that changes many jobs."""
 _SHORTEST_TIMEOUT = 0.05
 
 
@@ -105,7 +100,7 @@ class Client:
         client = copy(self)
         # A timeout of zero would fail even if the daemon answers at once.
         timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
-        client._daemon = replace(self._daemon, answer_within=timeout)
+        client._daemon = self._daemon.within(timeout)
         return client
 
     def submit(self, request: SubmitRequest) -> JobView:
@@ -120,7 +115,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.submit("/jobs", request))
+        return decode(JobView, self._daemon.submit("/jobs", _with_key(request)))
 
     def explain_json(self, request: SubmitRequest) -> bytes:
         """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
@@ -129,7 +124,7 @@ class Client:
             NoSuchRoute: the daemon is too old to tell.
             Others: as `submit`, but not NoRoomNow.
         """
-        return self._daemon.post_until_answered("/explain", body_of(request))
+        return self._daemon.post_until_answered("/explain", encode(request))
 
     def hold(self, request: HoldRequest) -> JobView:
         """Queue a lease without a job; when this returns, it is on the daemon's disk.
@@ -144,7 +139,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.submit("/holds", request))
+        return decode(JobView, self._daemon.submit("/holds", _with_key(request)))
 
     def adopt(self, request: AdoptRequest) -> JobView:
         """Lease what a process already uses, for its owner; granted when this returns.
@@ -156,7 +151,7 @@ class Client:
             WrongState: it uses no GPU, or the driver does not report how much.
             NoRoomNow: it does not fit beside other leases, or a GPU takes no leases.
         """
-        return decode(JobView, self._daemon.submit("/adoptions", request))
+        return decode(JobView, self._daemon.submit("/adoptions", _with_key(request)))
 
     def nested(self, request: NestedRequest) -> NestedView | None:
         """Return the job under whose lease this process runs, and the requested part of it.
@@ -168,9 +163,7 @@ class Client:
             AlreadyLeased: the request exceeds what the job has.
         """
         try:
-            found = decode(
-                NestedView, self._daemon.post_until_answered("/nested", body_of(request))
-            )
+            found = decode(NestedView, self._daemon.post_until_answered("/nested", encode(request)))
         except NoSuchRoute:
             return None
         return None if found.job is None else found
@@ -195,7 +188,7 @@ class Client:
             WrongState: it has ended, is ending, or has no time limit.
             BadValue: the new time limit has passed already, or is out of range.
         """
-        body = msgspec.json.encode(ExtendRequest(by))
+        body = encode(ExtendRequest(by))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
 
     def keep(self, number: int, span: float | None = None) -> JobView:
@@ -207,7 +200,7 @@ class Client:
             WrongState: it waits, has ended, or is ending.
             BadValue: that is longer than a day.
         """
-        body = msgspec.json.encode(KeepRequest(span))
+        body = encode(KeepRequest(span))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
 
     def jobs(
@@ -267,7 +260,7 @@ class Client:
             NotAllowed: it belongs to another user.
             WrongState: it has ended already.
         """
-        body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
+        body = None if grace is None else encode(CancelRequest(grace))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
     def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
@@ -314,8 +307,8 @@ class Client:
 
     def _change_many(self, path: str, request: object) -> bytes:
         # Ten thousand jobs take some seconds on a busy machine.
-        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
-        return patient.ask("POST", path, body=msgspec.json.encode(request))
+        patient = self._daemon.within(max(_MANY_WITHIN, self._daemon.answer_within))
+        return patient.ask("POST", path, body=encode(request))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
@@ -324,8 +317,8 @@ class Client:
             NoSuchGpu: no GPU has this name, or several have.
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(DrainRequest(why))
-        target = f"/gpus/{quote(gpu, safe=':')}/drain"
+        body = encode(DrainRequest(why))
+        target = f"/gpus/{quoted(gpu, safe=':')}/drain"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target, body=body))
 
     def resume(self, gpu: str) -> GpuAvailabilityView:
@@ -335,7 +328,7 @@ class Client:
             NoSuchGpu: no GPU has this name, or several have.
             NotAllowed: the caller is not an admin of this machine.
         """
-        target = f"/gpus/{quote(gpu, safe=':')}/resume"
+        target = f"/gpus/{quoted(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
 
     def pause(self, *, why: str | None = None) -> PauseChangeView:
@@ -344,7 +337,7 @@ class Client:
         Raises:
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(PauseRequest(why))
+        body = encode(PauseRequest(why))
         return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
 
     def unpause(self) -> PauseChangeView:
@@ -372,7 +365,7 @@ class Client:
             WindowClash: another window has its name, or needs the same GPUs at the same time.
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(request)
+        body = encode(request)
         return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
 
     def cancel_window(self, name: str) -> WindowView:
@@ -382,7 +375,7 @@ class Client:
             NoSuchWindow: there is none.
             NotAllowed: the caller is not an admin of this machine.
         """
-        target = f"/windows/{quote(name, safe='')}/cancel"
+        target = f"/windows/{quoted(name)}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
 
     def status(self) -> StatusView:
@@ -453,8 +446,8 @@ class Client:
             NoDaemon: the stream ended before the job.
         """
         last: JobView | None = None
-        with closing(self._daemon.open("GET", f"/jobs/{number}/watch")) as reply:
-            for line in lines(reply, self.path):
+        with self._daemon.open("GET", f"/jobs/{number}/watch") as reply:
+            for line in reply.lines():
                 last = decode(JobView, line) if line else last
                 if last is not None:
                     yield last
@@ -471,9 +464,9 @@ class Client:
             NoSuchJob: one of them does not exist.
             NoDaemon: the stream ended too early.
         """
-        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
-        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
-            for line in lines(reply, self.path):
+        body = encode(WaitRequest(list(numbers), timeout))
+        with self._daemon.open("POST", "/jobs/wait", body=body) as reply:
+            for line in reply.lines():
                 if line:
                     yield decode(JobView, line)
 
@@ -508,11 +501,16 @@ class Client:
             "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
         }
         frames = FrameReader()
-        with closing(self._daemon.open("GET", f"/jobs/{number}/logs", query)) as reply:
+        with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
             # A job may be silent for days, and this stream has no keep-alives.
             reply.settimeout(None if follow else ANSWER_WITHIN)
             try:
-                while piece := reply.response.read1(1 << 16):
+                for piece in reply.pieces():
                     yield from frames.feed(piece)
-            except (OSError, HTTPException, BadFrame) as error:
+            except BadFrame as error:
                 raise lost(self.path) from error
+
+
+def _with_key(request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
+    """Return a submission as JSON, under a key by which the daemon knows a repetition."""
+    return encode(request if request.key is not None else replace(request, key=new_key()))
