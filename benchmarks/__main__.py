@@ -6,7 +6,7 @@ measured in the same run.
 
 import sys
 
-from benchmarks import command, daemon, planning, reaction, streams
+from benchmarks import command, daemon, jobs, planning, reaction, streams
 
 BENCHMARKS = {
     "planning": planning.run,
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "footprint": daemon.footprint,
     "submissions": daemon.submissions,
     "launches": daemon.launches,
+    "jobs": jobs.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }
