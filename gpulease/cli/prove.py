@@ -76,7 +76,7 @@ def prove(
         frameworks: those to test, each with the python that has it.
         policy: what happens to jobs of the caller that exceed a lease; None: unknown.
     """
-    status = client.status()
+    status = client.status(queue=0)
     yield _without_framework(client, status, policy)
     if status.simulated:
         yield CheckView("proof: framework, devices", "warning", _SIMULATED)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
@@ -18,7 +18,6 @@ from gpulease.domain.limits import NO_LIMITS
 from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
-    LARGEST_ID,
     RequestContext,
     acting_on,
     caller_of_request,
@@ -28,8 +27,8 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.holds import job_of_caller
+from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
-from gpulease.server.job_sets import is_element
 from gpulease.server.job_views import suggestion_view
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
@@ -52,7 +51,6 @@ _KEEP_ALIVE_S = 15.0
 _SETTLES_AFTER_S = 0.2
 _STARTED = (State.ACTIVE, State.RELEASING, State.ENDED)
 _LOOK_EVERY_S = 0.1
-_MOST_LISTED = 10_000
 _MOST_WAITED = 20_000
 """Jobs that one request waits for: as many as a user may have in the queue, twice."""
 
@@ -101,34 +99,23 @@ class JobHandlers:
         all: bool = False,
         array: int | None = None,
         index: int | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
     ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array."""
-        if state is not None and state not in set(State):
-            raise BadValue(
-                f"cannot list jobs: no state {state[:40]!r}", f"states: {', '.join(State)}"
-            )
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
+
+        With `limit`, one page of them: those that follow the job `after`.
+        """
+        query = JobQuery(user, state, all, array, index, newest, after, limit)
+        query.check()
         caller, context = caller_of_request(request), self._context
-
-        def find() -> Sequence[Job]:
-            store = context.scheduler.store
-            if array is not None and all:
-                found = store.elements(JobId(array), index) if 0 < array <= LARGEST_ID else ()
-            elif all or state == State.ENDED:
-                return store.jobs(user, state, _MOST_LISTED)
-            else:
-                found = store.live()
-            return [
-                job
-                for job in found
-                if user in (None, job.owner.user)
-                and state in (None, job.state)
-                and (array is None or is_element(job, array, index))
-            ]
-
         if index is None:
             await slot_of_request(request).for_expensive()
         content = await context.listings.jobs(
-            find, lambda job: context.rights.owns(caller, job), context.redacted_for(caller)
+            lambda: query.page(context.scheduler.store),
+            lambda job: context.rights.owns(caller, job),
+            context.redacted_for(caller),
         )
         return encoded_response(content)
 
