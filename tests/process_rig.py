@@ -201,7 +201,7 @@ class Client:
         while (got := self.next()) is not None:
             if got[0] is kind:
                 return got[1]
-        raise AssertionError(f"the shim closed before {kind.name}")
+        raise AssertionError(f"the shim closed before {kind}")
 
     def read(self, size: int) -> bytes:
         """Return so many bytes of standard output."""
