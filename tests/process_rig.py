@@ -20,7 +20,7 @@ from gpulease.host.launcher import Launch, Launcher, Started
 from gpulease.host.shim_control import Exited, ShimEvent, follow, stop
 from gpulease.shim.process_tree import Entry
 from gpulease.shim.record import is_alive, read_record
-from gpulease.wire.frames import FrameKind, FrameReader, frame
+from gpulease.wire.frames import KINDS, FrameKind, FrameReader, frame
 
 PATIENCE_S = 60.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
@@ -212,7 +212,7 @@ class Client:
 
     def collect(self) -> dict[FrameKind, bytes]:
         """Return all that comes until EXITED, joined by kind."""
-        joined: dict[FrameKind, bytearray] = {kind: bytearray() for kind in FrameKind}
+        joined: dict[int, bytearray] = {kind: bytearray() for kind in KINDS}
         while not joined[FrameKind.EXITED]:
             seen = self.next()
             assert seen is not None, "the shim closed before EXITED"
