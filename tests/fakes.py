@@ -186,6 +186,9 @@ class MemoryStore:
             self._jobs, self._events, self._invocations = before
             raise
 
+    def flush(self) -> None:
+        pass
+
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
@@ -208,9 +211,13 @@ class MemoryStore:
         limit: int,
         *,
         before: int | None = None,
+        after: int | None = None,
         since: datetime | None = None,
     ) -> Sequence[Job]:
         return tuple(self._jobs.values())[-limit:]
+
+    def count_jobs(self, user: str | None, state: str | None) -> int:
+        return len(self._jobs)
 
     def invocation(self, job: JobId) -> Invocation:
         return self._invocations[job]

@@ -280,7 +280,13 @@ class Store(Protocol):
     """The database of jobs and leases."""
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """Open the only write transaction; it is on disk when the context ends."""
+        """Open the only write transaction.
+
+        It is on disk when the context ends, and in a call of `InThread` when that is answered.
+        """
+
+    def flush(self) -> None:
+        """Commit what has been written so far, also in a call of `InThread`."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""
@@ -295,12 +301,17 @@ class Store(Protocol):
         limit: int,
         *,
         before: int | None = None,
+        after: int | None = None,
         since: datetime | None = None,
     ) -> Sequence[Job]:
         """Return the latest jobs in any state, the oldest first.
 
-        With `before` those with a lower id, with `since` those that ended from then on.
+        With `before` those with a lower id, with `since` those that ended from then on. With
+        `after`, the first jobs with a higher id.
         """
+
+    def count_jobs(self, user: str | None, state: str | None) -> int:
+        """Return the number of jobs of one or all users, in any or one state."""
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""
@@ -494,7 +505,10 @@ class JobLauncher(Protocol):
 
 
 class InThread(Protocol):
-    """Runs a blocking call away from the event loop."""
+    """Runs a blocking call away from the event loop.
+
+    What it writes, perhaps in one commit with other calls, is on disk when the result is there.
+    """
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""
