@@ -184,6 +184,8 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
             tx.set_availability(gpu, availability.shifted(by))
         if (pause := tx.pause()) is not None:
             tx.set_pause(replace(pause, at=pause.at + by))
+    # Not before it is on disk.
+    store.flush()
     clock.follow()
     return by
 
