@@ -6,6 +6,7 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -246,6 +247,7 @@ def _scheduler(
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
         windows=_windows(base).current,
+        thread_s=time.thread_time,
     )
 
 
