@@ -81,6 +81,8 @@ class Route:
     """The shape of the answer, or the media type of a stream; None: no content."""
     body: type | None = None
     status: int = 200
+    followed: str | None = None
+    """The media type of the answer to a request with follow=true, if that is a stream."""
 
 
 def routes(context: RequestContext) -> tuple[Route, ...]:
@@ -114,7 +116,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
         ),
-        Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
+        Route(
+            post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201,
+            JSON_LINES,
+        ),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
         Route(
             post, "/adoptions", submitter, "adopt a process", holds.adopt, JobView, AdoptRequest,
@@ -211,7 +216,8 @@ def build_api(context: RequestContext, served: Sequence[Route] | None = None) ->
 def _reply_schema(route: Route) -> dict[str, Any]:
     if isinstance(route.reply, str):
         return {"content": {route.reply: {"schema": {"type": "string"}}}}
-    return {"model": route.reply} if route.reply is not None else {"description": "Done"}
+    stream = {"content": {route.followed: {"schema": {"type": "string"}}}} if route.followed else {}
+    return {"model": route.reply, **stream} if route.reply is not None else {"description": "Done"}
 
 
 def _body_schema(kind: type) -> dict[str, Any]:
