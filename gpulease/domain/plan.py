@@ -181,9 +181,12 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     )
 
 
-def order_after(decided: Plan) -> Sequence[Job]:
-    """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
-    return order_of(decided.after, decided.reservations)
+def order_after(decided: Plan, index: Queue | None = None) -> Sequence[Job]:
+    """Return the jobs that wait after a plan, in the order in which the next pass tries them.
+
+    `index` has those that may start; None: it is made.
+    """
+    return order_of(replace(decided.after, queue=index), decided.reservations)
 
 
 def order_of(snapshot: Snapshot, reservations: Sequence[Reservation]) -> Sequence[Job]:
