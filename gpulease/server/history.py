@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.server.context import (
@@ -15,6 +12,7 @@ from gpulease.server.context import (
     json_response,
     slot_of_request,
 )
+from gpulease.server.messages import Request, Response
 from gpulease.server.reasons import exit_status
 from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
@@ -27,7 +25,7 @@ _LARGEST_ID = (1 << 63) - 1
 
 
 class HistoryHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
