@@ -1,4 +1,4 @@
-"""The daemon: memory and CPU when idle, the time of a submission and of a launch."""
+"""A daemon for a benchmark, and jobs for it."""
 
 import contextlib
 import os
@@ -11,33 +11,38 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.timing import seconds
+from benchmarks.processes import ProcessGroup, add, control_group
 from gpulease.client import Client
 from gpulease.wire.requests import ClaimRequest, SubmitRequest
 
 G = 1024**3
-IDLE_S = 60
 QUEUED = 10_000
-JOBS = 300
-_TICKS = os.sysconf("SC_CLK_TCK")
+GPUS = "8x80G"
 
 
 @dataclass
 class Running:
-    """A daemon for one benchmark."""
+    """A daemon with its spawner, its shims and their jobs."""
 
     pid: int
     socket: Path
     env: dict[str, str]
+    """For commands that use this daemon."""
+    processes: ProcessGroup
 
     def client(self) -> Client:
         return Client(self.socket)
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        """Return the CPU time of all processes, also of those that have ended."""
+        return self.processes.cpu_s()
+
+    def pss_mib(self) -> float:
+        """Return the memory of all processes."""
+        return self.processes.pss_mib()
 
     def resident_mib(self) -> float:
+        """Return the memory of the daemon alone."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -45,19 +50,24 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(simulate: str = "8x80G") -> Iterator[Running]:
-    with tempfile.TemporaryDirectory(prefix="gpulease-bench-") as name:
-        socket = Path(name) / "s"
+def running(simulate: str = GPUS, *options: str, state: Path | None = None) -> Iterator[Running]:
+    """Run a daemon until its socket is there; in `state`, or in a directory that is removed."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpulease-bench-")))
+        group = stack.enter_context(control_group(folder.name))
+        socket, log = folder / "s", folder / "log"
         command = [sys.executable, "-m", "gpulease.daemon", "--simulate", simulate]
-        command += ["--socket", str(socket), "--state", f"{name}/state"]
-        with (Path(name) / "log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+        command += ["--socket", str(socket), "--state", str(state or folder / "state"), *options]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+            add(process.pid, group)
         try:
             while not socket.exists():
                 if process.poll() is not None:
-                    sys.exit((Path(name) / "log").read_text())
-                time.sleep(0.05)
-            yield Running(process.pid, socket, {**os.environ, "GPULEASE_SOCKET": str(socket)})
+                    raise RuntimeError(log.read_text())
+                time.sleep(0.005)
+            env = {**os.environ, "GPULEASE_SOCKET": str(socket)}
+            yield Running(process.pid, socket, env, ProcessGroup(process.pid, group))
         finally:
             process.terminate()
             process.wait()
@@ -68,58 +78,22 @@ def order(*argv: str, memory: int = G) -> SubmitRequest:
     return SubmitRequest(list(argv), "/", environment, claim=ClaimRequest(memory=memory))
 
 
-def footprint() -> Iterator[str]:
-    """Measure memory after the start, and CPU time in an idle minute."""
-    with running() as daemon:
-        time.sleep(3)
-        begun = daemon.cpu_s()
-        time.sleep(IDLE_S)
-        used = daemon.cpu_s() - begun
-        yield f"resident memory {daemon.resident_mib():.0f} MiB"
-        yield f"idle for {IDLE_S} s: {used:.2f} s of CPU, {used / IDLE_S * 100:.2f} % of one core"
+@contextlib.contextmanager
+def occupied(daemon: Running) -> Iterator[None]:
+    """Lease all GPUs, so that what is submitted stays queued."""
+    client = daemon.client()
+    holders = [client.submit(order("sleep", "3600", memory=80 * G)).id for _ in range(8)]
+    while any(client.job(each).state != "active" for each in holders):
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        for each in holders:
+            client.cancel(each, grace=0)
 
 
-def submissions() -> Iterator[str]:
-    """Measure a submission with an empty queue, and with 10,000 queued jobs."""
-    with running() as daemon, contextlib.ExitStack() as stack:
-        del stack
-        client = daemon.client()
-        for _ in range(8):
-            client.submit(order("sleep", "3600", memory=80 * G))
-        while any(job.state != "active" for job in client.status().jobs):
-            time.sleep(0.02)
-        wanted = order("true")
-        first = sorted(seconds(lambda: client.submit(wanted)) for _ in range(50))[25]
-        with ThreadPoolExecutor(4) as pool:
-            total = seconds(
-                lambda: list(pool.map(lambda _: daemon.client().submit(wanted), range(QUEUED)))
-            )
-        last = sorted(seconds(lambda: client.submit(wanted)) for _ in range(50))[25]
-        yield f"{QUEUED} jobs queued in {total:.0f} s, {QUEUED / total:.0f} a second"
-        yield (
-            f"one submission: {first * 1e3:.1f} ms on an empty queue, {last * 1e3:.1f} ms on a "
-            f"full one, {last / first:.2f} times"
-        )
-        listing = seconds(client.status)
-        yield f"status with all of them: {listing:.2f} s; resident {daemon.resident_mib():.0f} MiB"
-        for job in client.status().jobs:
-            if job.state != "queued":
-                client.cancel(job.id)
-
-
-def launches() -> Iterator[str]:
-    """Measure empty jobs from submission to end, compared with starting as many processes."""
-    with running() as daemon:
-        wanted = order("true")
-        begun = time.perf_counter()
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: daemon.client().submit(wanted), range(JOBS)))
-        client = daemon.client()
-        while client.status().jobs:
-            time.sleep(0.02)
-        ours = time.perf_counter() - begun
-        plain = seconds(lambda: [subprocess.run(["true"], check=True) for _ in range(JOBS)])
-        yield (
-            f"{JOBS} jobs: {JOBS / ours:.0f} a second, each at the price of "
-            f"{ours / plain:.1f} plain processes"
-        )
+def queue(daemon: Running, count: int = QUEUED) -> None:
+    """Queue jobs, while all GPUs are leased."""
+    wanted = order("true")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: daemon.client().submit(wanted), range(count)))

@@ -4,6 +4,7 @@ Machines differ and are noisy, so a goal is a ratio to a floor that was measured
 alternation; only counts and bytes have goals of their own.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -38,4 +39,19 @@ class Figure:
         limit = f"{'at least' if self.higher_is_better else 'at most'} {self.goal:g}"
         if self.floor is not None:
             text += f", {self.floor_is} {self.floor:.4g} {self.unit}, ratio {self.measured:.3g}"
-        return f"{text}; goal {limit}: {'reached' if self.is_reached else 'NOT REACHED'}"
+        return f"{text}; goal {limit}: {'reached' if self.is_reached else 'MISSED'}"
+
+
+def table(figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield a line for each figure, and one that counts the goals reached."""
+    width = max((len(each.what) for each in figures), default=0)
+    yield f"{'':{width}}  {'here':>14} {'floor':>14} {'ratio':>8} {'goal':>10}  verdict"
+    for each in figures:
+        floor = "" if each.floor is None else f"{each.floor:.4g} {each.unit}"
+        ratio = "" if each.floor is None else f"{each.measured:.3g}"
+        goal = f"{'>=' if each.higher_is_better else '<='} {each.goal:g}"
+        yield (
+            f"{each.what:{width}}  {f'{each.ours:.4g} {each.unit}':>14} {floor:>14} {ratio:>8} "
+            f"{goal:>10}  {'reached' if each.is_reached else 'MISSED'}"
+        )
+    yield f"{sum(each.is_reached for each in figures)} of {len(figures)} goals reached"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from benchmarks.figures import Figure
 from benchmarks.timing import paired, seconds
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job, Owner, grant
@@ -71,7 +72,7 @@ def measure(jobs: list[Job], readings: Sequence[GpuReading]) -> tuple[float, flo
         return first, *paired(one_more, lambda: sorted(jobs, key=lambda job: job.id), 15)
 
 
-def run() -> Iterator[str]:
+def run() -> Iterator[Figure | str]:
     queue = waiting(0, WAITING)
     used = [replace(reading, used=75 * G) for reading in READINGS]
     for name, jobs, readings in (
@@ -79,9 +80,8 @@ def run() -> Iterator[str]:
         ("processes without a lease on all GPUs", queue, used),
     ):
         first, planned, sorted_ = measure(jobs, readings)
-        verdict = "reached" if planned * 1e3 <= GOAL_MS else "MISSED"
+        yield Figure(f"planning pass of {WAITING}, {name}", planned * 1e3, "ms", GOAL_MS)
         yield (
-            f"{name}, {WAITING} waiting of 10 users with limits: a pass takes "
-            f"{planned * 1e3:.1f} ms, {planned / sorted_:.1f} times as long as sorting them; "
-            f"the goal of {GOAL_MS} ms is {verdict}. The first pass takes {first * 1e3:.0f} ms"
+            f"{planned / sorted_:.1f} times as long as sorting the jobs; the first pass takes "
+            f"{first * 1e3:.0f} ms"
         )

@@ -171,6 +171,13 @@ class AlreadyLeased(GpuleaseError):
     http_status = 409
 
 
+class WithinLease(GpuleaseError):
+    """The calling process runs within the lease of a job, and a second job was not asked for."""
+
+    code = "within_lease"
+    http_status = 409
+
+
 class CallFailed(GpuleaseError):
     """The job of a call of an Executor ended without a result."""
 

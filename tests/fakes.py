@@ -208,9 +208,13 @@ class MemoryStore:
         limit: int,
         *,
         before: int | None = None,
+        after: int | None = None,
         since: datetime | None = None,
     ) -> Sequence[Job]:
         return tuple(self._jobs.values())[-limit:]
+
+    def count_jobs(self, user: str | None, state: str | None) -> int:
+        return len(self._jobs)
 
     def invocation(self, job: JobId) -> Invocation:
         return self._invocations[job]

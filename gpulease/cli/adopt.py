@@ -64,7 +64,7 @@ def adopt(
 
 def adopted(client: Client, job: JobView, pid: int) -> str:
     """Describe the lease of a process that was adopted."""
-    labels = {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
+    labels = {gpu.uuid: index_of(gpu) for gpu in client.status(queue=0).gpus}
     leases = [f"{size(each.memory)} of GPU {labels.get(each.gpu, each.gpu)}" for each in job.leases]
     ends = f"until process {pid} ends"
     if job.claim.time_limit is not None:

@@ -23,6 +23,7 @@ from gpulease.cli.typer_extensions import choices_of
 from gpulease.client import Client, trusted_users
 from gpulease.errors import GpuleaseError, NoDaemon
 from gpulease.wire.jobs import JobView
+from gpulease.wire.machine import GpuView
 
 T = TypeVar("T")
 
@@ -194,15 +195,18 @@ class _CommandLine:
         return {id_of(job): _described(job) for job in jobs if job.state in states}
 
     def _gpus(self) -> dict[str, str]:
-        gpus = _ask(self._socket, Client.status).gpus
+        gpus = self._gpu_views()
         return {index_of(gpu): f"{clean(gpu.name)}, {gpu.state}" for gpu in gpus}
 
+    def _gpu_views(self) -> Sequence[GpuView]:
+        return _ask(self._socket, lambda daemon: daemon.status(queue=0)).gpus
+
     def _models(self) -> dict[str, str]:
-        return {clean(gpu.name): "" for gpu in _ask(self._socket, Client.status).gpus}
+        return {clean(gpu.name): "" for gpu in self._gpu_views()}
 
     def _unmanaged(self) -> dict[str, str]:
         """Return the processes that use GPUs outside any lease."""
-        gpus = _ask(self._socket, Client.status).gpus
+        gpus = self._gpu_views()
         found = (each for gpu in gpus for each in gpu.processes if each.job is None)
         return {str(each.pid): clean(f"{each.user}, {each.name}") for each in found}
 

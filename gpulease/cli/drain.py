@@ -47,7 +47,7 @@ def split_by_known(client: Client, gpus: Iterable[str]) -> tuple[list[str], list
 
     The unknown ones are tried first: when the daemon refuses one, nothing has been done yet.
     """
-    present = [(index_of(gpu), gpu.uuid.lower()) for gpu in client.status().gpus]
+    present = [(index_of(gpu), gpu.uuid.lower()) for gpu in client.status(queue=0).gpus]
     unknown: list[str] = []
     known: list[str] = []
     for name in dict.fromkeys(gpus):

@@ -271,7 +271,7 @@ def _gpus(client: Client, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
     found = {}
     with suppress(GpuleaseError):
-        found = {gpu.uuid: gpu for gpu in client.within(_NAMES_WITHIN).status().gpus}
+        found = {gpu.uuid: gpu for gpu in client.within(_NAMES_WITHIN).status(queue=0).gpus}
     named = [
         f"GPU {index_of(gpu)} ({clean(gpu.name)})" if (gpu := found.get(lease.gpu)) else lease.gpu
         for lease in job.leases

@@ -76,7 +76,7 @@ def prove(
         frameworks: those to test, each with the python that has it.
         policy: what happens to jobs of the caller that exceed a lease; None: unknown.
     """
-    status = client.status()
+    status = client.status(queue=0)
     yield _without_framework(client, status, policy)
     if status.simulated:
         yield CheckView("proof: framework, devices", "warning", _SIMULATED)
@@ -240,7 +240,7 @@ def _is_warned(job: JobView, *, end_at_warning: bool) -> bool:
 
 def _reports(client: Client, job: int) -> Iterator[dict[str, Any]]:
     pieces = client.logs(job, stderr=False)
-    text = b"".join(piece for kind, piece in pieces if kind is FrameKind.STDOUT)
+    text = b"".join(piece for kind, piece in pieces if kind == FrameKind.STDOUT)
     for line in text.decode(errors="replace").splitlines():
         try:
             report = json.loads(line)

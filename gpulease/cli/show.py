@@ -83,6 +83,6 @@ def _indexes(client: Client, job: JobView) -> Mapping[str, str]:
     if not job.leases:
         return {}
     try:
-        return {gpu.uuid: index_of(gpu) for gpu in client.status().gpus}
+        return {gpu.uuid: index_of(gpu) for gpu in client.status(queue=0).gpus}
     except GpuleaseError:
         return {}

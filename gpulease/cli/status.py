@@ -31,8 +31,16 @@ from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.reserve import sentence as sentence_of_window
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
 from gpulease.client import decode, indent
+from gpulease.errors import BadValue
 from gpulease.wire.jobs import JobView, LeaseView
-from gpulease.wire.machine import GpuEventView, GpuView, MemoryView, ProcessView, StatusView
+from gpulease.wire.machine import (
+    FIRST_IN_QUEUE,
+    GpuEventView,
+    GpuView,
+    MemoryView,
+    ProcessView,
+    StatusView,
+)
 
 _BAR = 20
 _BAR_TITLE = "MEMORY"
@@ -42,6 +50,7 @@ _LEGEND: Line = (
     *(Span("!", "unmanaged"), Span(" unmanaged  ", "dim")),
     *(Span(".", "free"), Span(" free to lease", "dim")),
 )
+_MOST_DIGITS = 9
 _MOST_EVENTS = 3
 """Health events shown for each GPU; --json has all."""
 _SHOWN_AS_STATE = frozenset({"drained", "resumed", "faulty"})
@@ -51,6 +60,10 @@ _STATES: dict[str, Style] = {"available": "good", "drained": "warn", "divided": 
 def status(
     ctx: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    queue: Annotated[
+        str,
+        typer.Option("--queue", metavar="N", help="Show the first N waiting jobs, or all."),
+    ] = str(FIRST_IN_QUEUE),
     socket: SocketOption = None,
 ) -> None:
     """Show GPUs, leases, the queue, and processes that use a GPU without a lease.
@@ -59,15 +72,30 @@ def status(
     Examples:
       gpulease status
       FORCE_COLOR=1 watch --color gpulease status
+      gpulease status --queue all
       gpulease status --json | jq '.gpus[].memory.headroom'
     """
-    reply = connect(ctx, socket).status_json()
+    first = _first_of(queue)
+    reply = connect(ctx, socket).status_json(first)
     if json:
         print_stdout(indent(reply))
         return
     screen = screen_of(sys.stdout, environment())
     now = datetime.now(UTC).astimezone()
     show_page(page(decode(StatusView, reply), now, screen.width), screen)
+
+
+def _first_of(text: str) -> int | None:
+    """Return how many waiting jobs to show; None: all.
+
+    Raises:
+        BadValue: that is neither a number nor "all".
+    """
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise BadValue(f"cannot show {text[:40]!r} waiting jobs: that is no number", "--queue 50")
+    return int(text)
 
 
 def page(view: StatusView, now: datetime, width: int | None = None) -> Page:
@@ -241,9 +269,17 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
     waiting = [job for job in view.jobs if job.state == "queued"]
     yield line("")
     yield from _why_none_starts(view, now)
-    if not waiting:
+    more = (view.waiting or 0) - len(waiting)
+    if waiting:
+        yield _queue_table(waiting, now)
+    elif more <= 0:
         yield line("no jobs in the queue", "dim")
-        return
+    if more > 0:
+        text = f"{more} more queued; gpulease status --queue all shows them"
+        yield Hanging(line(text, "dim"), 2)
+
+
+def _queue_table(waiting: Sequence[JobView], now: datetime) -> Table:
     columns = (
         Column("PLACE", right=True),
         Column("JOB", right=True),
@@ -253,8 +289,8 @@ def _queue(view: StatusView, now: datetime) -> Iterator[Block]:
         Column("EXPECTED", leaves=5, below="expected "),
         Column("REASON", leaves=4, wraps=True, least=20, below=""),
     )
-    waiting.sort(key=lambda job: (job.position is None, job.position))
-    yield Table(columns, tuple(_waiting(group, now) for group in alike(waiting)))
+    in_order = sorted(waiting, key=lambda job: (job.position is None, job.position))
+    return Table(columns, tuple(_waiting(group, now) for group in alike(in_order)))
 
 
 def _why_none_starts(view: StatusView, now: datetime) -> Iterator[Block]:

@@ -211,16 +211,44 @@ class Client:
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
 
     def jobs(
-        self, *, everything: bool = False, user: str | None = None, state: str | None = None
+        self,
+        *,
+        everything: bool = False,
+        user: str | None = None,
+        state: str | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
     ) -> JobList:
-        """Return the jobs that wait or hold memory, or with `everything` also those that ended."""
-        return decode(JobList, self.jobs_json(everything=everything, user=user, state=state))
+        """Return the jobs that wait or hold memory, or with `everything` also those that ended.
+
+        The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
+        latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
+        """
+        reply = self.jobs_json(
+            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
+        )
+        return decode(JobList, reply)
 
     def jobs_json(
-        self, *, everything: bool = False, user: str | None = None, state: str | None = None
+        self,
+        *,
+        everything: bool = False,
+        user: str | None = None,
+        state: str | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
     ) -> bytes:
         """Return the reply of `jobs` as JSON."""
-        query = {"all": "true" if everything else None, "user": user, "state": state}
+        query = {
+            "all": "true" if everything else None,
+            "user": user,
+            "state": state,
+            "newest": "true" if newest else None,
+            "after": None if after is None else str(after),
+            "limit": None if limit is None else str(limit),
+        }
         return self._daemon.ask("GET", "/jobs", query)
 
     def elements(
@@ -385,13 +413,17 @@ class Client:
         target = f"/windows/{quote(name, safe='')}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
 
-    def status(self) -> StatusView:
-        """Return the state of the machine, with the jobs that wait or hold memory."""
-        return decode(StatusView, self.status_json())
+    def status(self, queue: int | None = None) -> StatusView:
+        """Return the state of the machine, the jobs that hold memory, and those that wait.
 
-    def status_json(self) -> bytes:
+        With `queue`, only so many of the waiting jobs, the next to start first.
+        """
+        return decode(StatusView, self.status_json(queue))
+
+    def status_json(self, queue: int | None = None) -> bytes:
         """Return the reply of `status` as JSON."""
-        return self._daemon.ask("GET", "/status")
+        query = {"queue": "all" if queue is None else str(queue)}
+        return self._daemon.ask("GET", "/status", query)
 
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""

@@ -8,7 +8,7 @@ import msgspec
 
 from gpulease import __version__
 from gpulease.server.messages import JSON
-from gpulease.server.router import Endpoint
+from gpulease.server.router import Endpoint, Route
 from gpulease.wire.errors import ErrorReply
 from gpulease.wire.requests import CancelRequest, DrainRequest, KeepRequest, PauseRequest
 
@@ -38,7 +38,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "summary": (route.handler.__doc__ or "").partition("\n")[0],
         "operationId": route.handler.__name__ + endpoint.path.replace("/", "_"),
         "parameters": _parameters(endpoint),
-        "responses": {str(route.status): _reply(route.reply, route.status), "default": _error()},
+        "responses": {str(route.status): _reply(route), "default": _error()},
     }
     if route.body is not None:
         made["requestBody"] = {
@@ -61,13 +61,13 @@ def _parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
     ]
 
 
-def _reply(kind: type | str | None, status: int) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
-    if isinstance(kind, str):
-        described["content"] = {kind: {"schema": {"type": "string"}}}
-    elif kind is not None:
-        described["content"] = _json(kind)
-    return described
+def _reply(route: Route) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": HTTPStatus(route.status).phrase}
+    streams = [each for each in (route.followed, route.reply) if isinstance(each, str)]
+    content: dict[str, Any] = {each: {"schema": {"type": "string"}} for each in streams}
+    if isinstance(route.reply, type):
+        content |= _json(route.reply)
+    return {**described, "content": content} if content else described
 
 
 def _error() -> dict[str, Any]:

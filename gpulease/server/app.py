@@ -85,7 +85,10 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
         Route(
             post, "/explain", submitter, "submit", explain.explain, ExplainView, SubmitRequest
         ),
-        Route(post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201),
+        Route(
+            post, "/jobs", submitter, "submit", jobs.submit, JobView, SubmitRequest, 201,
+            JSON_LINES,
+        ),
         Route(post, "/holds", submitter, "submit", holds.hold, JobView, HoldRequest, 201),
         Route(
             post, "/adoptions", submitter, "adopt a process", holds.adopt, JobView, AdoptRequest,

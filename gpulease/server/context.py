@@ -13,6 +13,7 @@ from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUs
 from gpulease.domain.lease import State
 from gpulease.errors import BadValue, NoSuchJob
 from gpulease.server.auth import Caller, Rights, caller_in
+from gpulease.server.job_queries import LARGEST_ID
 from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
@@ -32,8 +33,6 @@ from gpulease.wire.machine import DoctorView, OveruseView
 
 Body = TypeVar("Body")
 
-LARGEST_ID = (1 << 63) - 1
-"""Of an integer in SQLite."""
 _MOST_DETAIL = 200
 """Characters of a parser's message that are shown."""
 

@@ -12,6 +12,7 @@ from gpulease.server.context import (
     json_response,
     slot_of_request,
 )
+from gpulease.server.job_queries import LARGEST_ID
 from gpulease.server.messages import Request, Response
 from gpulease.server.reasons import exit_status
 from gpulease.server.redaction import HIDDEN
@@ -21,7 +22,6 @@ from gpulease.units import Share
 from gpulease.wire.usage import HistoryView, PastJobView
 
 MOST_IN_PAGE = 1000
-_LARGEST_ID = (1 << 63) - 1
 
 
 class HistoryHandlers:
@@ -45,7 +45,7 @@ class HistoryHandlers:
         context = self._context
         within("limit", limit, 1, MOST_IN_PAGE)
         if before is not None:
-            within("job", before, 0, _LARGEST_ID)
+            within("job", before, 0, LARGEST_ID)
         ago = span("time to look back", since, at_least=1)
         begin = None if ago is None else context.clock.now() - ago
         store = context.scheduler.store

@@ -91,8 +91,7 @@ class HoldHandlers:
         caller, context = caller_of_request(request), self._context
         body = read_body(NestedRequest, await request.body())
         environment = environment_of(body.environment)
-        live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
-        job = await asyncio.to_thread(job_around, caller, environment, live, jobs_of)
+        job = await job_of_caller(caller, environment, context)
         if job is None:
             return json_response(NestedView(None))
         invocation = invocation_of(context.scheduler.store.invocation(job.id), body, environment)
@@ -218,6 +217,15 @@ def environment_view(before: Mapping[str, str], after: Mapping[str, str]) -> Env
         },
         unset=[to_wire(name) for name in before if name not in after],
     )
+
+
+async def job_of_caller(
+    caller: Caller, environment: Mapping[str, str], context: RequestContext
+) -> Job | None:
+    """Return the job under whose lease `caller` runs."""
+    live, jobs_of = context.scheduler.store.live(), context.processes.jobs_of
+    # A process can block the read of its environment.
+    return await asyncio.to_thread(job_around, caller, environment, live, jobs_of)
 
 
 def job_around(

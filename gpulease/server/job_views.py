@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import takewhile
+from math import inf
 from typing import Any
 
 from gpulease.domain.eligibility import Block, BlockKind
@@ -26,6 +27,8 @@ from gpulease.service.usage import PoolSeen
 from gpulease.units import Share
 from gpulease.wire.jobs import ClaimView, EventView, JobView, QueueView, SuggestionView, UnheldView
 from gpulease.wire.machine import OveruseView
+
+_LAST = inf
 
 
 class JobViews:
@@ -123,6 +126,12 @@ class JobViews:
             queue=self._queue_view(job.queue, block),
             events=[EventView(instant(each.at) or "", each.kind, each.detail) for each in events],
         )
+
+    def in_order(self, waiting: Sequence[Job]) -> Sequence[Job]:
+        """Return queued jobs in the order of the queue; those without a place come last."""
+        explained = self._explainer.latest
+        places = {job.id: self._positions.of(job, explained) for job in waiting}
+        return sorted(waiting, key=lambda job: places[job.id] or _LAST)
 
     def _activity(self, job: Job) -> dict[str, Any]:
         """Return what a job did with its GPUs, so far or until its end."""

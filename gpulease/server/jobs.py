@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
@@ -13,10 +13,9 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import LONGEST_TIME, State
 from gpulease.domain.limits import NO_LIMITS
-from gpulease.errors import BadValue, NoSuchJob, WrongState
+from gpulease.errors import BadValue, NoSuchJob, TooMany, WithinLease, WrongState
 from gpulease.server.auth import Caller
 from gpulease.server.context import (
-    LARGEST_ID,
     RequestContext,
     acting_on,
     caller_of_request,
@@ -25,13 +24,14 @@ from gpulease.server.context import (
     read_body,
     slot_of_request,
 )
+from gpulease.server.holds import job_of_caller
+from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
-from gpulease.server.job_sets import is_element
 from gpulease.server.job_views import suggestion_view
 from gpulease.server.messages import Request, Response, StreamingResponse
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
-from gpulease.wire.jobs import DeviceView
+from gpulease.wire.jobs import DeviceView, JobView
 from gpulease.wire.requests import (
     CancelRequest,
     ExtendRequest,
@@ -47,8 +47,9 @@ FRAMES = "application/octet-stream"
 _REFRESH_S = 1.0
 """How often `watch` checks whether the reason of a waiting job has changed."""
 _KEEP_ALIVE_S = 15.0
+_SETTLES_AFTER_S = 0.2
+_STARTED = (State.ACTIVE, State.RELEASING, State.ENDED)
 _LOOK_EVERY_S = 0.1
-_MOST_LISTED = 10_000
 _MOST_WAITED = 20_000
 """Jobs that one request waits for: as many as a user may have in the queue, twice."""
 
@@ -62,14 +63,32 @@ class JobHandlers:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
-    async def submit(self, request: Request) -> Response:
-        """Queue a job; the answer means that it is on disk."""
+    async def submit(self, request: Request, follow: bool = False) -> Response:
+        """Queue a job; the answer means that it is on disk.
+
+        With `follow`, the answer is a stream: the job as a line of JSON, at once and at each
+        change, until it has started or ended.
+        """
         caller, context = caller_of_request(request), self._context
         body = read_body(SubmitRequest, await request.body())
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
+        if body.refuse_nested:
+            await self._refuse_nested(caller, submission.invocation.environment)
         job = await context.scheduler.submit(submission)
-        return json_response(context.job_views.job(job, to_owner=True), 201)
+        view = context.job_views.job(job, to_owner=True)
+        if not follow:
+            return json_response(view, 201)
+        with contextlib.suppress(TooMany):  # the job is queued; its view is the whole stream
+            self._become_stream(request)
+            lines = self._changes(job.id, caller, _STARTED, view)
+            return StreamingResponse(lines, 201, media_type=JSON_LINES)
+        return Response(msgspec.json.encode(view) + b"\n", 201, media_type=JSON_LINES)
+
+    async def _refuse_nested(self, caller: Caller, environment: Mapping[str, str]) -> None:
+        around = await job_of_caller(caller, environment, self._context)
+        if around is not None:
+            raise WithinLease(f"cannot submit: this process runs within job {around.label}")
 
     async def jobs(
         self,
@@ -79,34 +98,23 @@ class JobHandlers:
         all: bool = False,
         array: int | None = None,
         index: int | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
     ) -> Response:
-        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array."""
-        if state is not None and state not in set(State):
-            raise BadValue(
-                f"cannot list jobs: no state {state[:40]!r}", f"states: {', '.join(State)}"
-            )
+        """List jobs, oldest first: those that wait or hold memory, or all, or those of an array.
+
+        With `limit`, one page of them: those that follow the job `after`.
+        """
+        query = JobQuery(user, state, all, array, index, newest, after, limit)
+        query.check()
         caller, context = caller_of_request(request), self._context
-
-        def find() -> Sequence[Job]:
-            store = context.scheduler.store
-            if array is not None and all:
-                found = store.elements(JobId(array), index) if 0 < array <= LARGEST_ID else ()
-            elif all or state == State.ENDED:
-                return store.jobs(user, state, _MOST_LISTED)
-            else:
-                found = store.live()
-            return [
-                job
-                for job in found
-                if user in (None, job.owner.user)
-                and state in (None, job.state)
-                and (array is None or is_element(job, array, index))
-            ]
-
         if index is None:
             await slot_of_request(request).for_expensive()
         content = await context.listings.jobs(
-            find, lambda job: context.rights.owns(caller, job), context.redacted_for(caller)
+            lambda: query.page(context.scheduler.store),
+            lambda job: context.rights.owns(caller, job),
+            context.redacted_for(caller),
         )
         return encoded_response(content)
 
@@ -156,11 +164,29 @@ class JobHandlers:
         lines = self._changes(job.id, caller_of_request(request))
         return StreamingResponse(lines, media_type=JSON_LINES)
 
-    async def _changes(self, job_id: JobId, caller: Caller) -> AsyncIterator[bytes]:
-        sent, quiet_s = None, 0.0
+    async def _changes(
+        self,
+        job_id: JobId,
+        caller: Caller,
+        last: Collection[State] = (State.ENDED,),
+        first: JobView | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Yield a job at each change until it is in one of the `last` states.
+
+        `first` is the view of a job that was just queued: most start at once, so what it waits for
+        is computed only if it still waits after a moment.
+        """
+        sent, quiet_s, clock = first, 0.0, asyncio.get_running_loop().time
+        settles_at = clock() + _SETTLES_AFTER_S if first else 0.0
+        if first:
+            yield msgspec.json.encode(first) + b"\n"
         while True:
             change = self._context.scheduler.next_change
             job = self._job(job_id)
+            if job.state not in last and (left := settles_at - clock()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(change.wait(), left)
+                continue
             if job.state is State.QUEUED:
                 await self._context.scheduler.explainer.refresh(job.id)
             view = self._context.view_for(caller, job)
@@ -170,7 +196,7 @@ class JobHandlers:
             elif quiet_s >= _KEEP_ALIVE_S:
                 yield b"\n"
                 quiet_s = 0.0
-            if job.state is State.ENDED:
+            if job.state in last:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), _REFRESH_S)

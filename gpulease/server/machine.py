@@ -14,10 +14,11 @@ from gpulease.server.context import (
 from gpulease.server.machine_views import pause_view
 from gpulease.server.messages import Request, Response
 from gpulease.service.health import DrainResult, named
-from gpulease.wire.machine import GpuAvailabilityView, PauseChangeView
+from gpulease.wire.machine import FIRST_IN_QUEUE, GpuAvailabilityView, PauseChangeView
 from gpulease.wire.requests import DrainRequest, PauseRequest
 
 _LONGEST_REASON = 200
+_MOST_DIGITS = 9
 
 
 class MachineHandlers:
@@ -26,10 +27,11 @@ class MachineHandlers:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
-    async def status(self, request: Request) -> Response:
-        """Show GPUs, leases, the queue and unmanaged processes."""
+    async def status(self, request: Request, queue: str | None = None) -> Response:
+        """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
+        first = _first_of(queue)
         viewer = self._context.redacted_for(caller_of_request(request))
-        return encoded_response(await self._context.listings.status(viewer))
+        return encoded_response(await self._context.listings.status(first, viewer))
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
@@ -64,6 +66,18 @@ class MachineHandlers:
         # A GPU that is out for repair can be resumed, and drained while jobs have leases on it.
         absent = [uuid for uuid in scheduler.store.availabilities() if uuid not in present]
         return named(name, (*seen.readings, *map(scheduler.store.gpu, absent)))
+
+
+def _first_of(queue: str | None) -> int | None:
+    """Return how many jobs of the queue to show; None: all of them."""
+    if queue is None or queue == "all":
+        return FIRST_IN_QUEUE if queue is None else None
+    if not (queue.isascii() and queue.isdigit() and len(queue) <= _MOST_DIGITS):
+        raise BadValue(
+            f"cannot show {queue[:40]!r} jobs of the queue: that is no number",
+            "queue=20, queue=all",
+        )
+    return int(queue)
 
 
 def _reason(verb: str, given: str | None) -> str:

@@ -49,8 +49,8 @@ class Response:
 class StreamingResponse(Response):
     """An answer in pieces, each of which is sent at once, until the client disconnects."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], media_type: str) -> None:
-        super().__init__(media_type=media_type)
+    def __init__(self, pieces: AsyncIterator[bytes], status: int = 200, *, media_type: str) -> None:
+        super().__init__(status=status, media_type=media_type)
         self._pieces = pieces
 
     async def __call__(self, receive: Receive, send: Send) -> None:

@@ -29,7 +29,7 @@ def redact_job(view: JobView, viewer: str) -> JobView:
 
 def redact_list(jobs: JobList, viewer: str) -> JobList:
     """Return a listing as the user `viewer` may see it."""
-    return JobList([redact_job(each, viewer) for each in jobs.jobs])
+    return replace(jobs, jobs=[redact_job(each, viewer) for each in jobs.jobs])
 
 
 def redact_status(status: StatusView, viewer: str) -> StatusView:

@@ -42,6 +42,8 @@ class Route:
     """The shape of the answer, or the media type of a stream; None: no content."""
     body: type | None = None
     status: int = 200
+    followed: str | None = None
+    """The media type of the answer to a request with follow=true, if that is a stream."""
 
 
 class Endpoint:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
@@ -169,23 +169,31 @@ class SqlStore:
         limit: int,
         *,
         before: int | None = None,
+        after: int | None = None,
         since: datetime | None = None,
     ) -> Sequence[Job]:
         """Return the latest `limit` jobs in any or one state, oldest first.
 
-        With `before` those with a lower id, with `since` those that ended from then on.
+        With `before` those with a lower id, with `since` those that ended from then on. With
+        `after`, the first `limit` jobs with a higher id.
         """
         with self._reading() as session:
-            wanted = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
-            if user is not None:
-                wanted = wanted.where(JobRow.user == user)
-            if state is not None:
-                wanted = wanted.where(JobRow.state == state)
+            order = JobRow.id.desc() if after is None else JobRow.id
+            wanted = select(JobRow.id).order_by(order).limit(limit)
+            wanted = wanted.where(*_filters(user, state))
             if before is not None:
                 wanted = wanted.where(JobRow.id < before)
+            if after is not None:
+                wanted = wanted.where(JobRow.id > after)
             if since is not None:
                 wanted = wanted.where(JobRow.ended_at >= since)
             return jobs_where(session, JobRow.id.in_(wanted))
+
+    def count_jobs(self, user: str | None, state: str | None) -> int:
+        """Return the number of jobs of one or all users, in any or one state."""
+        with self._reading() as session:
+            wanted = select(func.count(JobRow.id)).where(*_filters(user, state))
+            return session.execute(wanted).scalar_one()
 
     def invocation(self, job: JobId) -> Invocation:
         """Return the invocation of a job.
@@ -313,6 +321,11 @@ class SqlStore:
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == key)
             return connection.execute(wanted).scalar_one()
+
+
+def _filters(user: str | None, state: str | None) -> Sequence[ColumnElement[bool]]:
+    by_user = () if user is None else (JobRow.user == user,)
+    return by_user if state is None else (*by_user, JobRow.state == state)
 
 
 _COUNT = (

@@ -331,9 +331,13 @@ class NestedView:
 
 @dataclass(slots=True)
 class JobList:
-    """The jobs of a listing, oldest first."""
+    """The jobs of a listing, oldest first, or one page of them."""
 
     jobs: list[JobView]
+    total: int | None = None
+    """The number of jobs on all pages; null from an older daemon."""
+    next: int | None = None
+    """The job to ask for as `after` for the next page; null on the last one."""
 
 
 @dataclass(slots=True)

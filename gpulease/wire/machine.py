@@ -8,6 +8,9 @@ from typing import Literal
 
 from gpulease.wire.jobs import JobView
 
+FIRST_IN_QUEUE = 20
+"""Queued jobs in a status, unless the request names another number."""
+
 GpuState = Literal["available", "drained", "divided", "prohibited", "unreadable", "lost"]
 
 CheckState = Literal["ok", "warning", "failure"]
@@ -170,7 +173,7 @@ class WindowList:
 
 @dataclass(slots=True)
 class StatusView:
-    """The machine, and the jobs that wait or hold memory."""
+    """The machine, the jobs that hold memory, and after them the first jobs of the queue."""
 
     host: str
     driver: str | None
@@ -188,6 +191,8 @@ class StatusView:
     waiting: int | None = None
     """The number of queued jobs, of which `jobs` has the first; null from an older daemon, which
     sends all of them."""
+    more: str | None = None
+    """The command that prints all of them; null if `jobs` has all."""
 
 
 @dataclass(slots=True)

@@ -136,6 +136,9 @@ class SubmitRequest:
     queue: QueueRequest = field(default_factory=QueueRequest)
     retry_oom: float | None = None
     """After an out-of-memory error the job is tried again with its memory times this, above 1."""
+    refuse_nested: bool = False
+    """Queue nothing if the calling process runs within the lease of a job: the error is then
+    within_lease."""
 
 
 @dataclass(slots=True)

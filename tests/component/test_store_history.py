@@ -49,6 +49,9 @@ def test_pages_follow_each_other_without_gaps(store: SqlStore) -> None:
     earlier = store.jobs(None, State.ENDED, 9, before=latest[0].id)
 
     assert [job.id for job in (*earlier, *latest)] == jobs
+    assert [job.id for job in store.jobs(None, None, 2, after=jobs[1])] == jobs[2:4]
+    assert store.count_jobs(None, State.ENDED) == 5
+    assert store.count_jobs("nobody", None) == 0
 
 
 def test_only_jobs_that_ended_since_then_are_returned(store: SqlStore) -> None:

@@ -311,6 +311,7 @@ def pages(width: int | None) -> dict[str, Page]:
         "status-closed": status.page(
             views.status(closed="cannot start job 3: this machine is shutting down"), NOW, width
         ),
+        "status-long-queue": status.page(replace(views.busy_status(), waiting=9_982), NOW),
         "status-no-gpus": status.page(views.status(gpus=[], simulated=True), NOW, width),
         "status-troubled": status.page(views.troubled_status(), NOW, width),
         "list": listing.page(jobs(), NOW),

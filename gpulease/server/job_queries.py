@@ -1,0 +1,103 @@
+"""Which jobs a listing asks for, and one page of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Job
+from gpulease.domain.lease import State
+from gpulease.errors import BadValue
+from gpulease.server.job_sets import is_element
+from gpulease.server.validation import within
+from gpulease.service.ports import Store
+
+LARGEST_ID = (1 << 63) - 1
+"""Of an integer in SQLite."""
+MOST_LISTED = 10_000
+"""Jobs in one answer, if some of them may have ended."""
+
+
+class JobPage(NamedTuple):
+    """Some of the jobs of a listing, in its order."""
+
+    jobs: Sequence[Job]
+    total: int
+    """The number of jobs on all pages."""
+    next: JobId | None
+    """The job after which the next page begins; None on the last page."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """The filters and the page of a listing; live jobs only, unless `ended` or `state` says so."""
+
+    user: str | None = None
+    state: str | None = None
+    ended: bool = False
+    """Include jobs that have ended."""
+    array: int | None = None
+    index: int | None = None
+    newest: bool = False
+    """The newest jobs first, and not the oldest."""
+    after: int | None = None
+    """Begin with the job that follows the one with this id."""
+    limit: int | None = None
+
+    def check(self) -> None:
+        """Check the values of the query.
+
+        Raises:
+            BadValue: one of them is out of range.
+        """
+        if self.state is not None and self.state not in set(State):
+            raise BadValue(
+                f"cannot list jobs: no state {self.state[:40]!r}", f"states: {', '.join(State)}"
+            )
+        if self.limit is not None:
+            within("limit", self.limit, 1, MOST_LISTED)
+        if self.after is not None:
+            within("job", self.after, 0, LARGEST_ID)
+
+    def page(self, store: Store) -> JobPage:
+        """Return one page of the jobs in a store."""
+        if self.array is None and (self.ended or self.state == State.ENDED):
+            return self._page_of_all(store)
+        found = [job for job in self._candidates(store) if self._matches(job)]
+        if self.newest:
+            found.reverse()
+        rest = found if self.after is None else list(self._following(found, self.after))
+        shown = rest if self.limit is None else rest[: self.limit]
+        return JobPage(shown, len(found), shown[-1].id if len(shown) < len(rest) else None)
+
+    def _candidates(self, store: Store) -> Sequence[Job]:
+        if self.array is None or not self.ended:
+            return store.live()
+        return store.elements(JobId(self.array), self.index) if self._has_array else ()
+
+    @property
+    def _has_array(self) -> bool:
+        return self.array is not None and 0 < self.array <= LARGEST_ID
+
+    def _following(self, jobs: Sequence[Job], after: int) -> Iterator[Job]:
+        return (job for job in jobs if (job.id < after if self.newest else job.id > after))
+
+    def _matches(self, job: Job) -> bool:
+        return (
+            self.user in (None, job.owner.user)
+            and self.state in (None, job.state)
+            and (self.array is None or is_element(job, self.array, self.index))
+        )
+
+    def _page_of_all(self, store: Store) -> JobPage:
+        """Return a page of jobs in any state; without a limit, the newest, oldest first."""
+        limit = self.limit or MOST_LISTED
+        if self.newest:
+            latest = store.jobs(self.user, self.state, limit, before=self.after)
+            found = [*reversed(latest)]
+        else:
+            after = self.after if self.limit is None else self.after or 0
+            found = [*store.jobs(self.user, self.state, limit, after=after)]
+        is_full = len(found) == limit and (self.newest or self.limit is not None)
+        total = store.count_jobs(self.user, self.state)
+        return JobPage(found, total, found[-1].id if is_full else None)
