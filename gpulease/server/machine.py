@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.gpu import GpuReading
 from gpulease.errors import BadValue
 from gpulease.server.context import (
@@ -15,6 +12,7 @@ from gpulease.server.context import (
     read_body,
 )
 from gpulease.server.machine_views import pause_view
+from gpulease.server.messages import Request, Response
 from gpulease.service.health import DrainResult, named
 from gpulease.wire.machine import FIRST_IN_QUEUE, GpuAvailabilityView, PauseChangeView
 from gpulease.wire.requests import DrainRequest, PauseRequest
@@ -24,7 +22,7 @@ _MOST_DIGITS = 9
 
 
 class MachineHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
