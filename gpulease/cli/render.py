@@ -1,28 +1,31 @@
 """Print: data to standard output, messages and the status of a job to standard error."""
 
+from __future__ import annotations
+
 import io
 import os
-import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TextIO
 
-from gpulease.cli.caller import environment
-from gpulease.cli.format import clean
-from gpulease.cli.messages import WaitingLine
-from gpulease.cli.tables import Page, draw
-from gpulease.errors import GpuleaseError
+from gpulease.cli.waiting_line import WaitingLine
+from gpulease.locations import environment
+from gpulease.record import record
 from gpulease.wire.frames import FrameKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from typing import TextIO
+
+    from gpulease.cli.tables import Page
+    from gpulease.errors import GpuleaseError
 
 _FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
 _NARROWEST = 20
 """Columns of a terminal; a narrower one wraps the lines itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Screen:
     """Where a page is printed; `width` is None for a pipe or a file."""
 
@@ -40,7 +43,7 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
     columns = environment.get("COLUMNS", "")
     width = int(columns) if columns.isascii() and columns.isdecimal() else 0
     if not width and is_terminal:
-        width = shutil.get_terminal_size().columns
+        width = _terminal_columns()
     colour = is_terminal and environment.get("TERM", "dumb") != "dumb"
     forced = any(environment.get(name, "0") not in ("", "0") for name in _FORCE_COLOUR)
     colour = (colour or forced) and not environment.get("NO_COLOR")
@@ -49,7 +52,13 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or what COLUMNS says."""
-    return max(_NARROWEST, shutil.get_terminal_size().columns)
+    return max(_NARROWEST, _terminal_columns())
+
+
+def _terminal_columns() -> int:
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
 
 
 def replace_unencodable() -> None:
@@ -87,12 +96,16 @@ def print_stderr(text: str) -> None:
 
 def write_stderr(text: str) -> None:
     """Write a message that ends its own lines; a closed standard error is no failure."""
-    with suppress(OSError):
+    try:
         print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 def print_error(error: GpuleaseError) -> None:
     """Print what failed, and the hint."""
+    from gpulease.cli.format import clean
+
     message = "\n".join(map(clean, error.message.splitlines()))
     print_stderr(message if error.hint is None else f"{message}\n\nhint: {clean(error.hint)}")
 
@@ -110,10 +123,12 @@ def write_output(kind: FrameKind, piece: bytes) -> None:
 
 def show_page(page: Page, screen: Screen) -> None:
     """Print a page of lines and tables."""
+    from gpulease.cli.tables import draw
+
     _print(draw(page, screen.width, colour=screen.colour))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class StderrStatus:
     """What the command prints about a job on standard error, and the time there."""
 
@@ -129,5 +144,11 @@ def stderr_status() -> StderrStatus:
     return StderrStatus(
         print=print_stderr,
         line=WaitingLine(write_stderr, terminal_width if rewrites else None),
-        now=lambda: datetime.now(UTC).astimezone(),
+        now=_local_time,
     )
+
+
+def _local_time() -> datetime:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).astimezone()

@@ -92,6 +92,11 @@ class Client:
         self.path = path
         self._daemon = Transport(path, trusted, answer_within)
 
+    @property
+    def transport(self) -> Transport:
+        """The connection to the daemon, for requests without types."""
+        return self._daemon
+
     def within(self, seconds: float) -> "Client":
         """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
 
