@@ -68,6 +68,11 @@ class LightClient:
         """The daemon's socket."""
         return self._daemon.path
 
+    @property
+    def transport(self) -> Transport:
+        """The connection to the daemon, for requests without types."""
+        return self._daemon
+
     def checked(self) -> Client:
         """Return a client of the same daemon that has all requests, and checks replies."""
         from pathlib import Path

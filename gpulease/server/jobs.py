@@ -174,9 +174,10 @@ class JobHandlers:
         """Yield a job at each change until it is in one of the `last` states.
 
         `first` is the view of a job that was just queued: most start at once, so what it waits for
-        is computed only if it still waits after a moment.
+        is computed, and sent, only if it still waits after a moment.
         """
-        sent, quiet_s, clock = first, 0.0, asyncio.get_running_loop().time
+        sent: JobView | None = None
+        quiet_s, clock = 0.0, asyncio.get_running_loop().time
         settles_at = clock() + _SETTLES_AFTER_S if first else 0.0
         if first:
             yield msgspec.json.encode(first) + b"\n"
