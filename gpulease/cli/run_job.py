@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run_job(
-    options: RunOptions, command: Sequence[str], socket: Path | None, *, must_copy: bool
+    options: RunOptions, command: Sequence[str], socket: Path | str | None, *, must_copy: bool
 ) -> int:
     """Run a command as a job, and return its exit code.
 
@@ -96,7 +96,7 @@ def typed(daemon: Transport) -> Client:
     return Client(Path(daemon.path), trusted=daemon.trusted)
 
 
-def _reach(socket: Path | None) -> Transport:
+def _reach(socket: Path | str | None) -> Transport:
     """Return the daemon, which is started if it is the user's own and does not run."""
     found = listening(socket, environment())
     if found is not None:
