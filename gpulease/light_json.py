@@ -61,13 +61,13 @@ class _Context:
         self.parse_int: type = _Raw if raw_numbers else int
 
 
-def decode(text: bytes | str) -> Any:
-    """Return a JSON document with its objects as namespaces.
+def decode(text: bytes | str, kind: type[Namespace] = Namespace) -> Any:
+    """Return a JSON document with its objects as namespaces of a kind.
 
     Raises:
         ValueError: it is no JSON.
     """
-    return _scan(text, _Context(Namespace))
+    return _scan(text, _Context(kind))
 
 
 def decode_plain(text: bytes | str) -> Any:

@@ -30,13 +30,17 @@ def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
 
 
 def connect(ctx: typer.Context, socket: Path | None) -> Client:
-    """Return a client of the first daemon that answers.
+    """Return a client of the first daemon that answers. Raises as `reach`."""
+    return reach(named_socket(ctx, socket))
+
+
+def reach(named: Path | str | None) -> Client:
+    """Return a client of the first daemon that answers; `named` is the value of --socket.
 
     Raises:
         NoDaemon: no daemon answers.
     """
-    named = named_socket(ctx, socket)
-    candidates = config.candidate_sockets(named)
+    candidates = config.candidate_sockets(None if named is None else Path(named))
     if len(candidates) == 1:
         return _named(named, candidates[0])
     state = config.personal_settings().state
@@ -54,7 +58,7 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     return reach_or_start(named_socket(ctx, socket))
 
 
-def reach_or_start(named: Path | None) -> tuple[Client, bool]:
+def reach_or_start(named: Path | str | None) -> tuple[Client, bool]:
     """Return a client, and whether a daemon was started for it; `named` is the value of --socket.
 
     A daemon is started for the user if none was named, the machine has none, and the user has none
@@ -63,7 +67,7 @@ def reach_or_start(named: Path | None) -> tuple[Client, bool]:
     Raises:
         NoDaemon: the machine's daemon does not return, or the user's cannot be started.
     """
-    candidates = config.candidate_sockets(named)
+    candidates = config.candidate_sockets(None if named is None else Path(named))
     if len(candidates) == 1:
         return _named(named, candidates[0]), False
     settings = config.personal_settings()
@@ -104,7 +108,7 @@ def _first_answering(own: Path, state: Path) -> Client | None:
     return None if found is None else _trusting(found)
 
 
-def _named(named: Path | None, path: Path) -> Client:
+def _named(named: Path | str | None, path: Path) -> Client:
     # GPULEASE_SOCKET may have been set by another user (su, sudo -E); --socket was typed.
     return Client(path, trusted=None) if named is not None else _trusting(path)
 

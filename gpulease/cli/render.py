@@ -14,15 +14,19 @@ from gpulease.wire.frames import FrameKind
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import datetime
+    from datetime import datetime, timezone
     from typing import TextIO
 
     from gpulease.cli.tables import Page
     from gpulease.errors import GpuleaseError
+else:
+    from _datetime import datetime, timezone
 
 _FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
 _NARROWEST = 20
 """Columns of a terminal; a narrower one wraps the lines itself."""
+_USUAL = 80
+"""Columns of a terminal that does not say how many it has."""
 
 
 @record(frozen=True)
@@ -40,10 +44,7 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
     NO_COLOR (https://no-color.org) has precedence over FORCE_COLOR and CLICOLOR_FORCE.
     """
     is_terminal = stream is not None and stream.isatty()
-    columns = environment.get("COLUMNS", "")
-    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
-    if not width and is_terminal:
-        width = _terminal_columns()
+    width = _columns(environment) or (_terminal_columns() if is_terminal else 0)
     colour = is_terminal and environment.get("TERM", "dumb") != "dumb"
     forced = any(environment.get(name, "0") not in ("", "0") for name in _FORCE_COLOUR)
     colour = (colour or forced) and not environment.get("NO_COLOR")
@@ -52,13 +53,24 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or what COLUMNS says."""
-    return max(_NARROWEST, _terminal_columns())
+    return max(_NARROWEST, _columns(environment()) or _terminal_columns())
+
+
+def _columns(environment: Mapping[str, str]) -> int:
+    columns = environment.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdecimal() else 0
 
 
 def _terminal_columns() -> int:
-    from shutil import get_terminal_size
+    try:
+        return os.get_terminal_size(1).columns or _USUAL
+    except OSError:
+        return _USUAL
 
-    return get_terminal_size().columns
+
+def local_time() -> datetime:
+    """Return the time, in the zone of this process."""
+    return datetime.now(timezone.utc).astimezone()
 
 
 def replace_unencodable() -> None:
@@ -112,6 +124,8 @@ def print_error(error: GpuleaseError) -> None:
 
 def write_output(kind: FrameKind, piece: bytes) -> None:
     """Write a piece of a job's output to the same stream of this process."""
+    from gpulease.wire.frames import FrameKind
+
     handle = 2 if kind == FrameKind.STDERR else 1
     rest = memoryview(piece)
     try:
@@ -137,18 +151,15 @@ class StderrStatus:
     now: Callable[[], datetime]
 
 
-def stderr_status() -> StderrStatus:
-    """Return the status on standard error, in local time; a terminal gets a line that changes."""
+def stderr_status(delay: float = 0.5) -> StderrStatus:
+    """Return the status on standard error, in local time; a terminal gets a line that changes.
+
+    The line is shown after `delay` seconds: most jobs start at once.
+    """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
     return StderrStatus(
         print=print_stderr,
-        line=WaitingLine(write_stderr, terminal_width if rewrites else None),
-        now=_local_time,
+        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
+        now=local_time,
     )
-
-
-def _local_time() -> datetime:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).astimezone()

@@ -3,25 +3,23 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gpulease import config
+from gpulease import config, wire
 from gpulease.client.codec import decode, encode
 from gpulease.client.discovery import find
-from gpulease.client.errors import lost
 from gpulease.client.http import quoted
+from gpulease.client.light_client import LightClient
 from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
-from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
     EnvironmentView,
-    JobList,
     JobView,
     NestedView,
 )
@@ -29,17 +27,14 @@ from gpulease.wire.machine import (
     DoctorView,
     GpuAvailabilityView,
     PauseChangeView,
-    StatusView,
     WindowList,
     WindowView,
 )
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
-    CancelRequest,
     DrainRequest,
     EditRequest,
-    ExtendRequest,
     HoldRequest,
     KeepRequest,
     MoveRequest,
@@ -53,10 +48,9 @@ from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
 _MANY_WITHIN = 120.0
 """Timeout in seconds for a request that changes many jobs."""
-_SHORTEST_TIMEOUT = 0.05
 
 
-class Client:
+class Client(LightClient):
     """A client of one daemon; each call opens a connection.
 
     Every method raises `NoDaemon` if nothing answers, otherwise the error that the daemon replied
@@ -89,24 +83,10 @@ class Client:
         """
         if path is None:
             path, trusted = find(config.candidate_sockets(None)), trusted_users()
-        self.path = path
-        self._daemon = Transport(path, trusted, answer_within)
+        super().__init__(Transport(path, trusted, answer_within))
 
-    @property
-    def transport(self) -> Transport:
-        """The connection to the daemon, for requests without types."""
-        return self._daemon
-
-    def within(self, seconds: float) -> "Client":
-        """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
-
-        A daemon that is stopped accepts requests and does not answer.
-        """
-        client = copy(self)
-        # A timeout of zero would fail even if the daemon answers at once.
-        timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
-        client._daemon = self._daemon.within(timeout)
-        return client
+    def _view(self, kind: str, body: bytes) -> Any:
+        return decode(getattr(wire, kind), body)
 
     def submit(self, request: SubmitRequest) -> JobView:
         """Queue a job; when this returns, the job is on the daemon's disk.
@@ -184,18 +164,6 @@ class Client:
         reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
         return decode(EnvironmentView, reply)
 
-    def extend(self, number: int, by: float) -> JobView:
-        """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it has ended, is ending, or has no time limit.
-            BadValue: the new time limit has passed already, or is out of range.
-        """
-        body = encode(ExtendRequest(by))
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
-
     def keep(self, number: int, span: float | None = None) -> JobView:
         """Allow a job to be idle for `span` seconds, by default an hour, and return it.
 
@@ -207,94 +175,6 @@ class Client:
         """
         body = encode(KeepRequest(span))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
-
-    def jobs(
-        self,
-        *,
-        everything: bool = False,
-        user: str | None = None,
-        state: str | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-    ) -> JobList:
-        """Return the jobs that wait or hold memory, or with `everything` also those that ended.
-
-        The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
-        latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
-        """
-        reply = self.jobs_json(
-            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
-        )
-        return decode(JobList, reply)
-
-    def jobs_json(
-        self,
-        *,
-        everything: bool = False,
-        user: str | None = None,
-        state: str | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-    ) -> bytes:
-        """Return the reply of `jobs` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "user": user,
-            "state": state,
-            "newest": "true" if newest else None,
-            "after": None if after is None else str(after),
-            "limit": None if limit is None else str(limit),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
-
-    def elements(
-        self, array: int, index: int | None = None, *, everything: bool = True
-    ) -> list[JobView]:
-        """Return the jobs of an array, oldest first, or those with one index.
-
-        A job that was tried or queued again is followed by the job that continues it, with the same
-        index. With `everything` false, jobs that have ended are left out.
-        """
-        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
-
-    def elements_json(
-        self, array: int, index: int | None = None, *, everything: bool = True
-    ) -> bytes:
-        """Return the reply of `elements` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "array": str(array),
-            "index": None if index is None else str(index),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
-
-    def job(self, number: int) -> JobView:
-        """Return one job with its events.
-
-        Raises:
-            NoSuchJob: there is none.
-        """
-        return decode(JobView, self.job_json(number))
-
-    def job_json(self, number: int) -> bytes:
-        """Return the reply of `job` as JSON."""
-        return self._daemon.ask("GET", f"/jobs/{number}")
-
-    def cancel(self, number: int, *, grace: float | None = None) -> JobView:
-        """Ask a job to end, or release a lease, and return it as it is then.
-
-        With `grace`, it is killed after so many seconds, if that is sooner than its own grace,
-        also if it was cancelled before.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it has ended already.
-        """
-        body = None if grace is None else encode(CancelRequest(grace))
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
     def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
         """Cancel many jobs in one transaction; those that have ended are left out.
@@ -411,18 +291,6 @@ class Client:
         target = f"/windows/{quoted(name)}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
 
-    def status(self, queue: int | None = None) -> StatusView:
-        """Return the state of the machine, the jobs that hold memory, and those that wait.
-
-        With `queue`, only so many of the waiting jobs, the next to start first.
-        """
-        return decode(StatusView, self.status_json(queue))
-
-    def status_json(self, queue: int | None = None) -> bytes:
-        """Return the reply of `status` as JSON."""
-        query = {"queue": "all" if queue is None else str(queue)}
-        return self._daemon.ask("GET", "/status", query)
-
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""
         return decode(DoctorView, self._daemon.ask("GET", "/doctor"))
@@ -475,22 +343,6 @@ class Client:
         query = {"since": None if since is None else f"{since:.0f}"}
         return self._daemon.ask("GET", "/shares", query)
 
-    def watch(self, number: int) -> Iterator[JobView]:
-        """Yield a job at once, at each change and at keep-alives, until it has ended.
-
-        Raises:
-            NoSuchJob: there is none.
-            NoDaemon: the stream ended before the job.
-        """
-        last: JobView | None = None
-        with self._daemon.open("GET", f"/jobs/{number}/watch") as reply:
-            for line in reply.lines():
-                last = decode(JobView, line) if line else last
-                if last is not None:
-                    yield last
-        if last is None or last.state != "ended":
-            raise lost(self.path)
-
     def ends(self, numbers: Sequence[int], timeout: float | None = None) -> Iterator[JobView]:
         """Yield each of some jobs when it has ended, until all have, or for `timeout` seconds.
 
@@ -506,46 +358,6 @@ class Client:
             for line in reply.lines():
                 if line:
                     yield decode(JobView, line)
-
-    def logs(
-        self,
-        number: int,
-        *,
-        stdout: bool = True,
-        stderr: bool = True,
-        tail: int | None = None,
-        follow: bool = False,
-        begin: Mapping[FrameKind, int] | None = None,
-    ) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the kept output of a job in pieces, each with its stream.
-
-        Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
-        continues until the job has ended, also if the job has not started.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it is a hold, which has no output.
-            NoDaemon: the stream ended too early.
-        """
-        begin = begin or {}
-        query = {
-            "stdout": str(stdout).lower(),
-            "stderr": str(stderr).lower(),
-            "tail": None if tail is None else str(tail),
-            "follow": str(follow).lower(),
-            "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
-            "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
-        }
-        frames = FrameReader()
-        with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
-            # A job may be silent for days, and this stream has no keep-alives.
-            reply.settimeout(None if follow else ANSWER_WITHIN)
-            try:
-                for piece in reply.pieces():
-                    yield from frames.feed(piece)
-            except BadFrame as error:
-                raise lost(self.path) from error
 
 
 def _with_key(request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:

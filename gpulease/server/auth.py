@@ -4,6 +4,7 @@ import ctypes
 import grp
 import pwd
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from errno import ERANGE
@@ -68,7 +69,7 @@ def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
     return None
 
 
-def caller_in(scope: dict[str, Any]) -> Caller:
+def caller_in(scope: Mapping[str, Any]) -> Caller:
     """Return the caller of a request, which the HTTP server has put into the ASGI scope."""
     caller = scope["state"]["caller"]
     assert isinstance(caller, Caller)
