@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpulease.cli.render import StderrStatus
     from gpulease.cli.signals import Signals
-    from gpulease.client import Client
+    from gpulease.client.light_client import LightClient
     from gpulease.client.submission import Submission
     from gpulease.wire.jobs import JobView
 else:
@@ -47,7 +47,7 @@ _HAS_A_WORKER = ("active", "releasing", "ended")
 
 
 def wait_for_start(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -73,7 +73,7 @@ def wait_for_start(
     return job
 
 
-def _show_wait(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
+def _show_wait(client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus) -> None:
     if job.state == "queued" or stderr.line.rewrites:
         from gpulease.cli.messages import waiting_text
 
@@ -84,7 +84,9 @@ def _show_wait(client: Client, job: JobView, signals: Signals, stderr: StderrSta
         stderr.line.clear()
 
 
-def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrStatus) -> JobView:
+def wait_for_end(
+    client: LightClient, job: JobView, signals: Signals, stderr: StderrStatus
+) -> JobView:
     """Return the job once it has ended.
 
     Raises:
@@ -96,7 +98,7 @@ def wait_for_end(client: Client, job: JobView, signals: Signals, stderr: StderrS
     return job
 
 
-def current(client: Client, job: JobView) -> JobView:
+def current(client: LightClient, job: JobView) -> JobView:
     """Return the job as it is now, or unchanged if no daemon answers."""
     try:
         return client.job(job.id)
@@ -105,7 +107,7 @@ def current(client: Client, job: JobView) -> JobView:
 
 
 def watch(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -164,7 +166,7 @@ def _say_lost(job: JobView, stderr: StderrStatus) -> None:
     )
 
 
-def _current_if_reachable(client: Client, number: int) -> Iterator[JobView]:
+def _current_if_reachable(client: LightClient, number: int) -> Iterator[JobView]:
     """Yield the job as it is now, if the daemon answers."""
     try:
         yield client.job(number)
@@ -172,7 +174,7 @@ def _current_if_reachable(client: Client, number: int) -> Iterator[JobView]:
         pass
 
 
-def _blockers(client: Client, job: JobView) -> list[JobView]:
+def _blockers(client: LightClient, job: JobView) -> list[JobView]:
     found = []
     for number in job.waits_for[:_NAMED]:
         try:
@@ -241,7 +243,7 @@ class _Attachment:
 
 
 def follow(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -268,7 +270,7 @@ def follow(
 
 
 def _follow(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -301,7 +303,9 @@ def _follow(
         stderr.line.clear()
 
 
-def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+def _introduce(
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
+) -> None:
     """Print the GPUs of a job that has started, if that was asked for."""
     if job.state != "active":
         return
@@ -316,7 +320,9 @@ def _introduce(client: Client, job: JobView, stderr: StderrStatus, options: Foll
             stderr.print(line)
 
 
-def _summarize(client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions) -> None:
+def _summarize(
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions
+) -> None:
     """Print what a job did, once the daemon knows of its end, if that was asked for."""
     if not options.summary:
         return
@@ -334,7 +340,7 @@ def _summarize(client: Client, job: JobView, stderr: StderrStatus, options: Foll
 
 
 def _verdict(
-    client: Client, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
+    client: LightClient, job: JobView, stderr: StderrStatus, options: FollowOptions, ending: JobEnd
 ) -> JobView:
     """Return a job as the daemon knows it, if that may say more about its end than its shim."""
     is_queued_again = ending.reason in QUEUED_AGAIN
@@ -351,7 +357,7 @@ def _verdict(
     return job
 
 
-def _gpus(client: Client, job: JobView) -> str:
+def _gpus(client: LightClient, job: JobView) -> str:
     """Name the GPUs of a job as `status` does."""
     from gpulease.cli.format import clean, index_of
 
@@ -368,7 +374,11 @@ def _gpus(client: Client, job: JobView) -> str:
 
 
 def _stay(
-    client: Client, job: JobView, signals: Signals, stderr: StderrStatus, options: FollowOptions
+    client: LightClient,
+    job: JobView,
+    signals: Signals,
+    stderr: StderrStatus,
+    options: FollowOptions,
 ) -> _Attachment:
     if job.state == "ended":
         return _Attachment(attached=False)
@@ -419,7 +429,7 @@ def _refused(job: JobView, why: str) -> NotAllowed:
     )
 
 
-def _cancel(client: Client, number: int) -> str | None:
+def _cancel(client: LightClient, number: int) -> str | None:
     try:
         client.within(CANCEL_WITHIN).cancel(number)
     except GpuleaseError as error:
@@ -428,7 +438,7 @@ def _cancel(client: Client, number: int) -> str | None:
 
 
 def _end_by_daemon(
-    client: Client,
+    client: LightClient,
     job: JobView,
     signals: Signals,
     stderr: StderrStatus,
@@ -454,7 +464,7 @@ def _end_by_daemon(
     return status_of_job(job), job
 
 
-def _print_kept(client: Client, number: int, signals: Signals) -> None:
+def _print_kept(client: LightClient, number: int, signals: Signals) -> None:
     """Print all output of a job, also across a restart of the daemon; no byte twice."""
     shown = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), 0)
     while True:
@@ -469,7 +479,7 @@ def _print_kept(client: Client, number: int, signals: Signals) -> None:
 
 
 def _give_up(
-    client: Client, job: JobView, signum: int, stderr: StderrStatus, options: FollowOptions
+    client: LightClient, job: JobView, signum: int, stderr: StderrStatus, options: FollowOptions
 ) -> None:
     """Cancel a waiting job that this command submitted, unless only the terminal was lost."""
     stderr.line.clear()

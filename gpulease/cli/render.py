@@ -151,14 +151,17 @@ class StderrStatus:
     now: Callable[[], datetime]
 
 
-def stderr_status() -> StderrStatus:
-    """Return the status on standard error, in local time; a terminal gets a line that changes."""
+def stderr_status(delay: float = 0.5) -> StderrStatus:
+    """Return the status on standard error, in local time; a terminal gets a line that changes.
+
+    The line is shown after `delay` seconds: most jobs start at once.
+    """
     from gpulease.cli.waiting_line import WaitingLine
 
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
     return StderrStatus(
         print=print_stderr,
-        line=WaitingLine(write_stderr, terminal_width if rewrites else None),
+        line=WaitingLine(write_stderr, terminal_width if rewrites else None, delay),
         now=local_time,
     )

@@ -11,9 +11,10 @@ from __future__ import annotations
 from gpulease.cli.caller import this_process
 from gpulease.cli.program import resolve, shell_of
 from gpulease.cli.render import print_stderr, print_stdout, stderr_status
-from gpulease.cli.request import build
+from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import ENDING, Killed, Signals
 from gpulease.client.known_sockets import listening
+from gpulease.client.light_client import LightClient
 from gpulease.client.submission import Submission, submit
 from gpulease.errors import BadUsage, BadValue, WithinLease
 from gpulease.locations import environment
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpulease.cli.follow import FollowOptions
-    from gpulease.cli.request import RunOptions
-    from gpulease.client import Client, Transport
+    from gpulease.client import Transport
     from gpulease.wire.jobs import JobView, NestedView
     from gpulease.wire.requests import SubmitRequest
+
+
+_SHOWN_AFTER_S = 0.3
+"""Once the daemon has said that the job still waits, which takes it 0.2 seconds."""
 
 
 def run_job(
@@ -84,16 +88,7 @@ def _dry_run(
 ) -> int:
     from gpulease.cli.dry_run import dry_run
 
-    return dry_run(typed(daemon), request, outer, json=options.json)
-
-
-def typed(daemon: Transport) -> Client:
-    """Return the typed client of a daemon."""
-    from pathlib import Path
-
-    from gpulease.client import Client
-
-    return Client(Path(daemon.path), trusted=daemon.trusted)
+    return dry_run(LightClient(daemon).checked(), request, outer, json=options.json)
 
 
 def _reach(socket: Path | str | None) -> Transport:
@@ -138,7 +133,7 @@ def _complete(daemon: Transport, request: SubmitRequest, options: RunOptions) ->
     if options.after:
         from gpulease.cli.queue_options import dependencies
 
-        request.queue.after = dependencies(typed(daemon), options.after)
+        request.queue.after = dependencies(LightClient(daemon).checked(), options.after)
     if not options.gpu and environment().get("CUDA_VISIBLE_DEVICES"):
         from gpulease.cli.messages import preset_devices
 
@@ -198,8 +193,11 @@ def _submit(daemon: Transport, request: SubmitRequest, options: RunOptions) -> i
         _say_default(job, options, request.argv)
         from gpulease.cli.follow import follow
 
-        client = lazy_client(daemon)
-        return follow(client, job, signals, stderr_status(), _follow_options(options), submission)
+        options_of_follow = _follow_options(options)
+        client = LightClient(daemon)
+        return follow(
+            client, job, signals, stderr_status(_SHOWN_AFTER_S), options_of_follow, submission
+        )
 
 
 def _keys(options: RunOptions) -> bytes:
@@ -223,19 +221,6 @@ def _follow_options(options: RunOptions) -> FollowOptions:
         verbose=options.verbose,
         summary=options.summary,
     )
-
-
-def lazy_client(daemon: Transport) -> Client:
-    """Return the typed client of a daemon, which is imported when it is first used."""
-    return _LazyClient(daemon)  # type: ignore[return-value]
-
-
-class _LazyClient:
-    def __init__(self, daemon: Transport) -> None:
-        self._daemon = daemon
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(typed(self._daemon), name)
 
 
 def _say_default(job: JobView, options: RunOptions, command: Sequence[str]) -> None:
@@ -282,7 +267,7 @@ def _outer_lease(
 ) -> NestedView | None:
     from gpulease.cli.nested import outer_lease
 
-    return outer_lease(typed(daemon), request, options)
+    return outer_lease(LightClient(daemon).checked(), request, options)
 
 
 def _become(outer: NestedView, request: SubmitRequest, options: RunOptions) -> None:

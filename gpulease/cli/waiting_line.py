@@ -28,7 +28,7 @@ class WaitingLine:
         self,
         write: Callable[[str], None],
         width: Callable[[], int] | None,
-        delay: float = 0.5,
+        delay: float,
     ) -> None:
         self._write = write
         self._width = width

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpulease.client.light_client import read
 from gpulease.client.transport import LONGEST_SILENCE
-from gpulease.light_json import Namespace, decode, encode
+from gpulease.light_json import encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,19 +14,14 @@ if TYPE_CHECKING:
     from gpulease.wire.jobs import JobView
     from gpulease.wire.requests import SubmitRequest
 
-_USED = frozenset(
-    ("id", "label", "state", "user", "directory", "terminal", "started_at", "sized", "retried_as",
-     "out_of_memory", "waits_for", "claim", "leases")
-)  # fmt: skip
-"""The fields of a job that `run` uses before it imports the shapes."""
-
 
 def submit(daemon: Transport, request: SubmitRequest) -> JobView:
     """Queue a job; when this returns, the job is on the daemon's disk.
 
     Raises what `Client.submit` raises.
     """
-    return _view_of(daemon.submit("/jobs", encode(request)))
+    job: JobView = read(daemon.submit("/jobs", encode(request)))
+    return job
 
 
 class Submission:
@@ -47,7 +43,8 @@ class Submission:
                 "POST", "/jobs", {"follow": "true"}, body, daemon.answer_within, meanwhile
             )
             self._lines = self._reply.lines()
-            return _view_of(next(self._lines))
+            job: JobView = read(next(self._lines))
+            return job
 
         body = encode(request)
         job = self._daemon.submitted(body, begin)
@@ -65,28 +62,6 @@ class Submission:
         """
         last: JobView | None = None
         for line in self._lines:
-            last = _view_of(line) if line else last
+            last = read(line) if line else last
             if last is not None:
                 yield last
-
-
-def _view_of(line: bytes) -> JobView:
-    """Return a job without a check of its fields, if all are there that are used.
-
-    Raises:
-        GpuleaseError: this is no job.
-    """
-    try:
-        view = decode(line)
-    except ValueError:
-        view = None
-    if (
-        isinstance(view, Namespace)
-        and vars(view).keys() >= _USED
-        and isinstance(vars(view)["id"], int)
-    ):
-        return view  # type: ignore[return-value]
-    from gpulease.client.codec import decode as decode_checked
-    from gpulease.wire.jobs import JobView
-
-    return decode_checked(JobView, line)
