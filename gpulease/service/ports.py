@@ -459,6 +459,8 @@ class WorkerExited:
     detail: str | None = None
     by_shutdown: bool = False
     """A shutdown of the machine ended it."""
+    started: WorkerStarted | None = None
+    """Its start, if that is news too."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
