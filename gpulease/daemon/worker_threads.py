@@ -20,9 +20,6 @@ _log = logging.getLogger(__name__)
 _WELL_AFTER_S = 60.0
 """Time without a failure. On a nearly full disk, small writes succeed between failures."""
 
-_LONGEST_BATCH_S = 0.005
-"""The time after which a batch takes no more calls."""
-
 
 class WorkerThread:
     """One thread, which runs calls in order and away from the event loop."""
@@ -67,8 +64,13 @@ class WriterThread:
         name: str,
         batch: Callable[[], AbstractContextManager[None]],
         steady: Callable[[], float] = time.monotonic,
+        longest_batch_s: float = 0.005,
     ) -> None:
-        """`batch` commits the writes within together."""
+        """`batch` commits the writes within together.
+
+        After `longest_batch_s` it takes no more calls: those that ran first wait for the others.
+        """
+        self._longest_batch_s = longest_batch_s
         self._batch = batch
         self._steady = steady
         self._failures = LogOnce(_log)
@@ -101,7 +103,7 @@ class WriterThread:
         answers: list[_Answer] = []
         try:
             with self._batch():
-                until = time.monotonic() + _LONGEST_BATCH_S
+                until = time.monotonic() + self._longest_batch_s
                 answers.append(_run(first))
                 while not self._calls.empty() and time.monotonic() < until:
                     call = self._calls.get()

@@ -66,6 +66,10 @@ class FilePresence:
         """Close the file."""
         self.connection.close()
 
+    def is_there(self) -> bool:
+        """Tell whether the open database is the file at its path, and its log exists."""
+        return _identity(self._path) == self._identity and self._log_path.exists()
+
     def ensure(self) -> None:
         """Ensure that the file is at its path; a removed file is restored there.
 

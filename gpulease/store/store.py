@@ -74,6 +74,10 @@ class SqlStore:
         self._writer.close()
         self.engine.dispose()
 
+    def has_file(self) -> bool:
+        """Tell whether the file is at its path, with its log; does not wait for a writer."""
+        return self._writer.has_file()
+
     def ensure_file(self) -> None:
         """Ensure that commits go to the file at its path. Raises like `batch`."""
         self._writer.ensure_file()

@@ -108,6 +108,10 @@ class Writer:
             with self._errors():
                 self._presence.ensure()
 
+    def has_file(self) -> bool:
+        """Tell whether the file is at its path, with its log; does not wait for a writer."""
+        return self._presence.is_there()
+
     def ensure_file(self) -> None:
         """Ensure that commits go to the file at its path. Raises like `batch`."""
         with self._lock:
