@@ -3,12 +3,20 @@
 Standard library only: the shim imports this, and so does `gpulease run`.
 """
 
-import selectors
-import time
-from collections.abc import Callable
+from __future__ import annotations
 
-Callback = Callable[[], object]
+import select
+import time
+
+TYPE_CHECKING = False  # `typing` takes as long to import as the interpreter to start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Callback = Callable[[], object]
+
 _LONGEST_SLEEP = 3600.0
+_READABLE, _WRITABLE = ~select.POLLOUT, ~select.POLLIN
+"""Errors and hang-ups count as both."""
 
 
 class EventLoop:
@@ -19,7 +27,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         # poll(2) and not epoll(7): standard input may be a regular file.
-        self._selector = selectors.PollSelector()
+        self._poll = select.poll()
         self._callbacks: dict[int, tuple[Callback | None, Callback | None]] = {}
         self._timers: dict[str, tuple[float, Callback]] = {}
 
@@ -55,32 +63,28 @@ class EventLoop:
         """Wait until something is due, and call back."""
         now = self.now()
         soonest = min((at for at, _ in self._timers.values()), default=now + _LONGEST_SLEEP)
-        for key, events in self._selector.select(min(max(0.0, soonest - now), _LONGEST_SLEEP)):
-            self._dispatch(key.fd, events)
+        wait = min(max(0.0, soonest - now), _LONGEST_SLEEP)
+        for fd, events in self._poll.poll(wait * 1000):
+            self._dispatch(fd, events)
         self._run_due_timers()
 
     def _watch(self, fd: int, readable: Callback | None, writable: Callback | None) -> None:
         before = self._callbacks.get(fd, (None, None))
         if before == (readable, writable):
             return
-        events = (selectors.EVENT_READ if readable else 0) | (
-            selectors.EVENT_WRITE if writable else 0
-        )
-        if not events:
-            del self._callbacks[fd]
-            self._selector.unregister(fd)
-            return
-        self._callbacks[fd] = (readable, writable)
-        if before == (None, None):
-            self._selector.register(fd, events)
+        events = (select.POLLIN if readable else 0) | (select.POLLOUT if writable else 0)
+        if events:
+            self._callbacks[fd] = (readable, writable)
+            self._poll.register(fd, events)
         else:
-            self._selector.modify(fd, events)
+            del self._callbacks[fd]
+            self._poll.unregister(fd)
 
     def _dispatch(self, fd: int, events: int) -> None:
         # Looked up again for each event: the first callback may have removed the second.
-        for place, event in enumerate((selectors.EVENT_READ, selectors.EVENT_WRITE)):
+        for place, wanted in enumerate((_READABLE, _WRITABLE)):
             callback = self._callbacks.get(fd, (None, None))[place]
-            if events & event and callback is not None:
+            if events & wanted and callback is not None:
                 callback()
 
     def _run_due_timers(self) -> None:

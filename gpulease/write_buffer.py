@@ -3,9 +3,16 @@
 Standard library only: the shim imports this, and so does `gpulease run`.
 """
 
-from collections import deque
-from collections.abc import Callable
+from __future__ import annotations
+
 from itertools import islice
+
+TYPE_CHECKING = False  # `typing` takes as long to import as the interpreter to start
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+else:
+    from _collections import deque
 
 Piece = bytes | bytearray | memoryview
 

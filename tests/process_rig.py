@@ -20,7 +20,7 @@ from gpulease.host.launcher import Launch, Launcher, Started
 from gpulease.host.shim_control import Exited, ShimEvent, follow, stop
 from gpulease.shim.process_tree import Entry
 from gpulease.shim.record import is_alive, read_record
-from gpulease.wire.frames import FrameKind, FrameReader, frame
+from gpulease.wire.frames import KINDS, FrameKind, FrameReader, frame
 
 PATIENCE_S = 60.0
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else "python3"
@@ -201,7 +201,7 @@ class Client:
         while (got := self.next()) is not None:
             if got[0] is kind:
                 return got[1]
-        raise AssertionError(f"the shim closed before {kind.name}")
+        raise AssertionError(f"the shim closed before {kind}")
 
     def read(self, size: int) -> bytes:
         """Return so many bytes of standard output."""
@@ -212,7 +212,7 @@ class Client:
 
     def collect(self) -> dict[FrameKind, bytes]:
         """Return all that comes until EXITED, joined by kind."""
-        joined: dict[FrameKind, bytearray] = {kind: bytearray() for kind in FrameKind}
+        joined: dict[int, bytearray] = {kind: bytearray() for kind in KINDS}
         while not joined[FrameKind.EXITED]:
             seen = self.next()
             assert seen is not None, "the shim closed before EXITED"

@@ -240,7 +240,7 @@ def _is_warned(job: JobView, *, end_at_warning: bool) -> bool:
 
 def _reports(client: Client, job: int) -> Iterator[dict[str, Any]]:
     pieces = client.logs(job, stderr=False)
-    text = b"".join(piece for kind, piece in pieces if kind is FrameKind.STDOUT)
+    text = b"".join(piece for kind, piece in pieces if kind == FrameKind.STDOUT)
     for line in text.decode(errors="replace").splitlines():
         try:
             report = json.loads(line)

@@ -285,7 +285,7 @@ class ShimClients:
 
     def take(self, client: ShimClient, kind: FrameKind, payload: bytes) -> None:
         """Take a frame from a client."""
-        if kind is FrameKind.HELLO:
+        if kind == FrameKind.HELLO:
             self._register(client, Payload(payload))
         elif client.role is not None:
             self._handler.handle(client, kind, payload)

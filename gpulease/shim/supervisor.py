@@ -377,9 +377,9 @@ class Supervisor:
     def _control(self, client: ShimClient, kind: FrameKind, content: Payload) -> None:
         if client.role is not ClientRole.CONTROL:
             client.refuse(ONLY_THE_DAEMON)
-        elif kind is FrameKind.STOP:
+        elif kind == FrameKind.STOP:
             self._stop(content.text("reason"), content.number("grace_s"))
-        elif kind is FrameKind.NOTICE:
+        elif kind == FrameKind.NOTICE:
             self._messages.insert(f"gpulease: {content.text('text')}"[:_LONGEST_NOTICE])
         else:
             unlimited = content.is_null("time_limit_s")

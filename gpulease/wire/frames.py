@@ -4,9 +4,17 @@ A frame is one byte of kind, four bytes of length (unsigned, network order), and
 Standard library only: the shim imports this.
 """
 
+from __future__ import annotations
+
 import struct
-from collections.abc import Iterator
-from enum import IntEnum
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from enum import IntEnum
+else:
+    # The kinds are plain numbers: `enum` takes a third of the interpreter's start to import.
+    IntEnum = int
 
 HEADER = struct.Struct("!BI")
 LARGEST_FRAME = 1 << 20
@@ -58,6 +66,10 @@ class FrameKind(IntEnum):
     """
 
 
+KINDS = tuple(value for name, value in vars(FrameKind).items() if name.isupper())
+"""All kinds."""
+
+
 class BadFrame(Exception):
     """The peer does not follow the protocol."""
 
@@ -94,11 +106,6 @@ def _header(buffer: bytearray, start: int) -> tuple[FrameKind, int]:
     number, length = HEADER.unpack_from(buffer, start)
     if length > LARGEST_FRAME:
         raise BadFrame(f"a frame of {length} bytes")
-    return _kind(number), length
-
-
-def _kind(number: int) -> FrameKind:
-    try:
-        return FrameKind(number)
-    except ValueError:
-        raise BadFrame(f"a frame of unknown kind {number}") from None
+    if number not in KINDS:
+        raise BadFrame(f"a frame of unknown kind {number}")
+    return number, length

@@ -10,7 +10,7 @@ import pytest
 from gpulease.host.launcher import UserIdentity
 from gpulease.host.shim_control import notify
 from gpulease.shim.launch_request import TerminalSpec
-from gpulease.wire.frames import HEADER, FrameKind
+from gpulease.wire.frames import HEADER, KINDS, FrameKind
 from process_rig import (
     Client,
     end,
@@ -132,7 +132,7 @@ def test_a_shim_that_does_not_know_an_order_goes_on(directory: Path) -> None:
     """As one from before there were notices meets them: a kind of frame that it has never seen."""
     start(shell(directory, "read go; echo fine", stdin=True))
     with Client(directory, "control") as daemon:
-        daemon.socket.sendall(HEADER.pack(max(FrameKind) + 1, 2) + b"{}")
+        daemon.socket.sendall(HEADER.pack(max(KINDS) + 1, 2) + b"{}")
         daemon.socket.shutdown(1)
         assert daemon.is_closed()
 

@@ -109,7 +109,7 @@ def _is_refused(client: Client) -> bool:
         first = client.next()
     except (ConnectionResetError, BrokenPipeError):
         return True
-    return first is None or first[0] is FrameKind.REFUSED
+    return first is None or first[0] == FrameKind.REFUSED
 
 
 def test_only_control_may_stop(directory: Path) -> None:
@@ -138,7 +138,7 @@ def test_news_and_order_of_news(directory: Path) -> None:
             kinds.append(seen[0])
 
     # Whether its child was gone before the main process is a matter of luck.
-    kinds = [kind for kind in kinds if kind is not FrameKind.MAIN_EXITED]
+    kinds = [kind for kind in kinds if kind != FrameKind.MAIN_EXITED]
     assert kinds == [FrameKind.STARTED, FrameKind.STOPPING, FrameKind.EXITED]
 
 

@@ -61,7 +61,7 @@ def test_a_slow_reader_gets_every_byte(directory: Path, tmp_path: Path) -> None:
 
     with Client(directory, "attach") as client:
         client.socket.setsockopt(1, 8, 4096)  # SO_RCVBUF: small bites
-        while (seen := client.next()) is not None and seen[0] is not FrameKind.EXITED:
+        while (seen := client.next()) is not None and seen[0] != FrameKind.EXITED:
             if seen[0] in got:
                 got[seen[0]].update(seen[1])
 

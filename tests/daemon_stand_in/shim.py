@@ -113,4 +113,4 @@ class ShimStandIn:
             case FrameKind.SIGNAL:
                 self.signals.append(json.loads(payload)["signal"])
             case _:
-                raise AssertionError(f"no peer should send {kind.name}")
+                raise AssertionError(f"no peer should send {kind}")

@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulease.wire.frames import HEADER, LARGEST_FRAME, BadFrame, FrameKind, FrameReader, frame
+from gpulease.wire.frames import (
+    HEADER,
+    KINDS,
+    LARGEST_FRAME,
+    BadFrame,
+    FrameKind,
+    FrameReader,
+    frame,
+)
 
-FRAMES = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300)), max_size=10)
+FRAMES = st.lists(st.tuples(st.sampled_from(KINDS), st.binary(max_size=300)), max_size=10)
 
 
 @given(FRAMES, st.lists(st.integers(1, 50), min_size=1))
@@ -34,14 +42,14 @@ def test_a_frame_that_is_too_large_is_refused_before_it_comes() -> None:
         list(FrameReader().feed(HEADER.pack(FrameKind.STDIN, LARGEST_FRAME + 1)))
 
 
-@given(st.integers(0, 255).filter(lambda number: number not in list(FrameKind)))
+@given(st.integers(0, 255).filter(lambda number: number not in KINDS))
 def test_an_unknown_kind_is_refused(number: int) -> None:
     with pytest.raises(BadFrame):
         list(FrameReader().feed(HEADER.pack(number, 0)))
 
 
 def test_kinds_keep_their_numbers() -> None:
-    numbers = {kind.name: int(kind) for kind in FrameKind}
+    numbers = {name: kind for name, kind in vars(FrameKind).items() if kind in KINDS}
 
     assert numbers == {
         "STDOUT": 1,

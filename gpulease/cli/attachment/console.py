@@ -177,7 +177,7 @@ class Console:
 
     def show(self, kind: FrameKind, piece: bytes) -> None:
         """Write a piece of the job's output, as soon as there is room for it."""
-        if kind is FrameKind.STDERR:
+        if kind == FrameKind.STDERR:
             self.stderr.put(piece)
             return
         self.stdout.put(piece)

@@ -50,7 +50,7 @@ class ShimMessages:
         match kind:
             case FrameKind.STDOUT | FrameKind.STDERR:
                 self._console.show(kind, payload)
-                if kind is FrameKind.STDOUT:
+                if kind == FrameKind.STDOUT:
                     self._insist_on_broken_pipe()
             case FrameKind.STOPPING:
                 reason = str(read_json(payload).get("reason", ""))
