@@ -528,6 +528,9 @@ class Clock(Protocol):
     def set_by(self) -> timedelta:
         """Return how far the machine's clock is ahead of `now`."""
 
+    def thread_s(self) -> float:
+        """Return the CPU time of the calling thread, in seconds."""
+
     def follow(self) -> None:
         """Use the machine's time from now on."""
 
