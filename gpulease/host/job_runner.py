@@ -129,8 +129,11 @@ class JobRunner:
 
     def _make_directory(self, job: Job, directory: Path) -> None:
         try:
-            self._state.ensure_jobs()
-            directory.mkdir(mode=0o711, exist_ok=True)
+            try:
+                directory.mkdir(exist_ok=True)
+            except FileNotFoundError:
+                self._state.ensure_jobs()
+                directory.mkdir(exist_ok=True)
             directory.chmod(0o711)
         except OSError as error:
             raise _unwritable(job, error) from error
