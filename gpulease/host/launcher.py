@@ -321,8 +321,13 @@ async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
 
 
 def _request(launch: Launch) -> bytes:
-    """Write the request."""
-    _check(launch)
+    """Write the request.
+
+    Raises:
+        LaunchFailed: the command is missing, or a string is invalid.
+    """
+    if not launch.argv:
+        raise LaunchFailed("cannot start the job: no command was given")
     who = launch.identity
     shim = ShimSpec(
         job=launch.job,
@@ -339,9 +344,9 @@ def _request(launch: Launch) -> bytes:
         ends_with_client=launch.ends_with_client,
     )
     worker = WorkerSpec(
-        launch.argv,
-        launch.cwd,
-        dict(launch.environment),
+        tuple(map(_string, launch.argv)),
+        _string(launch.cwd),
+        dict(_variable(*variable) for variable in launch.environment.items()),
         launch.umask,
         dict(launch.soft_limits),
         launch.nice,
@@ -352,33 +357,34 @@ def _request(launch: Launch) -> bytes:
     return request
 
 
-def _check(launch: Launch) -> None:
-    """Refuse what no system call accepts. Values of variables may be secret and are not shown.
-
-    Raises:
-        LaunchFailed: the command is missing, or a string is invalid.
-    """
-    if not launch.argv:
-        raise LaunchFailed("cannot start the job: no command was given")
-    for string in (*launch.argv, launch.cwd):
-        if not _is_sound(string):
-            raise LaunchFailed(
-                f"cannot start the job: {string[:80]!r} has a NUL byte or cannot be encoded"
-            )
-    for name, value in launch.environment.items():
-        if not name or "=" in name or not _is_sound(name):
-            raise LaunchFailed(f"cannot start the job: {name[:80]!r} is not a valid variable name")
-        if not _is_sound(value):
-            raise LaunchFailed(
-                f"cannot start the job: the variable {name} has a NUL byte or cannot be encoded"
-            )
+def _string(string: str) -> bytes:
+    """Encode an argument or a path."""
+    if (encoded := _encoded(string)) is None:
+        raise LaunchFailed(
+            f"cannot start the job: {string[:80]!r} has a NUL byte or cannot be encoded"
+        )
+    return encoded
 
 
-def _is_sound(string: str) -> bool:
+def _variable(name: str, value: str) -> tuple[bytes, bytes]:
+    """Encode a variable. Its value may be secret and is not shown."""
+    encoded = _encoded(name)
+    if not encoded or b"=" in encoded:
+        raise LaunchFailed(f"cannot start the job: {name[:80]!r} is not a valid variable name")
+    if (text := _encoded(value)) is None:
+        raise LaunchFailed(
+            f"cannot start the job: the variable {name} has a NUL byte or cannot be encoded"
+        )
+    return encoded, text
+
+
+def _encoded(string: str) -> bytes | None:
+    """Encode what a system call accepts; None for anything else."""
     try:
-        return b"\0" not in string.encode("utf-8", "surrogateescape")
+        encoded = string.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return False
+        return None
+    return None if b"\0" in encoded else encoded
 
 
 def _started(reply: bytes) -> Started:

@@ -13,8 +13,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _CAPABILITY_VERSION_3 = 0x20080522
-_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
-"""The number of keyctl(2), which the C library does not wrap, by machine."""
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}.get(
+    os.uname().machine
+)
+"""The number of keyctl(2), which the C library does not wrap."""
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _KEYCTL_LINK = 8
 _KEY_SPEC_SESSION_KEYRING = -3
@@ -27,6 +29,11 @@ _ARG_START = 45
 def die_with_parent(number: int) -> None:
     """Let the kernel send this process the signal when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def outlive_parent() -> None:
+    """Revoke `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:
@@ -67,15 +74,24 @@ def leave_session_keyring() -> None:
 
     Do nothing if the system has no keyrings or forbids their use, as in a container.
     """
-    number = _KEYCTL.get(os.uname().machine)
-    if number is None or _keyctl(number, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
+    if _KEYCTL is None or _keyctl(_KEYCTL, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
         return
-    _keyctl(number, _KEYCTL_LINK, _KEY_SPEC_USER_KEYRING, _KEY_SPEC_SESSION_KEYRING)
+    _keyctl(_KEYCTL, _KEYCTL_LINK, _KEY_SPEC_USER_KEYRING, _KEY_SPEC_SESSION_KEYRING)
 
 
 def _keyctl(number: int, operation: int, first: int, second: int) -> int:
     arguments = (number, operation, first, second)
     return int(_libc.syscall(*(ctypes.c_long(argument) for argument in arguments)))
+
+
+def reset_oom_score() -> None:
+    """Remove a protection against the OOM killer, which later children would inherit."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if int(os.read(fd, 16)) < 0:
+            os.pwrite(fd, b"0", 0)
+    finally:
+        os.close(fd)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -1,7 +1,8 @@
 """The record of one launch: a file in the job's directory with the events of its worker.
 
-The file has lines of JSON. One call writes each of them, syncs it, and uses space that was
-allocated at the start, so the end can be written on a full disk. The shim that creates the record
+The file has lines of JSON. Each is written by one call to space that was allocated at the start, so
+the end can be written on a full disk. What must survive a crash of the machine is synced: that the
+job was launched, and how it ended. The shim that creates the record
 holds its lock as long as it lives: a locked record means a living shim. A record that exists means
 that the job was launched once and never will be again. Daemon and shim share this module, which
 knows nothing of sockets and signals.
@@ -203,8 +204,8 @@ class RecordWriter:
         self._fd = fd
         self._end = end
 
-    def append(self, *lines: Mapping[str, Any]) -> None:
-        """Write all of the lines or none, and return when they are on disk.
+    def append(self, *lines: Mapping[str, Any], sync: bool = True) -> None:
+        """Write all of the lines or none, and return when they are on disk, unless not `sync`.
 
         Raises:
             OSError: the disk failed, or the record is full.
@@ -214,7 +215,8 @@ class RecordWriter:
             raise OSError(ENOSPC, "the record is full")
         os.pwrite(self._fd, text, self._end)
         self._end += len(text)
-        os.fdatasync(self._fd)
+        if sync:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Unlock the record: its shim then counts as dead."""
@@ -272,10 +274,9 @@ def forbid(directory: str | os.PathLike[str]) -> bool:
 def _allocate(fd: int, shim_pid: int | None) -> int:
     line = {"event": "claimed", "shim_pid": shim_pid}
     begin = b"" if shim_pid is None else json.dumps(line).encode() + b"\n"
-    # Written and not only allocated: later lines then change no metadata, so syncing them is
-    # cheap, and this works on file systems without fallocate.
+    # Written and not only allocated, which works on file systems without fallocate. Nothing syncs
+    # it: after a crash of the machine the name says that the job was launched, and that is all.
     os.pwrite(fd, begin.ljust(SIZE, b"\0"), 0)
-    os.fsync(fd)
     return len(begin)
 
 
@@ -331,12 +332,12 @@ class JobEvents:
         end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": _now()}
         return self._end({**end, "failed": failed})
 
-    def write(self) -> None:
-        """Write the events that are not in the record yet."""
+    def write(self, sync: bool = True) -> None:
+        """Write the events that are not in the record yet, to the disk unless not `sync`."""
         lines, self._unwritten = self._unwritten, []
         try:
             if lines:
-                self._record.append(*lines)
+                self._record.append(*lines, sync=sync)
         except OSError:
             return  # the worker continues, and the clients still get the event
 

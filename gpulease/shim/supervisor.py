@@ -196,7 +196,7 @@ class Supervisor:
             self._failure = failure(json.loads(failed))
             return
         start = self._events.note_start(self._main.pid)
-        self._events.write()
+        self._events.write(sync=False)  # a crash of the machine ends the job in any case
         self._report({"started": start})
         self._clients.send_json(FrameKind.STARTED, start)
         self._time_limit.begin()
