@@ -92,7 +92,11 @@ class SpawnerProcess:
                     *(["confined"] if confined else []),
                 ],
                 cwd="/",
-                env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
+                env={
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "LD_BIND_NOW": "1",  # otherwise each shim binds the functions that it calls
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -138,6 +142,8 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 __all__ = ["AlreadyLaunched", "Launch", "Launcher", "Started", "UserIdentity"]
 
+_TRIES = 3
+"""A try may meet a spawner that another launch ends."""
 _BEFORE_THE_RECORD = ("directory", "record")
 _TEMPORARY = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """Errors that may pass. Without a record the launch can be tried again."""
@@ -241,17 +247,19 @@ class Launcher:
             LaunchFailed: the launch failed for another reason.
         """
         request = _request(launch)
-        for _ in range(2):
-            reply = await self._request(request, launch)
+        for _ in range(_TRIES):
+            reply, spawner = await self._request(request, launch)
             if reply:
                 return _started(reply)
-            # The spawner or the shim died. A second try is safe: a record allows one launch only.
+            # The spawner or the shim died. Another try is safe: a record allows one launch only.
             record = await asyncio.to_thread(read_record, launch.directory)
             if record is not None and record.started is not None:
                 return record.started
             if record is not None:
                 # Its shim has died. The job may have begun and left processes behind.
                 raise AlreadyLaunched
+            # The stock of a spawner that was killed is about to end, and would lose it again.
+            await self._end(spawner)
         raise LaunchFailed(
             "cannot start the job: the process that starts it was killed",
             "check the system's log; the machine may have run out of memory",
@@ -264,8 +272,8 @@ class Launcher:
                 await self._spawner.close()
                 self._spawner = None
 
-    async def _request(self, request: bytes, launch: Launch) -> bytes:
-        """Return the reply to a request, or nothing if spawner or shim died."""
+    async def _request(self, request: bytes, launch: Launch) -> tuple[bytes, SpawnerProcess]:
+        """Return the reply to a request, or nothing if spawner or shim died, and the spawner."""
         with contextlib.ExitStack() as ours:
             go: int | None = None
             with contextlib.ExitStack() as passed:
@@ -282,10 +290,10 @@ class Launcher:
                     ours.callback(os.close, go)
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
-                await self._pass_on(*descriptors)
+                spawner = await self._pass_on(*descriptors)
             first = await reply.line()
             if go is None or self._sandbox is None or (pid := _waiting(first)) is None:
-                return first + await reply.rest()
+                return first + await reply.rest(), spawner
             environment = await self._sandbox(pid, launch)
             if environment is not None:
                 # The shim has the same file, and does not read it before the go-ahead.
@@ -293,16 +301,25 @@ class Launcher:
                 _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await _until_started(reply.rest())
+            return await _until_started(reply.rest()), spawner
 
-    async def _pass_on(self, *descriptors: int) -> None:
+    async def _pass_on(self, *descriptors: int) -> SpawnerProcess:
+        """Send a request, and return the spawner that has it."""
         async with self._turn:
             if self._spawner is not None and await self._spawner.send(*descriptors):
-                return
+                return self._spawner
             if self._spawner is not None:
                 await self._spawner.close()
             self._spawner = SpawnerProcess(self._confined)
             await self._spawner.send(*descriptors)
+            return self._spawner
+
+    async def _end(self, spawner: SpawnerProcess) -> None:
+        """End this spawner, unless another has replaced it."""
+        async with self._turn:
+            if self._spawner is spawner:
+                self._spawner = None
+                await spawner.close()
 
 
 async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:

@@ -1,14 +1,15 @@
 """The format of a launch request: what a shim and its worker need to know.
 
 A request is a line of JSON for the shim, a line of JSON for the worker, and then the worker's
-strings, each followed by NUL: directory, arguments, environment. The shim never reads its worker's
-part, so it stays small and holds no secrets.
+strings, each followed by NUL: directory, arguments, environment. The shim reads its worker's part
+as the user, and forgets it when the worker is forked.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from gpulease.shim.json_lines import decode, encode
 
 LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
@@ -78,13 +79,13 @@ def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
     numbers = [worker.umask, worker.soft_limits, worker.nice, len(worker.argv)]
     variables = map(b"=".join, worker.environment.items())
     strings = (worker.cwd, *worker.argv, *variables, b"")
-    lines = json.dumps(shim).encode(), json.dumps(numbers).encode(), b"\0".join(strings)
+    lines = encode(shim), encode(numbers), b"\0".join(strings)
     return b"\n".join(lines)
 
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    spec = ShimSpec(*json.loads(_first_line(request)))
+    spec = ShimSpec(*decode(_first_line(request)))
     return spec._replace(
         identity=None if spec.identity is None else _identity(*spec.identity),
         terminal=None if spec.terminal is None else _terminal(*spec.terminal),
@@ -113,7 +114,7 @@ def _terminal(
 def read_worker_spec(request: int) -> WorkerSpec:
     """Read the worker's part of the request that is open as `request`."""
     _, numbers, text = os.pread(request, os.fstat(request).st_size, 0).split(b"\n", 2)
-    umask, soft_limits, nice, count = json.loads(numbers)
+    umask, soft_limits, nice, count = decode(numbers)
     cwd, *strings = text.split(b"\0")[:-1]
     variables = (variable.partition(b"=") for variable in strings[count:])
     environment = {name: value for name, _, value in variables}

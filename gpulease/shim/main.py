@@ -5,19 +5,23 @@ then anything of the user's is used, in the worker. The record is made before an
 be seen, so that a job is launched once at most. When the worker runs, `supervisor` takes over.
 """
 
-import json
 import os
-import signal
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulease.shim import linux, worker
+from gpulease.shim.json_lines import encode
 from gpulease.shim.launch_request import IdentitySpec, ShimSpec, read_shim_spec
 from gpulease.shim.output import JobLog
 from gpulease.shim.record import Failure, JobEvents, claim
 from gpulease.shim.supervisor import Supervisor
 from gpulease.shim.worker import StepFailed, start_worker, step
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 SOCKET = "socket"
 
@@ -34,7 +38,7 @@ class LaunchReport:
             return
         fd, self._fd = self._fd, None
         try:
-            os.write(fd, json.dumps(content).encode() + b"\n")
+            os.write(fd, encode(content) + b"\n")
         except OSError:
             return  # the daemon has stopped; it will find the record
         finally:

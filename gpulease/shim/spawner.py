@@ -17,19 +17,23 @@ it; the shims of jobs stay.
 """
 
 import gc
-import json
 import os
 import select
-import signal
 import socket
 import sys
 from array import array
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from gpulease.shim import linux
+from gpulease.shim import linux, record
 from gpulease.shim import main as shim_main
+from gpulease.shim.json_lines import encode
 from gpulease.shim.record import Failure
 from gpulease.shim.worker import IGNORED
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 STOCK = 2
 """Shims that wait. Another is forked in less time than a launch takes."""
@@ -57,6 +61,7 @@ def _prepare() -> _Title:
     if os.geteuid() == 0:
         linux.reset_oom_score()
     linux.set_name("gpulease-spawn")
+    record.now()  # the C library then knows the time zone
     title = linux.argument_area()
     linux.set_title(title, "gpulease-spawner")
     gc.collect()
@@ -114,7 +119,7 @@ def _refuse(channel: socket.socket, error: OSError) -> bool:
     if len(descriptors) in (2, 3):
         why = f"cannot start a process for the job: {error.strerror}"
         failed = Failure("fork", error.errno, why)._asdict()
-        os.write(descriptors[1], json.dumps({"failed": failed}).encode() + b"\n")
+        os.write(descriptors[1], encode({"failed": failed}) + b"\n")
     for fd in descriptors:
         os.close(fd)
     return bool(descriptors)
@@ -163,7 +168,7 @@ def _launch(descriptors: list[int], children: int, title: _Title) -> None:
 def _may_go(status: int, go: int) -> bool:
     """Wait for the daemon's go-ahead. Without it nothing is launched and no record is made."""
     try:
-        os.write(status, json.dumps({"waiting": os.getpid()}).encode() + b"\n")
+        os.write(status, encode({"waiting": os.getpid()}) + b"\n")
         return bool(os.read(go, 1))
     except OSError:
         return False  # the daemon has stopped

@@ -5,16 +5,13 @@ failed, or closes when the command runs. The command is looked up as a shell doe
 names its step and says what went wrong.
 """
 
-import contextlib
-import json
 import os
 import resource
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from gpulease.shim.json_lines import encode
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,
@@ -31,6 +28,11 @@ from gpulease.shim.linux import (
 from gpulease.shim.record import EXEC, Failure
 from gpulease.shim.terminal import PseudoTerminal, open_terminal, take_foreground
 
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers instead of enumerations: fewer calls in a worker
+
 
 class StepFailed(Exception):
     """A step of the launch failed."""
@@ -40,14 +42,22 @@ class StepFailed(Exception):
         self.failure = failure
 
 
-@contextmanager
-def step(name: str, sentence: str, hint: str | None = None) -> Iterator[None]:
+class step:  # noqa: N801 - a context manager, without the imports and calls of contextlib
     """Turn an OSError into StepFailed, with the sentence, a colon and the system's message."""
-    try:
-        yield
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise StepFailed(Failure(name, error.errno, f"{sentence}: {why}", hint)) from error
+
+    def __init__(self, name: str, sentence: str, hint: str | None = None) -> None:
+        self._name = name
+        self._sentence = sentence
+        self._hint = hint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            why = os.strerror(error.errno) if error.errno else str(error)
+            sentence = f"{self._sentence}: {why}"
+            raise StepFailed(Failure(self._name, error.errno, sentence, self._hint)) from error
 
 
 def shown(text: bytes, length: int = 400) -> str:
@@ -197,7 +207,7 @@ def start_worker(request: int, spec: ShimSpec) -> Worker:
     else:
         terminal = _terminal(spec.terminal)
         ours, ends = _terminal_ends(terminal, spec.terminal.stderr, theirs)
-    pid = _fork(request, ends, terminal is not None)
+    pid = _fork(read_worker_spec(request), ends, terminal is not None)
     for end in set(ends) - ({terminal.slave} if terminal else set()):
         os.close(end)
     for fd in (failure, *ours):
@@ -237,20 +247,22 @@ def _terminal_ends(terminal: PseudoTerminal, for_stderr: bool, failure: int) -> 
     return ours, _Ends(slave, slave, stderr_end, failure)
 
 
-def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
+def _fork(spec: WorkerSpec, ends: _Ends, on_terminal: bool) -> int:
     shim = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_worker(request, ends, shim, on_terminal)
+        _be_worker(spec, ends, shim, on_terminal)
     # The worker does this too. Whichever is first, a signal finds the group.
-    with contextlib.suppress(OSError):
+    try:  # noqa: SIM105 - fewer calls than with contextlib
         os.setpgid(pid, pid)
+    except OSError:
+        pass  # it runs its command, or has ended
     return pid
 
 
-def _be_worker(request: int, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
+def _be_worker(spec: WorkerSpec, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
+    """Become the command. Whatever this touches the kernel copies, so that it is short."""
     try:
-        spec = read_worker_spec(request)
         _lead_group(ends.stdin if on_terminal else None)
         _reset_signals(shim)
         # All other descriptors close when the command runs; Python makes them so (PEP 446).
@@ -287,8 +299,11 @@ def _reset_signals(shim: int) -> None:
 
 
 def _set_attributes(spec: WorkerSpec) -> None:
-    with step("cwd", f"cannot start in {shown(spec.cwd)}", _CWD_HINT):
+    try:
         os.chdir(spec.cwd)
+    except OSError as error:
+        with step("cwd", f"cannot start in {shown(spec.cwd)}", _CWD_HINT):
+            raise error
     os.umask(spec.umask)
     with step("limits", "cannot set the limits of the job"):
         _set_nice(spec.nice)
@@ -315,7 +330,7 @@ def _set_limits(soft_limits: Mapping[str, int]) -> None:
 
 
 def _report(pipe: int, failure: Failure) -> None:
-    os.write(pipe, json.dumps(failure._asdict()).encode())
+    os.write(pipe, encode(failure._asdict()))
 
 
 class NotTheUser(Exception):
