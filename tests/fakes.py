@@ -187,6 +187,9 @@ class MemoryStore:
             self._jobs, self._events, self._invocations = before
             raise
 
+    def flush(self) -> None:
+        pass
+
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 

@@ -552,7 +552,7 @@ def test_many_submissions_at_once_cost_few_looks() -> None:
         await asyncio.gather(*(world.submit(8 * G) for _ in range(200)))
         await world.settle()
         assert len(world.launcher.launched) == 200, "none of these fits"
-        assert world.gpus.reads == reads, "and a pass without grants needs no look"
+        assert world.gpus.reads <= reads + 1, "and later passes without grants need no look"
         granting.cancel()
         await world.scheduler.supervisor.stop()
 
