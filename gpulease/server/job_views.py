@@ -158,9 +158,9 @@ class JobViews:
         """Return a claim as a wire object."""
         return claim_view(claim, self._scheduler.observer.readings() if claim.named else {})
 
-    def first(self, waiting: Mapping[JobId, Job], most: int | None) -> Sequence[Placed]:
-        """Return the first queued jobs in the order of the queue; `waiting` are all."""
-        return self._positions.first(waiting, self._explainer.latest, most)
+    def first(self, most: int | None) -> Sequence[Placed]:
+        """Return the first jobs of the queue in its order; None: all of them."""
+        return self._positions.first(self._explainer.latest, most)
 
     def _activity(self, job: Job) -> dict[str, Any]:
         """Return what a job did with its GPUs, so far or until its end."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpulease.domain.job import Job
-from gpulease.domain.lease import State
 from gpulease.server.job_json import JobJson
 from gpulease.server.job_queries import JobPage
 from gpulease.server.job_views import JobViews
@@ -75,13 +74,14 @@ class Listings:
 
     def _status(self, asked: _Asked) -> bytes:
         self._explainer.refresh_here()
-        live = self._machine.live()
-        holding = [job for job in live if job.state is not State.QUEUED]
-        waiting = {job.id: job for job in live if job.state is State.QUEUED}
-        shown = self._status_views.first(waiting, asked.first)
+        first = self._status_views.first(asked.first)
+        # Afterwards, so that no job that starts meanwhile is missing.
+        holding = self._machine.holding()
+        started = {job.id for job in holding}
+        shown = [each for each in first if each.job.id not in started]
         view = self._machine.status(holding, self._clock.now())
-        view.waiting = len(waiting)
-        view.more = None if len(shown) == len(waiting) else _ALL_IN_QUEUE
+        view.waiting = max(len(shown), len(self._machine.live()) - len(holding))
+        view.more = None if len(shown) == view.waiting else _ALL_IN_QUEUE
         if asked.viewer is not None:
             view = redact_machine(view, asked.viewer)
         json = self._status_json

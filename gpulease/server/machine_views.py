@@ -51,6 +51,10 @@ class MachineViews:
         """Return the jobs that wait or hold memory."""
         return self._scheduler.store.live()
 
+    def holding(self) -> Sequence[Job]:
+        """Return the jobs that hold memory."""
+        return self._scheduler.store.holding()
+
     def status(self, holding: Sequence[Job], now: datetime) -> StatusView:
         """Return the status of the machine, without the jobs; `holding` are those with leases."""
         seen = self._scheduler.seen
@@ -109,7 +113,7 @@ class MachineViews:
             created_by=window.created_by,
             created_at=instant(window.created_at) or "",
             lifts_limits=window.lifts_limits,
-            other_jobs=_other_jobs(occurrence, on, self.live()) if is_on else [],
+            other_jobs=_other_jobs(occurrence, on, self.holding()) if is_on else [],
         )
 
     def allocatable(self) -> Mapping[GpuUuid, int]:

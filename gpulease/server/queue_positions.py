@@ -1,7 +1,7 @@
 """The positions of queued jobs, and the first of them in the order of the queue."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
@@ -43,36 +43,36 @@ class QueuePositions:
             return positions.get(job.id)
         newer = self._newer
         if not newer or job.id > newer[-1]:
-            newer.extend(self._newer_than(newer[-1] if newer else newest))
+            newer.extend(each.id for each in self._newer_than(newer[-1] if newer else newest))
         index = bisect_left(newer, job.id)
         found = index < len(newer) and newer[index] == job.id
         return len(positions) + index + 1 if found else None
 
-    def first(
-        self, waiting: Mapping[JobId, Job], explanations: Explanations | None, most: int | None
-    ) -> Sequence[Placed]:
-        """Return the first of the queued jobs, all of which are given; None: all of them.
+    def first(self, explanations: Explanations | None, most: int | None) -> Sequence[Placed]:
+        """Return the first jobs of the queue; None: all of them.
 
-        Jobs that have left the queue since the explanations leave no gap.
+        Jobs that have left it since the explanations leave no gap.
         """
+        store = self._scheduler.store
         positions = explanations.positions if explanations else {}
-        newest = explanations.newest if explanations else JobId(0)
-        plan = self._scheduler.plan
-        known = (waiting[each] for each in positions if each in waiting)
-        newer = (job for job in waiting.values() if job.id > newest)
-        eligible = (job for job in chain(known, newer) if not _is_blocked(job, plan))
+        known = (job for each in positions if (job := store.live_job(each)) is not None)
+        newer = self._newer_than(explanations.newest if explanations else JobId(0))
+        eligible = chain(filter(self._is_eligible, known), newer)
         first = [Placed(job, place) for place, job in enumerate(islice(eligible, most), 1)]
+        left = None if most is None else most - len(first)
+        if left == 0:
+            return first
         placed = {each.job.id for each in first}
-        others = (Placed(job, None) for job in waiting.values() if job.id not in placed)
-        return [*first, *islice(others, None if most is None else most - len(first))]
+        queued = (job for job in store.live() if job.state is State.QUEUED)
+        others = (Placed(job, None) for job in queued if job.id not in placed)
+        return [*first, *islice(others, left)]
 
-    def _newer_than(self, last: JobId) -> list[JobId]:
+    def _newer_than(self, last: JobId) -> list[Job]:
         newer = takewhile(lambda each: each.id > last, reversed(self._scheduler.store.live()))
-        return [
-            each.id
-            for each in newer
-            if each.state is State.QUEUED and not _is_blocked(each, self._scheduler.plan)
-        ][::-1]
+        return [*filter(self._is_eligible, newer)][::-1]
+
+    def _is_eligible(self, job: Job) -> bool:
+        return job.state is State.QUEUED and not _is_blocked(job, self._scheduler.plan)
 
 
 def _is_blocked(job: Job, plan: Plan | None) -> bool:
