@@ -291,6 +291,12 @@ class Store(Protocol):
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""
 
+    def holding(self) -> Sequence[Job]:
+        """Return every job that holds memory, by id, as last committed."""
+
+    def live_job(self, job: JobId) -> Job | None:
+        """Return one job that is queued or holds memory; nothing is read."""
+
     def job(self, job: JobId) -> Job | None:
         """Return one job, in any state."""
 

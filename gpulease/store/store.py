@@ -119,6 +119,14 @@ class SqlStore:
         """Return every job that waits or holds memory, by id, as last committed."""
         return self._state.committed_jobs()
 
+    def holding(self) -> Sequence[Job]:
+        """Return every job that holds memory, by id, as last committed."""
+        return self._state.committed_holding()
+
+    def live_job(self, job: JobId) -> Job | None:
+        """Return one job that is queued or holds memory; nothing is read."""
+        return self._state.committed_live(job)
+
     def job(self, job: JobId) -> Job | None:
         """Return one job in any state; None if there is none."""
         known = self._state.committed_job(job)
