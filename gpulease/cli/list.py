@@ -24,8 +24,9 @@ from gpulease.cli.format import (
 )
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.client import decode, indent
+from gpulease.client import decode
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.wire.jobs import JobList, JobState, JobView
 from gpulease.wire.requests import spoken
 

@@ -12,8 +12,9 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import UNKNOWN, clean, clock
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.client import decode, indent
+from gpulease.client import decode
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.units import parse_instant, parse_span
 from gpulease.wire.machine import WindowList, WindowView
 from gpulease.wire.requests import ReserveRequest

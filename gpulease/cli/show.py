@@ -16,8 +16,9 @@ from gpulease.cli.job_selection import Selection, names_array, select_jobs, sele
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, line
-from gpulease.client import Client, decode, indent
+from gpulease.client import Client, decode
 from gpulease.errors import GpuleaseError
+from gpulease.light_json import indent
 from gpulease.wire.jobs import JobList, JobView
 
 

@@ -30,8 +30,9 @@ from gpulease.cli.format import (
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.reserve import sentence as sentence_of_window
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Style, Table, line, widths
-from gpulease.client import decode, indent
+from gpulease.client import decode
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.wire.jobs import JobView, LeaseView
 from gpulease.wire.machine import (
     FIRST_IN_QUEUE,

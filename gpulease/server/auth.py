@@ -48,7 +48,8 @@ class Caller:
 
 def caller_of(connection: socket.socket) -> Caller:
     """Return the process at the other end of a connected Unix socket."""
-    return Caller(*peer_credentials(connection), _groups_of(connection))
+    peer = peer_credentials(connection)
+    return Caller(peer.pid, peer.uid, peer.gid, _groups_of(connection))
 
 
 def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:

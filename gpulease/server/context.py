@@ -1,6 +1,6 @@
 """What all handlers of requests share: the daemon's objects, and how bodies are read and sent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -72,6 +72,8 @@ class RequestContext:
     """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
     """How long the jobs that got memory from some time on had waited."""
+    look: Callable[[], Awaitable[None]]
+    """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 

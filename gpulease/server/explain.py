@@ -38,6 +38,7 @@ class ExplainHandlers:
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         await slot_of_request(request).for_expensive()
+        await context.look()
         rehearsal = await context.scheduler.rehearse(submission)
         smallest, store = context.scheduler.policy.smallest_lease, context.scheduler.store
         return json_response(await asyncio.to_thread(explain_view, rehearsal, smallest, store))

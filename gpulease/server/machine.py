@@ -31,11 +31,13 @@ class MachineHandlers:
         """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
         first = _first_of(queue)
         viewer = self._context.redacted_for(caller_of_request(request))
+        await self._context.look()
         return encoded_response(await self._context.listings.status(first, viewer))
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
         overuse = self._context.overuse_of(caller_of_request(request).owner)
+        await self._context.look()
         return json_response(replace(self._context.doctor(), overuse=overuse))
 
     async def drain(self, request: Request, gpu: str) -> Response:

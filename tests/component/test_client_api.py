@@ -12,8 +12,9 @@ import pytest
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
 from gpulease import config
-from gpulease.client import Client, answers, dial, indent
+from gpulease.client import Client, answers, dial
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
+from gpulease.light_json import indent
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.requests import LARGEST_REQUEST, SubmitRequest
 
