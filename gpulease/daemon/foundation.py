@@ -4,6 +4,7 @@ A daemon never opens an empty or older database beside running jobs that it does
 memory would be leased again.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from gpulease.service.ports import Clock
 from gpulease.store.database_file import last_job
 from gpulease.store.engine import damaged
 from gpulease.store.recovery import SKIPPED_IDS
+from gpulease.store.schema import is_current
 from gpulease.store.store import SqlStore
 
 _MOST_SHOWN = 8
@@ -137,6 +139,7 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
             what = "empty" if path.exists() else "missing"
             raise damaged(path, f"it is {what}, and {_jobs(running)}")
         taken = _taken(state, path) if is_new else state.last_job()
+        _migrate(path)
         store = SqlStore(path)
         stack.callback(store.close)
         try:
@@ -148,6 +151,22 @@ def open_record(settings: Settings) -> tuple[StateDirectory, SqlStore, tuple[str
             raise StateUnwritable(error.message, error.hint) from error
         stack.pop_all()
     return state, store, identity
+
+
+def _migrate(path: Path) -> None:
+    """Create or migrate the database in a child: what that imports (11 MiB) ends with the child.
+
+    If it fails, the daemon tries again when it opens the database, and reports why.
+    """
+    if is_current(path):
+        return
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        SqlStore(path).close()
+    finally:
+        os._exit(0)
 
 
 def _taken(state: StateDirectory, path: Path) -> int:

@@ -21,6 +21,17 @@ _IN_A_CHECKOUT = Path(__file__).parents[2] / "migrations"
 MIGRATIONS = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CHECKOUT
 
 
+def is_current(path: Path) -> bool:
+    """Tell whether the file at `path` has the schema that this code needs. Checks nothing else."""
+    if not path.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return _read_revision(path, connection) == HEAD
+    except (sqlite3.DatabaseError, StateUnusable):
+        return False
+
+
 def bring_up_to_date(path: Path, engine: Engine) -> None:
     """Create or migrate the schema of the file at `path`; a backup of the old file is kept.
 
