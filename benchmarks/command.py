@@ -1,25 +1,74 @@
-"""The start time of the command, compared with that of Python."""
+"""How long everyday commands take, compared with the start of Python."""
 
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.daemon import running
-from benchmarks.timing import paired
+from benchmarks.figures import Figure
+from benchmarks.timing import paired, seconds
+from gpulease.cli import __main__ as script
+
+_TIMES = 15
+_RUN = ("run", "--mem", "1G", "--")
+_LINES: Sequence[tuple[tuple[str, ...], float]] = (
+    (("--version",), 2),
+    (("status",), 4),
+    (("list",), 4),
+    (("show", "1"), 4),
+    (("run", "-d", "--mem", "1G", "true"), 4),
+    ((*_RUN, "true"), 4),
+)
+"""What is measured, to exit, and the goal: a multiple of the start of Python."""
 
 
-def run() -> Iterator[str]:
-    with running() as daemon:
-        for verb in (["--version"], ["status"], ["run", "--mem", "1G", "--", "true"]):
-            command = [sys.executable, "-m", "gpulease.cli", *verb]
-            ours, python = paired(
-                lambda c=command: subprocess.run(
-                    c, check=True, capture_output=True, env=daemon.env
-                ),
-                lambda: subprocess.run([sys.executable, "-c", "pass"], check=True),
-                9,
-            )
-            yield (
-                f"gpulease {' '.join(verb)}: {ours * 1e3:.0f} ms, "
-                f"{ours / python:.1f} times a bare Python"
-            )
+def run() -> Iterator[Figure]:
+    """Measure the installed script, each verb in alternation with `python -c pass`."""
+    with running() as daemon, TemporaryDirectory(prefix="gpulease-bench-") as folder:
+        gpulease = installed(Path(folder))
+
+        def command(*line: str) -> None:
+            subprocess.run([gpulease, *line], check=True, capture_output=True, env=daemon.env)
+
+        command(*_RUN, "true")
+        for line, goal in _LINES:
+            ours, python = paired(lambda line=line: command(*line), _python, _TIMES)
+            yield _figure(f"gpulease {' '.join(line)}", ours, python, goal)
+        both = [
+            (_until_first_code([gpulease, *_RUN], Path(folder, "started"), daemon.env),
+             seconds(_python))
+            for _ in range(_TIMES)
+        ]  # fmt: skip
+        ours, python = (statistics.median(each) for each in zip(*both, strict=True))
+        yield _figure("gpulease run, to the first code of the job", ours, python, 3)
+
+
+def _until_first_code(run: Sequence[str | Path], started: Path, env: Mapping[str, str]) -> float:
+    """Return the seconds from the start of `run` to the moment when its job makes a file."""
+    started.unlink(missing_ok=True)
+    begun = time.perf_counter()
+    with subprocess.Popen([*run, "touch", started], env=env, stderr=subprocess.DEVNULL):
+        while not started.exists():
+            time.sleep(0.0005)
+        return time.perf_counter() - begun
+
+
+def installed(folder: Path) -> Path:
+    """Write the script as pip installs it."""
+    path = folder / "gpulease"
+    _, _, rest = Path(script.__file__).read_text(encoding="utf-8").partition("\n")
+    path.write_text(f"#!{sys.executable}\n{rest}", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def _python() -> None:
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+def _figure(what: str, ours: float, python: float, goal: float) -> Figure:
+    return Figure(what, ours * 1e3, "ms", goal, python * 1e3, "python -c pass")

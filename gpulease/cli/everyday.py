@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from gpulease.cli.quick_parser import NotUnderstood, parse, with_defaults
 from gpulease.errors import GpuleaseError
 from gpulease.locations import environment
@@ -29,6 +31,7 @@ def run_everyday(line: Sequence[str]) -> int | None:
     verb, typed = parsed
     if verb == "run":
         return _run(typed)
+    gc.disable()  # It would look through a long list again and again while that is read.
     module, function = _VERBS[verb]
     perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
     return perform(**with_defaults(verb, typed)) or 0

@@ -47,6 +47,15 @@ def list(
             show_default=False,
         ),
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            help="At most N jobs, or all; default: 100 on a terminal.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     socket: SocketOption = None,
 ) -> None:
@@ -61,9 +70,14 @@ def list(
     Examples:
       gpulease list
       gpulease list --all --user alice
-      gpulease list --state queued
+      gpulease list --state queued --limit all
       gpulease list --state failed --json | jq '.jobs[].id'
     """
     print_list(
-        everything=everything, user=user, state=state, json=json, socket=named_socket(ctx, socket)
+        everything=everything,
+        user=user,
+        state=state,
+        limit=limit,
+        json=json,
+        socket=named_socket(ctx, socket),
     )

@@ -38,6 +38,11 @@ _STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
 _STATES = frozenset({"queued", "granted", "active", "releasing", "ended"})
 _STATE_OF = {SUSPENDED: "active"}
 """What to ask the daemon for: suspended jobs are active ones to it."""
+_ON_A_SCREEN = 100
+"""Jobs on a terminal: more than it has lines, and few enough to be there at once."""
+_MOST_LISTED = 10_000
+"""What the daemon lists at most in one reply."""
+_MOST_DIGITS = 9
 _NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
@@ -46,16 +51,25 @@ def print_list(
     everything: bool,
     user: str | None,
     state: str | None,
+    limit: str | None,
     json: bool,
     socket: Path | str | None,
 ) -> None:
-    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state."""
-    client = light_client(socket)
+    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state.
+
+    `limit` is a number or "all"; None: all, but on a terminal the first hundred or so.
+    """
+    most = _most(limit, json=json)
     # --state lost includes ended jobs without --all.
     at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
-    reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
-    if state is not None and at != state:
-        reply = _only(reply, state)
+    ended = everything or at == "ended"
+    # Of the jobs that have ended the latest count, and of those that wait the next to start.
+    newest = ended and at == state and most is not None
+    reply = light_client(socket).jobs_json(
+        everything=ended, user=user, state=at, newest=newest, limit=most if at == state else None
+    )
+    if newest or at != state:
+        reply = _rearranged(reply, state if at != state else None, newest=newest, most=most)
     if json:
         print_stdout(indent(reply))
         return
@@ -65,7 +79,27 @@ def print_list(
             f"cannot list jobs of {user[:80]!r}: no such user",
             "gpulease list --all shows the jobs of all users",
         )
-    show_page(page(listed, local_time()), screen_of(sys.stdout, environment()))
+    show_page(page(listed, local_time(), newest=ended), screen_of(sys.stdout, environment()))
+
+
+def _most(limit: str | None, *, json: bool) -> int | None:
+    """Return how many jobs to list; None: all.
+
+    Raises:
+        BadValue: `limit` is neither a number above zero nor "all".
+    """
+    if limit is None:
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        return _ON_A_SCREEN if is_terminal and not json else None
+    if limit == "all":
+        return None
+    is_number = limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS
+    if not is_number or not 0 < int(limit) <= _MOST_LISTED:
+        raise BadValue(
+            f"cannot list {limit[:40]!r} jobs: write a number from 1 to {_MOST_LISTED}, or all",
+            "gpulease list --limit 50",
+        )
+    return int(limit)
 
 
 def _is_user(name: str) -> bool:
@@ -74,10 +108,14 @@ def _is_user(name: str) -> bool:
     return is_user(name)
 
 
-def _only(reply: bytes, wanted: str) -> bytes:
-    """Return the reply with the jobs that are suspended, or ended in one way."""
+def _rearranged(reply: bytes, wanted: str | None, *, newest: bool, most: int | None) -> bytes:
+    """Return a reply oldest first, with at most so many jobs that ended in the `wanted` way."""
     listed = decode_plain(reply)
-    listed["jobs"] = [job for job in listed["jobs"] if _matches(job, wanted)]
+    if newest:
+        listed["jobs"].reverse()
+    if wanted is not None:
+        found = [job for job in listed["jobs"] if _matches(job, wanted)]
+        listed |= {"jobs": found[-most:] if most else found, "total": len(found)}
     return encode(listed)
 
 
@@ -89,8 +127,8 @@ def _matches(job: dict[str, Any], wanted: str) -> bool:
     return bool(spoken(job["outcome"] or "") == wanted)
 
 
-def page(listed: JobList, now: datetime) -> Page:
-    """Lay out a listing."""
+def page(listed: JobList, now: datetime, *, newest: bool = False) -> Page:
+    """Lay out a listing, which may have the first jobs only, or the `newest`."""
     if not listed.jobs:
         return [line("no jobs", "dim")]
     # Only where a job waits: most listings are of jobs that run or have ended.
@@ -107,9 +145,12 @@ def page(listed: JobList, now: datetime) -> Page:
         Column("EXIT", right=True),
         Column("COMMAND", leaves=6, shrinks=True, least=16),
     )
-    return [
-        Table(columns, tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs)))
-    ]
+    rows = tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs))
+    more = (listed.total or 0) - len(listed.jobs)
+    if more <= 0:
+        return [Table(columns, rows)]
+    text = f"{more} {'older' if newest else 'more'}; --limit all lists them"
+    return [Table(columns, rows), line(text, "dim")]
 
 
 def _style(job: JobView) -> Style:

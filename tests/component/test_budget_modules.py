@@ -26,7 +26,8 @@ OURS = {
     "cancel": ALWAYS | {"cli.cancel_jobs", "cli.job_selection"},
 }
 FROM_PYTHON = {
-    "__future__", "_collections", "_datetime", "_json", "_socket", "_struct", "errno", "struct",
+    "__future__", "_collections", "_datetime", "_json", "_socket", "_struct", "errno", "gc",
+    "struct",
 }  # fmt: skip
 """All in C but two. No re, typing, dataclasses, enum, datetime, pathlib, socket, json."""
 

@@ -36,11 +36,11 @@ def run(daemon: StandIn, way: str, *line: str, **more: str) -> tuple[int, str, s
 
 LINES = [
     "status", "status --json", "status --queue x", "list", "list --all", "list --all --json",
+    "list --limit 0", "list --all --limit 1", "list --state failed --limit 1",
     "list --user nobody-here", "list --state failed --json", "show 12", "show 17 9",
-    "show 12 --json",
-    "show 99", "show", "show 12 --all", "cancel 12", "cancel 99 12", "cancel 12 --user bob",
-    "cancel 12 --grace never", "run -d --mem 4X true", "run -d --mem 1G true", "run",
-    "run no-such-command", "run -d --array 0-3 --no-wait true",
+    "show 12 --json", "show 99", "show", "show 12 --all", "cancel 12", "cancel 99 12",
+    "cancel 12 --user bob", "cancel 12 --grace never", "run -d --mem 4X true",
+    "run -d --mem 1G true", "run", "run no-such-command", "run -d --array 0-3 --no-wait true",
 ]  # fmt: skip
 
 

@@ -58,6 +58,23 @@ def test_a_status_has_the_first_of_the_queue_and_says_how_to_have_all(
     assert mentions(refused.stderr, "'few'", "--queue 50")
 
 
+def test_a_list_has_the_first_jobs_and_with_ended_ones_the_last(
+    standing: Daemon, array: int
+) -> None:
+    def listed(*options: str) -> Sequence[int]:
+        shown = json.loads(standing.run("list", "--json", *options).stdout)
+        return [job["id"] for job in shown["jobs"]]
+
+    every = [*range(array, array + ELEMENTS)]
+    assert listed() == listed("--limit", "all") == every
+    assert listed("--limit", "3") == every[:3]
+    assert listed("--all", "--limit", "3") == every[-3:]
+    assert listed("--state", "failed", "--limit", "3") == []
+    assert mentions(standing.run("list", "--limit", "3").stdout, "27 more", "--limit all")
+    assert mentions(standing.run("list", "--all", "--limit", "3").stdout, "27 older")
+    assert standing.run("list", "--limit", "0", check=False).returncode == 125
+
+
 def test_pages_have_every_job_once_in_both_orders(standing: Daemon, array: int) -> None:
     every = [*range(array, array + ELEMENTS)]
     for query in ({}, {"everything": True}):
