@@ -193,6 +193,9 @@ class MemoryStore:
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
 
+    def dependents(self) -> Sequence[Job]:
+        return [job for job in self.live() if job.queue.after and job.state is State.QUEUED]
+
     def user_count(self, uid: int) -> UserCount:
         mine = [job for job in self.live() if job.owner.uid == uid]
         waiting = [job.id for job in mine if job.state is State.QUEUED]
