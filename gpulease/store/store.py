@@ -6,16 +6,17 @@ Every job that waits or holds memory is also kept in memory as last committed, s
 `count_jobs` reads the file of a daemon that may be running, without migrating it.
 """
 
+import json
 import secrets
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, TextClause, func, select
+from sqlalchemy import ColumnElement, Connection, TextClause, exists, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.exc import DatabaseError
 
@@ -119,6 +120,14 @@ class SqlStore:
         """Return every job that waits or holds memory, by id, as last committed."""
         return self._state.committed_jobs()
 
+    def holding(self) -> Sequence[Job]:
+        """Return every job that holds memory, by id, as last committed."""
+        return self._state.committed_holding()
+
+    def live_job(self, job: JobId) -> Job | None:
+        """Return one job that is queued or holds memory; nothing is read."""
+        return self._state.committed_live(job)
+
     def job(self, job: JobId) -> Job | None:
         """Return one job in any state; None if there is none."""
         known = self._state.committed_job(job)
@@ -174,6 +183,21 @@ class SqlStore:
         with self._reading() as connection:
             wanted = select(func.count(JobRow.id)).where(*_filters(user, state, counts=True))
             return connection.execute(wanted).scalar_one()
+
+    def ended(self, jobs: Iterable[JobId]) -> Sequence[tuple[JobId, int, datetime]]:
+        """Return those of `jobs` that have ended, each with the uid of its owner and its end."""
+        ended = select(JobRow.id, JobRow.uid, JobRow.ended_at)
+        ended = ended.where(JobRow.id.in_(select(_numbers(jobs))), JobRow.ended_at.is_not(None))
+        with self._reading() as connection:
+            rows = connection.execute(ended)
+            return [(JobId(job), uid, at) for job, uid, at in rows if at is not None]
+
+    def never_started(self, jobs: Iterable[JobId]) -> Sequence[JobId]:
+        """Return those of `jobs` that are queued or unknown here."""
+        number = _numbers(jobs)
+        started = exists().where(JobRow.id == number, JobRow.state != State.QUEUED)
+        with self._reading() as connection:
+            return [JobId(job) for job in connection.scalars(select(number).where(~started))]
 
     def invocation(self, job: JobId) -> Invocation:
         """Return the invocation of a job.
@@ -293,6 +317,12 @@ def _load(connection: Connection) -> LiveState:
         tuple(windows.all_windows(connection)),
     )
     return LiveState(live, statements.invocation_sizes(connection), machine)
+
+
+def _numbers(jobs: Iterable[JobId]) -> ColumnElement[int]:
+    """Return ids as a column: a statement may have only some thousand parameters."""
+    numbers = func.json_each(json.dumps(list(jobs))).table_valued("value")
+    return numbers.c.value
 
 
 def _filters(
