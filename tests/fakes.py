@@ -65,6 +65,9 @@ class FakeClock:
     def set_by(self) -> timedelta:
         return self.ahead
 
+    def thread_s(self) -> float:
+        return 0.0
+
     def follow(self) -> None:
         self.at += self.ahead
         self.moved += self.ahead

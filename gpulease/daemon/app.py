@@ -6,7 +6,6 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -246,7 +245,6 @@ def _scheduler(
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
         windows=_windows(base).current,
-        thread_s=time.thread_time,
     )
 
 

@@ -465,6 +465,8 @@ class WorkerExited:
     detail: str | None = None
     by_shutdown: bool = False
     """A shutdown of the machine ended it."""
+    started: WorkerStarted | None = None
+    """Its start, if that is news too."""
 
 
 WorkerNews = WorkerStarted | WorkerExpired | MainExited | WorkerExited
@@ -531,6 +533,9 @@ class Clock(Protocol):
 
     def set_by(self) -> timedelta:
         """Return how far the machine's clock is ahead of `now`."""
+
+    def thread_s(self) -> float:
+        """Return the CPU time of the calling thread, in seconds."""
 
     def follow(self) -> None:
         """Use the machine's time from now on."""
