@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Self
 
+    from gpulease.client.client import Client
     from gpulease.wire.frames import FrameKind
     from gpulease.wire.jobs import JobList, JobView
     from gpulease.wire.machine import StatusView
@@ -66,6 +67,14 @@ class LightClient:
     def path(self) -> Path | str:
         """The daemon's socket."""
         return self._daemon.path
+
+    def checked(self) -> Client:
+        """Return a client of the same daemon that has all requests, and checks replies."""
+        from pathlib import Path
+
+        from gpulease.client.client import Client
+
+        return Client(Path(self.path), trusted=self._daemon.trusted)
 
     def _view(self, kind: str, body: bytes) -> Any:
         """Return the view in a reply; `kind` is the name of its class."""
