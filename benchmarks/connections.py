@@ -6,6 +6,7 @@ As root: the kernel tells the daemon which user is calling.
 import contextlib
 import os
 import resource
+import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def beside(daemon: Running, what: str, count: int, request: bytes) -> Figure:
 
 def hold(path: Path, count: int, request: bytes) -> None:
     """Keep so many connections, and make each request again when the daemon closes it."""
-    links = []
+    links: list[socket.socket] = []
     while True:
         while len(links) < count:
             link = dial(path, 30.0)
