@@ -4,10 +4,10 @@ The public names are `lease`, `Lease`, `Executor`, `Client`, `errors` and `__ver
 loaded when it is first used, so that importing the package costs little.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes as long to import as the interpreter to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpulease import errors as errors
     from gpulease.client import Client as Client
     from gpulease.lease_api import Lease as Lease
@@ -29,8 +29,10 @@ _HOMES = {
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> "Any":
         """Load a public name when it is first used."""
+        from importlib import import_module
+
         if name == "errors":
             return import_module("gpulease.errors")
         if name not in _HOMES:

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 NEEDED = (
     "alembic",
     "apscheduler",
-    "fastapi",
     "httptools",
     "jeepney",
     "psutil",
-    "pydantic",
     "pynvml",
     "sqlalchemy",
     "uvicorn",

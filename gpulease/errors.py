@@ -6,8 +6,13 @@ the edges of the command and of the server catch `GpuleaseError`. Anything else 
 its traceback.
 """
 
+from __future__ import annotations
+
 from errno import EAGAIN, EDQUOT, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
-from typing import ClassVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 EXIT_OWN_FAILURE = 125
 """gpulease itself failed; the same code as in timeout(1) and env(1)."""
@@ -220,6 +225,14 @@ class NoDaemon(GpuleaseError):
 
     code = "no_daemon"
     http_status = 503
+
+
+class AnswerLost(NoDaemon):
+    """The request was sent and the answer is missing: the daemon may have done it."""
+
+
+class NotTrusted(NoDaemon):
+    """The socket belongs to another user."""
 
 
 class NoGpus(GpuleaseError):

@@ -3,14 +3,22 @@
 Standard library only: the shim imports this.
 """
 
-import socket
+from __future__ import annotations
+
 import struct
-from typing import NamedTuple
+from _socket import SO_PEERCRED, SOL_SOCKET
+
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
 
 _UCRED = struct.Struct("iII")
 
 
-class PeerCredentials(NamedTuple):
+@record(frozen=True)
+class PeerCredentials:
     """The ids of a process when it called connect(2), or listen(2) at the listening end."""
 
     pid: int
@@ -20,5 +28,5 @@ class PeerCredentials(NamedTuple):
 
 def peer_credentials(connection: socket.socket) -> PeerCredentials:
     """Return the credentials of the peer of a connected Unix socket."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    packed = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size)
     return PeerCredentials(*_UCRED.unpack(packed))

@@ -1,114 +1,99 @@
 """The daemon's timers, and the instants of recurring windows.
 
-Only this module imports APScheduler, which calls a timer's entry a job.
+Only this module imports APScheduler, for the instants of cron expressions.
 """
 
 import asyncio
-import contextlib
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Any
 
-from apscheduler.executors.asyncio import AsyncIOExecutor
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.cron import CronTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 
 from gpulease.errors import BadValue
 from gpulease.service.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
-_CHECK_CLOCK_EVERY_S = 5.0
-_CLOCK_STEP_S = 1.0
-
-
-def _trigger(span: timedelta) -> IntervalTrigger:
-    return IntervalTrigger(seconds=span.total_seconds(), timezone="UTC")
-
 
 class Timer:
-    """A periodic call."""
+    """A periodic call: never twice at once, and without catching up after a delay.
 
-    def __init__(self, entry: Any) -> None:
-        """`entry` is a job of APScheduler."""
-        self._entry = entry
+    Calls are due at multiples of the period on the clock of the event loop, which nobody can set.
+    So timers with periods of whole seconds share the moments at which they wake the daemon.
+    """
+
+    def __init__(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> None:
+        self._span_s = span.total_seconds()
+        self._call = call
+        self._failures = LogOnce(_log)
+        self._next: asyncio.TimerHandle | None = None
+        self._running: asyncio.Task[None] | None = None
 
     def change(self, span: timedelta) -> None:
         """Set the period to `span`."""
-        self._entry.reschedule(_trigger(span))
+        self._span_s = span.total_seconds()
+        if self._next is not None:
+            self.start()
 
+    def start(self) -> None:
+        """Plan the next call, in the running event loop."""
+        self._cancel_next()
+        loop = asyncio.get_running_loop()
+        # Later than now by more than half a period: a call that is a little early is not repeated.
+        periods = round(loop.time() / self._span_s) + 1
+        self._next = loop.call_at(periods * self._span_s, self._run)
 
-class Timers:
-    """Calls coroutines periodically: never twice at once, and without catching up after a delay."""
+    def _cancel_next(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
 
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-        check_clock_every_s: float = _CHECK_CLOCK_EVERY_S,
-    ) -> None:
-        """`wall` and `steady` return seconds, of a clock that can be set and of one that cannot."""
-        self._check_clock_every_s = check_clock_every_s
-        self._wall = wall
-        self._steady = steady
-        self._failures = LogOnce(_log)
-        # It logs every run at INFO, and warns of a run that is skipped during the previous one,
-        # which is intended while a driver hangs.
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)
-        self._apscheduler = AsyncIOScheduler(
-            timezone="UTC",
-            executors={"default": AsyncIOExecutor()},
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
-        )
+    def stop(self) -> None:
+        """Make no more calls, and cancel one that is running."""
+        self._cancel_next()
+        if self._running is not None:
+            self._running.cancel()
 
-    def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> "Timer":
-        """Call `call` every `span`, for the first time after one `span`."""
+    def _run(self) -> None:
+        self.start()
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._call_once())
 
-        async def run() -> None:
-            # At its end, APScheduler cancels running calls and logs that with a traceback.
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._call(call)
-
-        return Timer(self._apscheduler.add_job(run, _trigger(span)))
-
-    async def _call(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Log a failure of `call` once, until it succeeds or fails in another way."""
+    async def _call_once(self) -> None:
+        """Log a failure of the call once, until it succeeds or fails in another way."""
         try:
-            await call()
+            await self._call()
         except Exception as error:  # noqa: BLE001  the next call is a new attempt
             self._failures.say(
-                call, "a periodic call failed; trying again",
+                "call", "a periodic call failed; trying again",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
         else:
-            self._failures.passed(call)
+            self._failures.passed("call")
+
+
+class Timers:
+    """All timers of the daemon."""
+
+    def __init__(self) -> None:
+        self._timers: list[Timer] = []
+
+    def every(self, span: timedelta, call: Callable[[], Awaitable[None]]) -> Timer:
+        """Call `call` every `span`, for the first time after about one `span`."""
+        self._timers.append(Timer(span, call))
+        return self._timers[-1]
 
     def start(self) -> None:
         """Start, in the running event loop."""
-        self._apscheduler.start()
-        self._offset_s = self._wall() - self._steady()
-        self._check_clock()
+        for each in self._timers:
+            each.start()
 
     def stop(self) -> None:
         """Stop, and cancel running calls."""
-        self._next_check.cancel()
-        self._apscheduler.shutdown(wait=False)
-
-    def _check_clock(self) -> None:
-        """Restart all periods if the clock was set, since APScheduler uses the time of day."""
-        offset_s = self._wall() - self._steady()
-        if abs(offset_s - self._offset_s) > _CLOCK_STEP_S:
-            now = datetime.now(UTC)
-            for entry in self._apscheduler.get_jobs():
-                entry.modify(next_run_time=now + entry.trigger.interval)
-        self._offset_s = offset_s
-        loop = asyncio.get_running_loop()
-        self._next_check = loop.call_later(self._check_clock_every_s, self._check_clock)
+        for each in self._timers:
+            each.stop()
 
 
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")

@@ -25,6 +25,7 @@ from gpulease.domain.job import (
 )
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.memory_estimate import PastRun
+from gpulease.domain.plan import Plan, WaitReason
 from gpulease.domain.queue_options import ArrayElement, Indices, QueuePause
 from gpulease.errors import GpuleaseError
 from gpulease.service.dependencies import settle_dependents
@@ -185,6 +186,9 @@ class MemoryStore:
         except BaseException:
             self._jobs, self._events, self._invocations = before
             raise
+
+    def flush(self) -> None:
+        pass
 
     def live(self) -> Sequence[Job]:
         return tuple(job for job in self._jobs.values() if job.state is not State.ENDED)
@@ -432,6 +436,12 @@ class FakeLauncher:
     def exits(self, job: int, code: int = 0, outcome: Outcome = Outcome.EXITED) -> None:
         """Let the worker of `job` end."""
         self._of(JobId(job)).put_nowait(WorkerExited(outcome, Exit(code), NOON))
+
+
+def waits(decided: Plan | None, number: int) -> WaitReason:
+    """Return why a job of a plan waits."""
+    assert decided is not None
+    return decided.reason(next(job for job in decided.snapshot.jobs if job.id == number))
 
 
 def order(

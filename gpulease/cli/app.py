@@ -1,20 +1,25 @@
 """The entry point of the `gpulease` command: errors become a message and an exit code here."""
 
+from __future__ import annotations
+
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from gpulease.build import described
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
     import typer
 
     from gpulease.cli.signals import Killed
 
 _BROKEN_PIPE = 141
+_CANNOT_FLUSH = 120
+"""That of Python."""
 _CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -23,11 +28,21 @@ def main() -> None:
     _open_closed_streams()
     match sys.argv[1:]:
         case ["--version"]:
-            sys.exit(_print_version())
+            _leave(_print_version())
         case ["__complete", *words]:
-            sys.exit(_complete(words))
+            _leave(_complete(words))
         case line:
-            sys.exit(call(line))
+            _leave(call(line))
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """Exit without taking the interpreter apart, which takes as long as asking the daemon."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # full, a closed pipe, or none at all
+            exit_code = exit_code or _CANNOT_FLUSH
+    os._exit(exit_code)
 
 
 def _complete(words: Sequence[str]) -> int:
@@ -73,14 +88,16 @@ def call(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _end_by(killed: "Killed") -> int:
+def _end_by(killed: Killed) -> int:
     """End this process by the signal; return an exit code only if that signal is ignored.
 
     A shell ends its loop only if a signal ended the command, not if the command exited with 130.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
+        try:
             stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
     killed.take_effect()
     return 128 + killed.signum
 
@@ -90,6 +107,10 @@ def _discard_stdout() -> None:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
+    from gpulease.cli.everyday import run_everyday
+
+    if (status := run_everyday(arguments)) is not None:
+        return status
     import typer
 
     from gpulease.cli import commands
@@ -100,7 +121,7 @@ def _invoke(arguments: Sequence[str]) -> int:
         return _misused(error)
 
 
-def _misused(error: "typer.TyperException") -> int:
+def _misused(error: typer.TyperException) -> int:
     from gpulease.cli.render import print_stderr
 
     ctx = getattr(error, "ctx", None)

@@ -1,7 +1,6 @@
 """The page of `gpulease show` about a whole array: how many elements are in which state."""
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from __future__ import annotations
 
 from gpulease.cli.format import (
     between,
@@ -15,7 +14,13 @@ from gpulease.cli.format import (
     requested,
 )
 from gpulease.cli.tables import Block, Column, Hanging, Line, Page, Span, Table, line
-from gpulease.wire.jobs import ClaimView, JobView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from gpulease.wire.jobs import ClaimView, JobView
 
 _LABELS = 12
 _MOST_ROWS = 30

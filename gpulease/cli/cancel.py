@@ -1,33 +1,12 @@
-"""`gpulease cancel`: end jobs that wait or run, and release leases."""
+"""`gpulease cancel`: its options and their help; `cancel_jobs` does the work."""
 
-from collections.abc import Sequence
-from contextlib import suppress
-from datetime import timedelta
 from typing import Annotated
 
 import typer
 
-from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import id_of
-from gpulease.cli.job_selection import (
-    Selection,
-    announce,
-    for_each,
-    names_array,
-    no_match,
-    select_jobs,
-    selection,
-)
+from gpulease.cli.cancel_jobs import cancel_jobs
+from gpulease.cli.connect import SocketOption, named_socket
 from gpulease.cli.options import AllOption, JobsArgument, NamePatternOption
-from gpulease.cli.render import print_stdout
-from gpulease.client import Client
-from gpulease.errors import BadUsage, GpuleaseError
-from gpulease.units import format_span, parse_span
-from gpulease.wire.jobs import CancelledView, JobView
-from gpulease.wire.requests import CancelJobsRequest
-
-_MOST_ONE_BY_ONE = 20
-"""Jobs for which the result is printed one by one."""
 
 
 def cancel(
@@ -67,83 +46,11 @@ def cancel(
       gpulease cancel --all --grace 5s
       gpulease cancel --user bob --name 'sweep*'
     """
-    seconds = None if grace is None else parse_span(grace).total_seconds()
-    if user is not None and jobs:
-        raise BadUsage(
-            "cannot cancel: JOB and --user exclude each other", "gpulease cancel --user bob"
-        )
-    wanted = selection("cancel", jobs, name, every or (user is not None and name is None))
-    client = connect(ctx, socket)
-    if not wanted.words:
-        return _together(client, wanted, user, seconds)
-    numbers = select_jobs(client, wanted)
-    for array in [number for number in numbers if _is_array(client, number, wanted.words)]:
-        numbers.remove(array)
-        print_stdout(_with_elements(client, array, seconds))
-    if len(numbers) > _MOST_ONE_BY_ONE:
-        print_stdout(summary(client.cancel_all(CancelJobsRequest(jobs=numbers, grace=seconds))))
-        return 0
-    return for_each(numbers, lambda number: result(client.cancel(number, grace=seconds), seconds))
-
-
-def _is_array(client: Client, number: int, words: Sequence[str]) -> bool:
-    if str(number) not in words:
-        return False
-    with suppress(GpuleaseError):  # cancelling the job says it
-        return names_array(words, client.job(number))
-    return False
-
-
-def _with_elements(client: Client, array: int, grace: float | None) -> str:
-    """Cancel an array in one transaction."""
-    view = client.cancel_all(CancelJobsRequest(array=array, grace=grace))
-    return f"array {array}: {summary(view) or 'it had already ended'}"
-
-
-def _together(client: Client, wanted: Selection, user: str | None, grace: float | None) -> int:
-    view = client.cancel_all(CancelJobsRequest(user=user, name=wanted.pattern, grace=grace))
-    if view.count == 0 and wanted.pattern is not None:
-        raise no_match(wanted, user or "yours")
-    announce("cancel", view.jobs, view.count, user)
-    many = view.count > len(view.jobs)
-    for text in (summary(view),) if many else (result(job, grace) for job in view.jobs):
-        print_stdout(text)
-    return 0
-
-
-def summary(view: CancelledView) -> str:
-    """Describe many jobs that were cancelled together."""
-    parts = []
-    if ended := view.count - view.ending:
-        parts.append("1 job is cancelled" if ended == 1 else f"{ended} jobs are cancelled")
-    if view.ending:
-        ending = "1 job is ending" if view.ending == 1 else f"{view.ending} jobs are ending"
-        parts.append(f"{ending}; processes that remain after the grace are killed")
-    return "; ".join(parts)
-
-
-def result(job: JobView, grace: float | None = None) -> str:
-    """Describe a job that was cancelled with a grace of at most so many seconds."""
-    released = f"the lease of job {id_of(job)} is released"
-    match job.state:
-        case "releasing" if job.kind == "hold":
-            return released
-        case "ended" if job.outcome == "released":
-            return released
-        case "releasing":
-            return f"job {id_of(job)} is ending; {_afterwards(job, grace)}"
-        case "ended" if job.outcome == "cancelled":
-            return f"job {id_of(job)} is cancelled"
-        case "ended":
-            return f"job {id_of(job)} had already ended"
-        case _:
-            return f"job {id_of(job)} will end"
-
-
-def _afterwards(job: JobView, grace: float | None) -> str:
-    if job.grace is None:  # a daemon of an earlier version
-        return "processes that remain after its grace are killed"
-    seconds = job.grace if grace is None else min(job.grace, grace)
-    if seconds < 1:
-        return "its processes are killed at once"
-    return f"processes that remain after {format_span(timedelta(seconds=seconds))} are killed"
+    return cancel_jobs(
+        jobs=jobs,
+        name=name,
+        every=every,
+        user=user,
+        grace=grace,
+        socket=named_socket(ctx, socket),
+    )

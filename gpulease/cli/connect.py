@@ -30,26 +30,36 @@ def named_socket(ctx: typer.Context, socket: Path | None) -> Path | None:
 
 
 def connect(ctx: typer.Context, socket: Path | None) -> Client:
-    """Return a client of the first daemon that answers.
+    """Return a client of the first daemon that answers. Raises as `reach`."""
+    return reach(named_socket(ctx, socket))
+
+
+def reach(named: Path | str | None) -> Client:
+    """Return a client of the first daemon that answers; `named` is the value of --socket.
 
     Raises:
         NoDaemon: no daemon answers.
     """
-    candidates = config.candidate_sockets(named_socket(ctx, socket))
+    candidates = config.candidate_sockets(None if named is None else Path(named))
     if len(candidates) == 1:
-        return _named(ctx, socket, candidates[0])
+        return _named(named, candidates[0])
     state = config.personal_settings().state
     found = _first_answering(candidates[-1], state)
     if found is None and state.joinpath("gpulease.db").exists():
         # The user's own daemon has exited, as idle ones do, and its record holds ended jobs.
-        found, _ = connect_or_start(ctx, socket)
+        found, _ = reach_or_start(named)
     if found is None:
         raise no_daemon_on(candidates)
     return found
 
 
 def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, bool]:
-    """Return a client, and whether a daemon was started for it.
+    """Return a client, and whether a daemon was started for it. Raises as `reach_or_start`."""
+    return reach_or_start(named_socket(ctx, socket))
+
+
+def reach_or_start(named: Path | str | None) -> tuple[Client, bool]:
+    """Return a client, and whether a daemon was started for it; `named` is the value of --socket.
 
     A daemon is started for the user if none was named, the machine has none, and the user has none
     that answers. A message says if the user's daemon simulates other GPUs than GPULEASE_SIMULATE.
@@ -57,9 +67,9 @@ def connect_or_start(ctx: typer.Context, socket: Path | None) -> tuple[Client, b
     Raises:
         NoDaemon: the machine's daemon does not return, or the user's cannot be started.
     """
-    candidates = config.candidate_sockets(named_socket(ctx, socket))
+    candidates = config.candidate_sockets(None if named is None else Path(named))
     if len(candidates) == 1:
-        return _named(ctx, socket, candidates[0]), False
+        return _named(named, candidates[0]), False
     settings = config.personal_settings()
     if found := _first_answering(settings.socket, settings.state):
         if found.path != config.SYSTEM_SOCKET and (warning := _other_gpus(settings.state)):
@@ -98,10 +108,9 @@ def _first_answering(own: Path, state: Path) -> Client | None:
     return None if found is None else _trusting(found)
 
 
-def _named(ctx: typer.Context, socket: Path | None, path: Path) -> Client:
+def _named(named: Path | str | None, path: Path) -> Client:
     # GPULEASE_SOCKET may have been set by another user (su, sudo -E); --socket was typed.
-    by_option = named_socket(ctx, socket) is not None
-    return Client(path, trusted=None) if by_option else _trusting(path)
+    return Client(path, trusted=None) if named is not None else _trusting(path)
 
 
 def _trusting(path: Path) -> Client:

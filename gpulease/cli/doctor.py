@@ -19,9 +19,10 @@ from gpulease.cli.program import python_of
 from gpulease.cli.prove import prove as prove_levels
 from gpulease.cli.render import print_stderr, print_stdout, screen_of, show_page
 from gpulease.cli.tables import Block, Hanging, Page, Span, Style
-from gpulease.client import NotTrusted, encode, has_daemon, indent
+from gpulease.client import encode, has_daemon
 from gpulease.config import candidate_sockets
-from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon
+from gpulease.errors import CommandNotExecutable, GpuleaseError, NoDaemon, NotTrusted
+from gpulease.light_json import indent
 from gpulease.wire.machine import CheckState, CheckView, DoctorView, OveruseView
 
 _HOOKS = Path(gpulease.__file__).parent / "worker" / "hooks"

@@ -9,8 +9,9 @@ from gpulease.cli.format import claimed, clean, clock, ordinal, sentence
 from gpulease.cli.job_page import labelled, predicted, refusal_table, suggestion_text
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Page, Span
-from gpulease.client import Client, decode, indent
+from gpulease.client import Client, decode
 from gpulease.errors import EXIT_GAVE_UP
+from gpulease.light_json import indent
 from gpulease.units import format_span
 from gpulease.wire.jobs import ExplainView, NestedView
 from gpulease.wire.requests import SubmitRequest

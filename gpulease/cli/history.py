@@ -15,8 +15,9 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import UNKNOWN, between, clean, clock, instant, size
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.client import Client, encode, indent
+from gpulease.client import Client, encode
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.units import MIB, parse_span
 from gpulease.wire.requests import spoken
 from gpulease.wire.usage import HistoryView, PastJobView

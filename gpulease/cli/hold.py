@@ -28,8 +28,9 @@ from gpulease.cli.messages import preset_devices
 from gpulease.cli.render import print_stderr, stderr_status, write_output
 from gpulease.cli.request import RunOptions, build
 from gpulease.cli.signals import Interrupted, Killed, Signals, parent_of
-from gpulease.client import Client, encode, indent
+from gpulease.client import Client, encode
 from gpulease.errors import EXIT_OWN_FAILURE, AlreadyLeased, GpuleaseError, NoDaemon, WrongState
+from gpulease.light_json import indent
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import EnvironmentView, JobView
 from gpulease.wire.requests import HoldRequest, NestedRequest, from_wire, to_wire

@@ -1,11 +1,16 @@
 """The GPUs of one job, as `gpulease show` prints them: leases, limits of frameworks, devices."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
 
 from gpulease.cli.format import clean, size
 from gpulease.cli.job_report import names_of, what_is
 from gpulease.cli.tables import Block, Column, Hanging, Table, line
-from gpulease.wire.jobs import HookView, JobView, LeaseView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gpulease.wire.jobs import HookView, JobView, LeaseView
 
 _SHORT_UUID = len("GPU-12345678")
 

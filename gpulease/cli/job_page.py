@@ -1,10 +1,6 @@
 """One job in detail, as `gpulease show` prints it: its state, the queue, its events."""
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import get_args
+from __future__ import annotations
 
 from gpulease.cli.format import (
     between,
@@ -32,15 +28,31 @@ from gpulease.cli.job_gpus import (
     unhooked_lines,
 )
 from gpulease.cli.job_report import first_use, is_simulated, steps, utilization
-from gpulease.cli.snapshot import script_change
+from gpulease.cli.script import script_change
 from gpulease.cli.tables import Block, Column, Hanging, Page, Span, Table, line
 from gpulease.units import format_span
-from gpulease.wire.jobs import EventView, JobView, LeaseView, Outcome, RefusalView, SuggestionView
-from gpulease.wire.requests import spoken
+from gpulease.wire.text import spoken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime, timedelta
+
+    from gpulease.wire.jobs import (
+        EventView,
+        JobView,
+        LeaseView,
+        RefusalView,
+        SuggestionView,
+    )
+else:
+    from _datetime import datetime, timedelta
 
 _SIGNALED = 128
 _STOP_EVENTS = frozenset({"cancel", "expire", "revoke"})
 _LABELS = 12
+_OUTCOMES = frozenset({"time_limit", "over_lease", "gave_up", "dependency_failed", "launch_failed"})
+"""Those that people read with a hyphen."""
 _FRAMEWORKS = {
     "none": "no framework hook has reported a limit yet",
     "failed": "not limited to the lease: a hook failed",
@@ -49,8 +61,9 @@ _FRAMEWORKS = {
 _SHORT_HISTORY = timedelta(hours=1)
 
 
-def page(job: JobView, now: datetime, indexes: Mapping[str, str] = MappingProxyType({})) -> Page:
+def page(job: JobView, now: datetime, indexes: Mapping[str, str] | None = None) -> Page:
     """Lay out one job; `indexes` has the index of each GPU by its UUID."""
+    indexes = indexes or {}
     return [
         (Span(f"job {id_of(job)}", "title"), Span(f"  {named(job)}{_own_id(job)}")),
         *(labelled(name, text) for name, text in fields(job, now, indexes) if text),
@@ -236,6 +249,8 @@ def _gives_up(job: JobView, now: datetime) -> str | None:
 
 
 def _exit_status(job: JobView) -> str | None:
+    import signal
+
     if job.exit_status is None:
         return None
     if job.outcome != "signaled" or job.exit_status - _SIGNALED not in list(signal.Signals):
@@ -318,4 +333,4 @@ def _events(job: JobView, now: datetime) -> Iterator[Block]:
 
 def _detail(event: EventView) -> str:
     detail = event.detail or ""
-    return clean(spoken(detail) if detail in get_args(Outcome) else detail)
+    return clean(spoken(detail) if detail in _OUTCOMES else detail)

@@ -1,11 +1,18 @@
 """The GPUs of a job, and what it did with them: `run --verbose`, `--summary`, `show`."""
 
-from collections.abc import Iterator
-from datetime import timedelta
+from __future__ import annotations
 
 from gpulease.cli.format import clean, id_of, instant, size
 from gpulease.units import format_span
-from gpulease.wire.jobs import DeviceView, JobView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    from gpulease.wire.jobs import DeviceView, JobView
+else:
+    from _datetime import timedelta
 
 _STAND_IN = "; the name is TensorFlow's: CPU devices stand in for simulated GPUs"
 

@@ -4,37 +4,39 @@ Numbers are taken as they are, and may be another user's. All else is looked up 
 caller's own jobs, also for root.
 """
 
+from __future__ import annotations
+
 import os
-import pwd
-import re
-import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from glob import escape
-from typing import Literal, TypeVar
 
 from gpulease.cli.format import clean, id_of
 from gpulease.cli.render import print_error, print_stderr, print_stdout
-from gpulease.client import Client
 from gpulease.errors import BadUsage, GpuleaseError, NoDaemon, NoSuchJob
-from gpulease.wire.jobs import JobView
+from gpulease.record import record
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Literal, TypeVar
 
-Verb = Literal[
-    "show",
-    "logs",
-    "attach",
-    "wait",
-    "edit",
-    "move",
-    "move before",
-    "cancel",
-    "requeue",
-    "extend",
-    "keep",
-]
+    from gpulease.client.light_client import LightClient
+    from gpulease.wire.jobs import JobView
+
+    T = TypeVar("T")
+
+    Verb = Literal[
+        "show",
+        "logs",
+        "attach",
+        "wait",
+        "edit",
+        "move",
+        "move before",
+        "cancel",
+        "requeue",
+        "extend",
+        "keep",
+    ]
+
 LAST = "last"
 """The word for the newest job of the caller."""
 _READS = frozenset({"show", "logs", "attach"})
@@ -56,7 +58,7 @@ _APPLIES: dict[str, Callable[[JobView], bool]] = {
 """What --all leaves out of the live jobs of the caller, by verb: these would only be refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Selection:
     """What a command line says about jobs, in exactly one way."""
 
@@ -84,7 +86,7 @@ def selection(
     return Selection(verb, words or (), pattern, every)
 
 
-def select_jobs(client: Client, wanted: Selection) -> list[int]:
+def select_jobs(client: LightClient, wanted: Selection) -> list[int]:
     """Return the numbers of the jobs, each once.
 
     Jobs that were not named one by one are listed on stderr before anything is done to them.
@@ -157,13 +159,19 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdigit()
 
 
-def _own_jobs(client: Client, *, ended: bool) -> Sequence[JobView]:
+def _is_short(array: str, index: str) -> bool:
+    return len(array) <= 18 and len(index) <= 6
+
+
+def _own_jobs(client: LightClient, *, ended: bool) -> Sequence[JobView]:
     """Return the jobs of the caller, oldest first."""
     return client.jobs(everything=ended, user=own_name()).jobs
 
 
 def own_name() -> str:
     """Return the caller's user name as the daemon writes it."""
+    import pwd
+
     # As the daemon names the owner of a job; the environment (USER) may say something else.
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -171,11 +179,12 @@ def own_name() -> str:
         return str(os.geteuid())
 
 
-def _by_word(client: Client, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
+def _by_word(client: LightClient, jobs: Sequence[JobView], verb: Verb, word: str) -> list[int]:
     if _is_number(word):
         return _with_array(client, verb, int(word))
-    if (element := _ELEMENT.fullmatch(word)) is not None:
-        return [_element(client, verb, int(element[1]), int(element[2]))]
+    first, underscore, index = word.partition("_")
+    if underscore and _is_number(first) and _is_number(index) and _is_short(first, index):
+        return [_element(client, verb, int(first), int(index))]
     if word == LAST:
         if not jobs:
             raise NoSuchJob(
@@ -200,8 +209,6 @@ def _by_word(client: Client, jobs: Sequence[JobView], verb: Verb, word: str) -> 
 
 # Arrays.
 
-_ELEMENT = re.compile(r"(\d{1,18})_(\d{1,6})", re.ASCII)
-
 
 def array_of(job: JobView) -> int | None:
     """Return the id of the array of a job; None if it is in none."""
@@ -225,7 +232,7 @@ def one_element(doing: str, job: JobView) -> BadUsage:
     )
 
 
-def _element(client: Client, verb: Verb, array: int, index: int) -> int:
+def _element(client: LightClient, verb: Verb, array: int, index: int) -> int:
     """Return the id of an element; of its attempts the latest."""
     found = [job for job in client.elements(array, index) if array_of(job) == array]
     if not found:
@@ -236,7 +243,7 @@ def _element(client: Client, verb: Verb, array: int, index: int) -> int:
     return found[-1].id
 
 
-def _with_array(client: Client, verb: Verb, number: int) -> list[int]:
+def _with_array(client: LightClient, verb: Verb, number: int) -> list[int]:
     """Return a number, or for a verb that changes jobs the live elements of an array.
 
     `cancel` asks the daemon to choose them.
@@ -263,6 +270,8 @@ def _with_rest(jobs: Sequence[JobView], verb: Verb, job: JobView) -> list[int]:
 
 def _matching(jobs: Sequence[JobView], wanted: Selection) -> list[JobView]:
     if wanted.pattern is not None:
+        from fnmatch import fnmatchcase
+
         found = [job for job in jobs if fnmatchcase(job.name, wanted.pattern)]
     else:
         applies = _APPLIES.get(wanted.verb)
@@ -311,8 +320,11 @@ def no_match(wanted: Selection, owner: str = "yours") -> NoSuchJob:
 
 
 def _ambiguous(verb: Verb, word: str, found: Sequence[JobView]) -> GpuleaseError:
+    from glob import escape
+    from shlex import quote
+
     return BadUsage(
         f"cannot {_doing(verb)} {word!r}: {len(found)} of your jobs have this name: "
         f"{_listed(found, len(found))}",
-        f"give the number of one, or --name {shlex.quote(escape(word))} for all of them",
+        f"give the number of one, or --name {quote(escape(word))} for all of them",
     )

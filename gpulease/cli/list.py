@@ -1,36 +1,12 @@
-"""`gpulease list`: jobs, one on a line."""
+"""`gpulease list`: its options and their help; `list_page` does the work."""
 
-import json as json_module
-import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 import typer
 
-from gpulease.cli.caller import environment, is_user
-from gpulease.cli.connect import SocketOption, connect
-from gpulease.cli.format import (
-    SUSPENDED,
-    UNKNOWN,
-    alike,
-    between,
-    clean,
-    clock,
-    ids_of,
-    label,
-    named,
-    requested,
-)
-from gpulease.cli.render import print_stdout, screen_of, show_page
-from gpulease.cli.tables import Column, Line, Page, Style, Table, line
-from gpulease.client import decode, indent
-from gpulease.errors import BadValue
-from gpulease.wire.jobs import JobList, JobState, JobView
-from gpulease.wire.requests import spoken
+from gpulease.cli.connect import SocketOption, named_socket
+from gpulease.cli.list_page import print_list
 
-_STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
-_STATES = frozenset(get_args(JobState))
 Asked = Literal[
     "queued",
     "granted",
@@ -54,9 +30,6 @@ Asked = Literal[
     "lost",
 ]
 """A state or an outcome; `failed` is any end without success."""
-_STATE_OF = {SUSPENDED: "active"}
-"""What to ask the daemon for: suspended jobs are active ones to it."""
-_NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
 
 
 def list(
@@ -91,78 +64,6 @@ def list(
       gpulease list --state queued
       gpulease list --state failed --json | jq '.jobs[].id'
     """
-    client = connect(ctx, socket)
-    # --state lost includes ended jobs without --all.
-    at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
-    reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
-    if state is not None and at != state:
-        reply = _only(reply, state)
-    if json:
-        print_stdout(indent(reply))
-        return
-    if user is not None and not decode(JobList, reply).jobs and not is_user(user):
-        raise BadValue(
-            f"cannot list jobs of {user[:80]!r}: no such user",
-            "gpulease list --all shows the jobs of all users",
-        )
-    now = datetime.now(UTC).astimezone()
-    show_page(page(decode(JobList, reply), now), screen_of(sys.stdout, environment()))
-
-
-def _only(reply: bytes, wanted: str) -> bytes:
-    """Return the reply with the jobs that are suspended, or ended in one way."""
-    listed = json_module.loads(reply)
-    listed["jobs"] = [job for job in listed["jobs"] if _matches(job, wanted)]
-    return json_module.dumps(listed, ensure_ascii=False).encode()
-
-
-def _matches(job: dict[str, Any], wanted: str) -> bool:
-    if wanted == SUSPENDED:
-        return bool(job.get("suspended"))
-    if wanted == "failed":
-        return job["outcome"] not in _NOT_FAILED and job["exit_status"] != 0
-    return bool(spoken(job["outcome"] or "") == wanted)
-
-
-def page(listed: JobList, now: datetime) -> Page:
-    """Lay out a listing."""
-    if not listed.jobs:
-        return [line("no jobs", "dim")]
-    # Only where a job waits: most listings are of jobs that run or have ended.
-    waiting = any(job.expected_start_at for job in listed.jobs)
-    columns = (
-        Column("JOB", right=True),
-        Column("USER", wraps=True),
-        Column("NAME", leaves=1, shrinks=True, below=""),
-        Column("STATE"),
-        Column("REQUEST", right=True, leaves=3, below="request "),
-        Column("SUBMITTED", right=True, leaves=5),
-        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
-        Column("RAN", right=True, leaves=4, below="ran "),
-        Column("EXIT", right=True),
-        Column("COMMAND", leaves=6, shrinks=True, least=16),
-    )
-    return [
-        Table(columns, tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs)))
-    ]
-
-
-def _style(job: JobView) -> Style:
-    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
-
-
-def _row(group: Sequence[JobView], now: datetime, *, waiting: bool) -> tuple[Line, ...]:
-    job = group[0]
-    failed = job.exit_status not in (None, 0)
-    return (
-        line(ids_of(group)),
-        line(clean(job.user)),
-        line(named(job)),
-        line(label(job), "bad" if failed else _style(job)),
-        line(requested(job)),
-        line(clock(job.submitted_at, now)),
-        *((line(clock(job.expected_start_at, now)),) if waiting else ()),
-        line(between(job.started_at, job.ended_at, now)),
-        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
-        line(clean(job.command)),
+    print_list(
+        everything=everything, user=user, state=state, json=json, socket=named_socket(ctx, socket)
     )

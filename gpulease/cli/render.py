@@ -1,28 +1,37 @@
 """Print: data to standard output, messages and the status of a job to standard error."""
 
+from __future__ import annotations
+
 import io
 import os
-import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TextIO
 
-from gpulease.cli.caller import environment
 from gpulease.cli.format import clean
-from gpulease.cli.messages import WaitingLine
-from gpulease.cli.tables import Page, draw
-from gpulease.errors import GpuleaseError
-from gpulease.wire.frames import FrameKind
+from gpulease.cli.tables import draw
+from gpulease.locations import environment
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime, timezone
+    from typing import TextIO
+
+    from gpulease.cli.messages import WaitingLine
+    from gpulease.cli.tables import Page
+    from gpulease.errors import GpuleaseError
+    from gpulease.wire.frames import FrameKind
+else:
+    from _datetime import datetime, timezone
 
 _FORCE_COLOUR = ("FORCE_COLOR", "CLICOLOR_FORCE")
 _NARROWEST = 20
 """Columns of a terminal; a narrower one wraps the lines itself."""
+_USUAL = 80
+"""Columns of a terminal that does not say how many it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Screen:
     """Where a page is printed; `width` is None for a pipe or a file."""
 
@@ -37,10 +46,7 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
     NO_COLOR (https://no-color.org) has precedence over FORCE_COLOR and CLICOLOR_FORCE.
     """
     is_terminal = stream is not None and stream.isatty()
-    columns = environment.get("COLUMNS", "")
-    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
-    if not width and is_terminal:
-        width = shutil.get_terminal_size().columns
+    width = _columns(environment) or (_terminal_columns() if is_terminal else 0)
     colour = is_terminal and environment.get("TERM", "dumb") != "dumb"
     forced = any(environment.get(name, "0") not in ("", "0") for name in _FORCE_COLOUR)
     colour = (colour or forced) and not environment.get("NO_COLOR")
@@ -49,7 +55,24 @@ def screen_of(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or what COLUMNS says."""
-    return max(_NARROWEST, shutil.get_terminal_size().columns)
+    return max(_NARROWEST, _columns(environment()) or _terminal_columns())
+
+
+def _columns(environment: Mapping[str, str]) -> int:
+    columns = environment.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdecimal() else 0
+
+
+def _terminal_columns() -> int:
+    try:
+        return os.get_terminal_size(1).columns or _USUAL
+    except OSError:
+        return _USUAL
+
+
+def local_time() -> datetime:
+    """Return the time, in the zone of this process."""
+    return datetime.now(timezone.utc).astimezone()
 
 
 def replace_unencodable() -> None:
@@ -87,8 +110,10 @@ def print_stderr(text: str) -> None:
 
 def write_stderr(text: str) -> None:
     """Write a message that ends its own lines; a closed standard error is no failure."""
-    with suppress(OSError):
+    try:
         print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 def print_error(error: GpuleaseError) -> None:
@@ -99,6 +124,8 @@ def print_error(error: GpuleaseError) -> None:
 
 def write_output(kind: FrameKind, piece: bytes) -> None:
     """Write a piece of a job's output to the same stream of this process."""
+    from gpulease.wire.frames import FrameKind
+
     handle = 2 if kind == FrameKind.STDERR else 1
     rest = memoryview(piece)
     try:
@@ -113,7 +140,7 @@ def show_page(page: Page, screen: Screen) -> None:
     _print(draw(page, screen.width, colour=screen.colour))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class StderrStatus:
     """What the command prints about a job on standard error, and the time there."""
 
@@ -124,10 +151,12 @@ class StderrStatus:
 
 def stderr_status() -> StderrStatus:
     """Return the status on standard error, in local time; a terminal gets a line that changes."""
+    from gpulease.cli.messages import WaitingLine
+
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
     return StderrStatus(
         print=print_stderr,
         line=WaitingLine(write_stderr, terminal_width if rewrites else None),
-        now=lambda: datetime.now(UTC).astimezone(),
+        now=local_time,
     )

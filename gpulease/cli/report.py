@@ -13,8 +13,9 @@ from gpulease.cli.connect import SocketOption, connect
 from gpulease.cli.format import UNKNOWN, clean, size
 from gpulease.cli.render import print_stdout, screen_of, show_page
 from gpulease.cli.tables import Column, Line, Page, Table, line
-from gpulease.client import Client, decode, encode, indent
+from gpulease.client import Client, decode, encode
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.units import GIB, format_span, parse_span
 from gpulease.wire.usage import PredictionsView, ReportView, SharesView, ShareView, UseView
 

@@ -5,19 +5,24 @@ or are left out. Of the others some wrap and some are cut short. rich's tables c
 draw 10,000 rows in several seconds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from __future__ import annotations
 
 from gpulease.cli.format import UNKNOWN, display_width, shorten, truncate
+from gpulease.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Literal, NamedTuple
+
+    Style = Literal[
+        "", "title", "heading", "good", "warn", "bad", "dim", "used", "leased", "unmanaged", "free"
+    ]
 
 _GAP = "  "
 _NOTE_INDENT = 4
 _CONTINUATION_INDENT = 2
 
-Style = Literal[
-    "", "title", "heading", "good", "warn", "bad", "dim", "used", "leased", "unmanaged", "free"
-]
 _COLOURS: dict[Style, str] = {
     "title": "1",
     "heading": "1;2",
@@ -40,11 +45,19 @@ _BLOCKS: dict[Style, tuple[str, str]] = {
 """What replaces the letters of a bar where colours tell its parts apart."""
 
 
-class Span(NamedTuple):
-    """A piece of text in one style."""
+if TYPE_CHECKING:
 
-    text: str
-    style: Style = ""
+    class Span(NamedTuple):
+        """A piece of text in one style."""
+
+        text: str
+        style: Style = ""
+
+else:
+    Style = str
+
+    def Span(text, style=""):  # noqa: N802  a table has a hundred thousand of them
+        return (text, style)
 
 
 Line = tuple[Span, ...]
@@ -55,7 +68,7 @@ def line(text: str, style: Style = "") -> Line:
     return (Span(text, style),)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Hanging:
     """A line whose continuation begins `indent` columns from the left."""
 
@@ -63,7 +76,7 @@ class Hanging:
     indent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Column:
     """A title, and what happens to the column in a narrow terminal."""
 
@@ -81,7 +94,7 @@ class Column:
     """The width that it keeps when it shrinks or wraps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Table:
     """Rows of cells under titles."""
 
@@ -90,7 +103,10 @@ class Table:
 
 
 Block = Line | Hanging | Table
-Page = Sequence[Block]
+if TYPE_CHECKING:
+    Page = Sequence[Block]
+else:
+    Page = tuple
 
 
 def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
@@ -102,10 +118,10 @@ def draw(page: Page, width: int | None, *, colour: bool = False) -> str:
 
 def widths(table: Table, width: int | None) -> dict[int, int]:
     """Return the width of each column, by its number, that stays in a table of that width."""
-    texts = zip(*(map(_plain, row) for row in table.rows), strict=True) if table.rows else ()
-    found = {number: display_width(column.title) for number, column in enumerate(table.columns)}
-    for number, column_texts in enumerate(texts):
-        found[number] = max(found[number], *map(display_width, column_texts))
+    found: dict[int, int] = {}
+    for number, column in enumerate(table.columns):
+        texts = [_plain(row[number]) for row in table.rows]
+        found[number] = max(_display_widths([column.title, *texts]))
     while width is not None and _excess(found, width) > 0:
         narrowed = _narrowed(table.columns, found, width)
         leaving = max(found, key=lambda number: (table.columns[number].leaves, -number))
@@ -113,6 +129,10 @@ def widths(table: Table, width: int | None) -> dict[int, int]:
             return narrowed
         del found[leaving]
     return found
+
+
+def _display_widths(texts: list[str]) -> list[int]:
+    return list(map(len if "".join(texts).isascii() else display_width, texts))
 
 
 def _excess(widths: dict[int, int], width: int) -> int:
@@ -160,64 +180,82 @@ def line_breaks(text: str, width: int, later: int | None = None) -> Iterator[tup
 
 def _cut(spans: Line, begin: int, end: int) -> Line:
     pieces = []
-    for span in spans:
-        if piece := span.text[max(0, begin) : max(0, end)]:
-            pieces.append(Span(piece, span.style))
-        begin, end = begin - len(span.text), end - len(span.text)
+    for text, style in spans:
+        if piece := text[max(0, begin) : max(0, end)]:
+            pieces.append(Span(piece, style))
+        begin, end = begin - len(text), end - len(text)
     return tuple(pieces)
 
 
-def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
-    match block:
-        case Table():
-            yield from _table(block, width, paint)
-        case Hanging():
-            yield from map(paint, wrap(block.line, width, block.indent))
-        case _:
-            yield from map(paint, wrap(block, width, _CONTINUATION_INDENT))
+def _block(block: Block, width: int | None, paint: Callable[[Line], str]) -> Iterable[str]:
+    if isinstance(block, Table):
+        return _table(block, width, paint)
+    if isinstance(block, Hanging):
+        return map(paint, wrap(block.line, width, block.indent))
+    return map(paint, wrap(block, width, _CONTINUATION_INDENT))
 
 
 def _table(table: Table, width: int | None, paint: Callable[[Line], str]) -> Iterator[str]:
     kept = widths(table, width)
-    below = [number for number in range(len(table.columns)) if number not in kept]
-    titles = tuple(line(column.title, "heading") for column in table.columns)
-    yield from _row(table.columns, titles, kept, paint)
     # The column that matters least is the last to be noted.
+    below = [number for number in range(len(table.columns)) if number not in kept]
     below.sort(key=lambda number: -table.columns[number].leaves)
-    for row in table.rows:
-        yield from _row(table.columns, row, kept, paint)
-        if note := _note(table.columns, row, below):
+    titles = tuple(line(column.title, "heading") for column in table.columns)
+    rows = (titles, *table.rows)
+    drawn = [
+        _column(table.columns[number], [row[number] for row in rows], each, paint)
+        for number, each in kept.items()
+    ]
+    for place, row in enumerate(zip(*(firsts for firsts, _ in drawn), strict=True)):
+        yield _GAP.join(row)
+        yield from _continued([rest.get(place, ()) for _, rest in drawn], kept)
+        if place and below and (note := _note(table.columns, rows[place], below)):
             indented = (Span(" " * _NOTE_INDENT), *note)
             yield from map(paint, wrap(indented, width, _NOTE_INDENT))
 
 
-def _row(
-    columns: Sequence[Column],
-    row: Sequence[Line],
-    widths: dict[int, int],
-    paint: Callable[[Line], str],
-) -> Iterator[str]:
-    """Yield the lines of a row."""
-    cells = [_cell(columns[number], row[number], width) for number, width in widths.items()]
+def _column(
+    column: Column, cells: list[Line], width: int, paint: Callable[[Line], str]
+) -> tuple[list[str], dict[int, list[str]]]:
+    """Draw the cells of a column; return the first line of each, and the others of those with more.
+
+    Cell by cell, a list of ten thousand jobs would take seconds.
+    """
+    texts = list(map(_plain, cells))
+    firsts, rest = [], {}
+    for place, (cell, taken) in enumerate(zip(cells, _display_widths(texts), strict=True)):
+        if taken <= width:
+            padding = " " * (width - taken)
+            drawn = texts[place] if paint is _plain else paint(cell)
+            firsts.append(padding + drawn if column.right else drawn + padding)
+        else:
+            first, *others = (
+                _padded(piece, width, paint) for piece in _fitted(column, cell, width)
+            )
+            firsts.append(first)
+            if others:
+                rest[place] = others
+    return firsts, rest
+
+
+def _continued(cells: Sequence[Sequence[str]], kept: dict[int, int]) -> Iterator[str]:
+    """Yield the second and later lines of a row."""
     for number in range(max(map(len, cells))):
-        pieces = [cell[number] if number < len(cell) else () for cell in cells]
         yield _GAP.join(
-            _padded(piece, width, paint, right=columns[column].right)
-            for piece, (column, width) in zip(pieces, widths.items(), strict=True)
+            cell[number] if number < len(cell) else " " * width
+            for cell, width in zip(cells, kept.values(), strict=True)
         )
 
 
-def _cell(column: Column, cell: Line, width: int) -> list[Line]:
-    if display_width(_plain(cell)) <= width:
-        return [cell]
+def _fitted(column: Column, cell: Line, width: int) -> list[Line]:
+    """Return the lines of a cell that is wider than its column."""
     if column.wraps:
         return wrap(cell, width)
-    return [line(shorten(_plain(cell), width), cell[0].style)]
+    return [line(shorten(_plain(cell), width), cell[0][1])]
 
 
-def _padded(piece: Line, width: int, paint: Callable[[Line], str], *, right: bool) -> str:
-    padding = " " * (width - display_width(_plain(piece)))
-    return padding + paint(piece) if right else paint(piece) + padding
+def _padded(piece: Line, width: int, paint: Callable[[Line], str]) -> str:
+    return paint(piece) + " " * (width - display_width(_plain(piece)))
 
 
 def _note(columns: Sequence[Column], row: Sequence[Line], below: Sequence[int]) -> Line:
@@ -233,11 +271,11 @@ def _note(columns: Sequence[Column], row: Sequence[Line], below: Sequence[int]) 
 
 
 def _plain(spans: Line) -> str:
-    return spans[0].text if len(spans) == 1 else "".join([span.text for span in spans])
+    return spans[0][0] if len(spans) == 1 else "".join([text for text, _ in spans])
 
 
 def _coloured(spans: Line) -> str:
-    return "".join(_coloured_span(*span) if span.style else span.text for span in spans)
+    return "".join([_coloured_span(text, style) if style else text for text, style in spans])
 
 
 def _coloured_span(text: str, style: Style) -> str:

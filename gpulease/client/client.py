@@ -3,28 +3,24 @@
 It knows the routes and the wire shapes. It must not know the terminal.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from copy import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
-import msgspec
-
-from gpulease import config
+from gpulease import config, wire
+from gpulease.client.codec import decode, encode
 from gpulease.client.discovery import find
 from gpulease.client.errors import lost
-from gpulease.client.transport import Transport, body_of, decode, lines
+from gpulease.client.http import quoted
+from gpulease.client.light_client import LightClient
+from gpulease.client.transport import ANSWER_WITHIN, Transport, new_key
 from gpulease.client.unix_socket import trusted_users
 from gpulease.errors import NoSuchRoute
-from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
     EnvironmentView,
-    JobList,
     JobView,
     NestedView,
 )
@@ -32,17 +28,14 @@ from gpulease.wire.machine import (
     DoctorView,
     GpuAvailabilityView,
     PauseChangeView,
-    StatusView,
     WindowList,
     WindowView,
 )
 from gpulease.wire.requests import (
     AdoptRequest,
     CancelJobsRequest,
-    CancelRequest,
     DrainRequest,
     EditRequest,
-    ExtendRequest,
     HoldRequest,
     KeepRequest,
     MoveRequest,
@@ -54,14 +47,11 @@ from gpulease.wire.requests import (
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
 
-ANSWER_WITHIN = 30.0
-"""Timeout of an answer in seconds; the daemon answers in milliseconds."""
 _MANY_WITHIN = 120.0
-"""The same for a request that changes many jobs."""
-_SHORTEST_TIMEOUT = 0.05
+"""Timeout in seconds for a request that changes many jobs."""
 
 
-class Client:
+class Client(LightClient):
     """A client of one daemon; each call opens a connection.
 
     Every method raises `NoDaemon` if nothing answers, otherwise the error that the daemon replied
@@ -94,19 +84,10 @@ class Client:
         """
         if path is None:
             path, trusted = find(config.candidate_sockets(None)), trusted_users()
-        self.path = path
-        self._daemon = Transport(path, trusted, answer_within)
+        super().__init__(Transport(path, trusted, answer_within))
 
-    def within(self, seconds: float) -> "Client":
-        """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
-
-        A daemon that is stopped accepts requests and does not answer.
-        """
-        client = copy(self)
-        # A timeout of zero would fail even if the daemon answers at once.
-        timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
-        client._daemon = replace(self._daemon, answer_within=timeout)
-        return client
+    def _view(self, kind: str, body: bytes) -> Any:
+        return decode(getattr(wire, kind), body)
 
     def submit(self, request: SubmitRequest) -> JobView:
         """Queue a job; when this returns, the job is on the daemon's disk.
@@ -120,7 +101,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.submit("/jobs", request))
+        return decode(JobView, self._daemon.submit("/jobs", _with_key(request)))
 
     def explain_json(self, request: SubmitRequest) -> bytes:
         """Return what would happen to a job, an ExplainView as JSON; nothing is queued.
@@ -129,7 +110,7 @@ class Client:
             NoSuchRoute: the daemon is too old to tell.
             Others: as `submit`, but not NoRoomNow.
         """
-        return self._daemon.post_until_answered("/explain", body_of(request))
+        return self._daemon.post_until_answered("/explain", encode(request))
 
     def hold(self, request: HoldRequest) -> JobView:
         """Queue a lease without a job; when this returns, it is on the daemon's disk.
@@ -144,7 +125,7 @@ class Client:
             NoRoomNow: it would have to wait, and `request.wait` is 0.
             TooLarge: the request exceeds what the daemon reads.
         """
-        return decode(JobView, self._daemon.submit("/holds", request))
+        return decode(JobView, self._daemon.submit("/holds", _with_key(request)))
 
     def adopt(self, request: AdoptRequest) -> JobView:
         """Lease what a process already uses, for its owner; granted when this returns.
@@ -156,7 +137,7 @@ class Client:
             WrongState: it uses no GPU, or the driver does not report how much.
             NoRoomNow: it does not fit beside other leases, or a GPU takes no leases.
         """
-        return decode(JobView, self._daemon.submit("/adoptions", request))
+        return decode(JobView, self._daemon.submit("/adoptions", _with_key(request)))
 
     def nested(self, request: NestedRequest) -> NestedView | None:
         """Return the job under whose lease this process runs, and the requested part of it.
@@ -168,9 +149,7 @@ class Client:
             AlreadyLeased: the request exceeds what the job has.
         """
         try:
-            found = decode(
-                NestedView, self._daemon.post_until_answered("/nested", body_of(request))
-            )
+            found = decode(NestedView, self._daemon.post_until_answered("/nested", encode(request)))
         except NoSuchRoute:
             return None
         return None if found.job is None else found
@@ -186,18 +165,6 @@ class Client:
         reply = self._daemon.ask("GET", f"/jobs/{number}/environment")
         return decode(EnvironmentView, reply)
 
-    def extend(self, number: int, by: float) -> JobView:
-        """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it has ended, is ending, or has no time limit.
-            BadValue: the new time limit has passed already, or is out of range.
-        """
-        body = msgspec.json.encode(ExtendRequest(by))
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/extend", body=body))
-
     def keep(self, number: int, span: float | None = None) -> JobView:
         """Allow a job to be idle for `span` seconds, by default an hour, and return it.
 
@@ -207,96 +174,8 @@ class Client:
             WrongState: it waits, has ended, or is ending.
             BadValue: that is longer than a day.
         """
-        body = msgspec.json.encode(KeepRequest(span))
+        body = encode(KeepRequest(span))
         return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/keep", body=body))
-
-    def jobs(
-        self,
-        *,
-        everything: bool = False,
-        user: str | None = None,
-        state: str | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-    ) -> JobList:
-        """Return the jobs that wait or hold memory, or with `everything` also those that ended.
-
-        The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
-        latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
-        """
-        reply = self.jobs_json(
-            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
-        )
-        return decode(JobList, reply)
-
-    def jobs_json(
-        self,
-        *,
-        everything: bool = False,
-        user: str | None = None,
-        state: str | None = None,
-        newest: bool = False,
-        after: int | None = None,
-        limit: int | None = None,
-    ) -> bytes:
-        """Return the reply of `jobs` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "user": user,
-            "state": state,
-            "newest": "true" if newest else None,
-            "after": None if after is None else str(after),
-            "limit": None if limit is None else str(limit),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
-
-    def elements(
-        self, array: int, index: int | None = None, *, everything: bool = True
-    ) -> list[JobView]:
-        """Return the jobs of an array, oldest first, or those with one index.
-
-        A job that was tried or queued again is followed by the job that continues it, with the same
-        index. With `everything` false, jobs that have ended are left out.
-        """
-        return decode(JobList, self.elements_json(array, index, everything=everything)).jobs
-
-    def elements_json(
-        self, array: int, index: int | None = None, *, everything: bool = True
-    ) -> bytes:
-        """Return the reply of `elements` as JSON."""
-        query = {
-            "all": "true" if everything else None,
-            "array": str(array),
-            "index": None if index is None else str(index),
-        }
-        return self._daemon.ask("GET", "/jobs", query)
-
-    def job(self, number: int) -> JobView:
-        """Return one job with its events.
-
-        Raises:
-            NoSuchJob: there is none.
-        """
-        return decode(JobView, self.job_json(number))
-
-    def job_json(self, number: int) -> bytes:
-        """Return the reply of `job` as JSON."""
-        return self._daemon.ask("GET", f"/jobs/{number}")
-
-    def cancel(self, number: int, *, grace: float | None = None) -> JobView:
-        """Ask a job to end, or release a lease, and return it as it is then.
-
-        With `grace`, it is killed after so many seconds, if that is sooner than its own grace,
-        also if it was cancelled before.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it has ended already.
-        """
-        body = None if grace is None else msgspec.json.encode(CancelRequest(grace))
-        return decode(JobView, self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body))
 
     def cancel_all(self, request: CancelJobsRequest) -> CancelledView:
         """Cancel many jobs in one transaction; those that have ended are left out.
@@ -342,8 +221,8 @@ class Client:
 
     def _change_many(self, path: str, request: object) -> bytes:
         # Ten thousand jobs take some seconds on a busy machine.
-        patient = replace(self._daemon, answer_within=max(_MANY_WITHIN, self._daemon.answer_within))
-        return patient.ask("POST", path, body=msgspec.json.encode(request))
+        patient = self._daemon.within(max(_MANY_WITHIN, self._daemon.answer_within))
+        return patient.ask("POST", path, body=encode(request))
 
     def drain(self, gpu: str, *, why: str | None = None) -> GpuAvailabilityView:
         """Stop granting leases on a GPU, named by index, UUID or the beginning of the UUID.
@@ -352,8 +231,8 @@ class Client:
             NoSuchGpu: no GPU has this name, or several have.
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(DrainRequest(why))
-        target = f"/gpus/{quote(gpu, safe=':')}/drain"
+        body = encode(DrainRequest(why))
+        target = f"/gpus/{quoted(gpu, safe=':')}/drain"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target, body=body))
 
     def resume(self, gpu: str) -> GpuAvailabilityView:
@@ -363,7 +242,7 @@ class Client:
             NoSuchGpu: no GPU has this name, or several have.
             NotAllowed: the caller is not an admin of this machine.
         """
-        target = f"/gpus/{quote(gpu, safe=':')}/resume"
+        target = f"/gpus/{quoted(gpu, safe=':')}/resume"
         return decode(GpuAvailabilityView, self._daemon.ask("POST", target))
 
     def pause(self, *, why: str | None = None) -> PauseChangeView:
@@ -372,7 +251,7 @@ class Client:
         Raises:
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(PauseRequest(why))
+        body = encode(PauseRequest(why))
         return decode(PauseChangeView, self._daemon.ask("POST", "/queue/pause", body=body))
 
     def unpause(self) -> PauseChangeView:
@@ -400,7 +279,7 @@ class Client:
             WindowClash: another window has its name, or needs the same GPUs at the same time.
             NotAllowed: the caller is not an admin of this machine.
         """
-        body = msgspec.json.encode(request)
+        body = encode(request)
         return decode(WindowView, self._daemon.ask("POST", "/windows", body=body))
 
     def cancel_window(self, name: str) -> WindowView:
@@ -410,20 +289,8 @@ class Client:
             NoSuchWindow: there is none.
             NotAllowed: the caller is not an admin of this machine.
         """
-        target = f"/windows/{quote(name, safe='')}/cancel"
+        target = f"/windows/{quoted(name)}/cancel"
         return decode(WindowView, self._daemon.ask("POST", target))
-
-    def status(self, queue: int | None = None) -> StatusView:
-        """Return the state of the machine, the jobs that hold memory, and those that wait.
-
-        With `queue`, only so many of the waiting jobs, the next to start first.
-        """
-        return decode(StatusView, self.status_json(queue))
-
-    def status_json(self, queue: int | None = None) -> bytes:
-        """Return the reply of `status` as JSON."""
-        query = {"queue": "all" if queue is None else str(queue)}
-        return self._daemon.ask("GET", "/status", query)
 
     def doctor(self) -> DoctorView:
         """Return the daemon's checks of this machine."""
@@ -485,8 +352,8 @@ class Client:
             NoDaemon: the stream ended before the job.
         """
         last: JobView | None = None
-        with closing(self._daemon.open("GET", f"/jobs/{number}/watch")) as reply:
-            for line in lines(reply, self.path):
+        with self._daemon.open("GET", f"/jobs/{number}/watch") as reply:
+            for line in reply.lines():
                 last = decode(JobView, line) if line else last
                 if last is not None:
                     yield last
@@ -503,48 +370,13 @@ class Client:
             NoSuchJob: one of them does not exist.
             NoDaemon: the stream ended too early.
         """
-        body = msgspec.json.encode(WaitRequest(list(numbers), timeout))
-        with closing(self._daemon.open("POST", "/jobs/wait", body=body)) as reply:
-            for line in lines(reply, self.path):
+        body = encode(WaitRequest(list(numbers), timeout))
+        with self._daemon.open("POST", "/jobs/wait", body=body) as reply:
+            for line in reply.lines():
                 if line:
                     yield decode(JobView, line)
 
-    def logs(
-        self,
-        number: int,
-        *,
-        stdout: bool = True,
-        stderr: bool = True,
-        tail: int | None = None,
-        follow: bool = False,
-        begin: Mapping[FrameKind, int] | None = None,
-    ) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the kept output of a job in pieces, each with its stream.
 
-        Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
-        continues until the job has ended, also if the job has not started.
-
-        Raises:
-            NoSuchJob: there is none.
-            NotAllowed: it belongs to another user.
-            WrongState: it is a hold, which has no output.
-            NoDaemon: the stream ended too early.
-        """
-        begin = begin or {}
-        query = {
-            "stdout": str(stdout).lower(),
-            "stderr": str(stderr).lower(),
-            "tail": None if tail is None else str(tail),
-            "follow": str(follow).lower(),
-            "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
-            "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
-        }
-        frames = FrameReader()
-        with closing(self._daemon.open("GET", f"/jobs/{number}/logs", query)) as reply:
-            # A job may be silent for days, and this stream has no keep-alives.
-            reply.settimeout(None if follow else ANSWER_WITHIN)
-            try:
-                while piece := reply.response.read1(1 << 16):
-                    yield from frames.feed(piece)
-            except (OSError, HTTPException, BadFrame) as error:
-                raise lost(self.path) from error
+def _with_key(request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
+    """Return a submission as JSON, under a key by which the daemon knows a repetition."""
+    return encode(request if request.key is not None else replace(request, key=new_key()))

@@ -4,30 +4,30 @@ import os
 import pwd
 from pathlib import Path
 
-import msgspec
-
-from gpulease import config, errors
+from gpulease import config, errors, light_json
 from gpulease.client.unix_socket import trusted_users
-from gpulease.errors import GpuleaseError, NoDaemon
-from gpulease.wire.errors import ErrorReply
+from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, NotTrusted
 
+StrPath = Path | str
 _NO_DAEMON_HINT = "ask an admin to start gpuleased, or use another socket with --socket"
 
 
-def error_of(status: int, body: bytes, path: Path) -> GpuleaseError:
+def error_of(status: int, body: bytes, path: StrPath) -> GpuleaseError:
     """Return the error that the daemon has replied with, as the class that it was there."""
     try:
-        error = msgspec.json.decode(body, type=ErrorReply).error
-    except msgspec.MsgspecError:
+        error = light_json.decode(body).error
+        code, message, hint = str(error.code), str(error.message), error.hint
+    except (ValueError, AttributeError):
         return GpuleaseError(
             f"cannot get an answer: the daemon replied with HTTP {status}",
             _see_log(path),
         )
-    return errors.BY_CODE.get(error.code, GpuleaseError)(error.message, error.hint)
+    return errors.BY_CODE.get(code, GpuleaseError)(message, None if hint is None else str(hint))
 
 
-def no_daemon(path: Path, error: Exception) -> NoDaemon:
+def no_daemon(path: StrPath, error: Exception) -> NoDaemon:
     """Return why no daemon can be reached at `path`."""
+    path = Path(path)
     shown = os.fsencode(path).decode(errors="replace")
     start = _personal_hint() if path == config.personal_socket() else _NO_DAEMON_HINT
     if isinstance(error, PermissionError | ConnectionRefusedError):
@@ -57,12 +57,9 @@ def _owner(path: Path) -> int | None:
         return None
 
 
-class NotTrusted(NoDaemon):
-    """The socket belongs to another user."""
-
-
-def not_trusted(path: Path, uid: int) -> NotTrusted:
+def not_trusted(path: StrPath, uid: int) -> NotTrusted:
     """Return the error for a socket on which neither root nor the caller listens."""
+    path = Path(path)
     if path == config.personal_socket():
         hint = (
             f"ask an admin to remove {path.parent}; until then use another directory for your "
@@ -89,17 +86,13 @@ def _name(uid: int) -> str:
         return f"user {uid}"
 
 
-class AnswerLost(NoDaemon):
-    """The request was sent and the answer is missing: the daemon may have done it."""
-
-
-def answer_lost(path: Path, error: Exception) -> AnswerLost:
+def answer_lost(path: StrPath, error: Exception) -> AnswerLost:
     """Return the error for a request that was sent and not answered."""
     reason = no_daemon(path, error)
     return AnswerLost(reason.message, reason.hint)
 
 
-def lost(path: Path) -> AnswerLost:
+def lost(path: StrPath) -> AnswerLost:
     """Return the error for an answer that ended too early."""
     return AnswerLost(
         f"lost connection to the daemon on {path}",
@@ -107,8 +100,9 @@ def lost(path: Path) -> AnswerLost:
     )
 
 
-def _see_log(path: Path) -> str:
+def _see_log(path: StrPath) -> str:
     """Return where the log of the daemon on `path` is, which only the path can tell."""
+    path = Path(path)
     if path == config.personal_socket():
         return f"see its log: {config.personal_state() / config.PERSONAL_LOG}"
     if path == config.SYSTEM_SOCKET:

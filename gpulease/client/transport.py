@@ -1,82 +1,28 @@
-"""HTTP over a Unix socket, one connection for each request; wire objects to and from JSON."""
+"""Requests to the daemon on one socket, and what can go wrong with them.
+
+It knows no routes, and of JSON only the errors in replies.
+"""
+
+from __future__ import annotations
 
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlencode
 
-import msgspec
-
-from gpulease import __version__
-from gpulease.client.errors import AnswerLost, answer_lost, error_of, lost, no_daemon, not_trusted
+from gpulease.client import http
 from gpulease.client.unix_socket import dial, peer_uid, trusted_users
-from gpulease.errors import GpuleaseError, NoDaemon, TooLarge
-from gpulease.units import format_size
-from gpulease.wire.requests import (
-    API_PREFIX,
-    LARGEST_REQUEST,
-    AdoptRequest,
-    HoldRequest,
-    NestedRequest,
-    SubmitRequest,
-)
+from gpulease.errors import AnswerLost, GpuleaseError, NoDaemon, TooLarge
+from gpulease.record import record, replace
+from gpulease.wire.text import API_PREFIX, LARGEST_REQUEST
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-class Connection(HTTPConnection):
-    """HTTP to the socket at `path`, if one of the `trusted` users listens there."""
+    from gpulease.client.unix_socket import Link
 
-    def __init__(self, path: Path, timeout: float, trusted: frozenset[int] | None) -> None:
-        super().__init__("gpulease", timeout=timeout)
-        self._path = path
-        self._trusted = trusted
-
-    def connect(self) -> None:
-        self.sock = dial(self._path, self.timeout)
-        if self._trusted is not None and (uid := peer_uid(self.sock)) not in self._trusted:
-            raise not_trusted(self._path, uid)
-
-
-class Reply:
-    """A response and its connection, which are closed together."""
-
-    def __init__(self, connection: Connection, response: HTTPResponse, link: socket.socket) -> None:
-        self._connection = connection
-        self._link = link
-        self.response = response
-
-    def settimeout(self, seconds: float | None) -> None:
-        self._link.settimeout(seconds)
-
-    def read(self, path: Path) -> bytes:
-        try:
-            return self.response.read()
-        except (OSError, HTTPException) as error:
-            raise lost(path) from error
-
-    def raise_errors(self, path: Path) -> None:
-        if not 200 <= self.response.status < 300:
-            raise error_of(self.response.status, self.read(path), path)
-
-    def close(self) -> None:
-        self.response.close()
-        self._connection.close()
-
-
-def lines(reply: Reply, path: Path) -> Iterator[bytes]:
-    """Yield each line without its end; an empty line is a keep-alive."""
-    try:
-        while line := reply.response.readline():
-            yield line.strip()
-    except (OSError, HTTPException) as error:
-        raise lost(path) from error
-
-
+ANSWER_WITHIN = 30.0
+"""Timeout of an answer in seconds; the daemon answers in milliseconds."""
 _BACK_WITHIN = 10.0
 """Seconds for a daemon to restart after a lost answer; it takes two."""
 _TRY_EVERY = 0.3
@@ -84,27 +30,83 @@ LONGEST_SILENCE = 120.0
 """Seconds without a keep-alive after which a stream counts as lost."""
 
 
-@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply of the daemon on `path`; it is to be closed."""
+
+    def __init__(self, reply: http.Reply, path: Path | str) -> None:
+        self._reply = reply
+        self._path = path
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reply.close()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Wait at most so many seconds for the next data."""
+        self._reply.settimeout(seconds)
+
+    def read(self) -> bytes:
+        """Return the whole body."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the body as it arrives.
+
+        Raises:
+            AnswerLost: it ended too early.
+        """
+        return self._until_lost(self._reply.pieces())
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield each line without its end; an empty line is a keep-alive.
+
+        Raises:
+            AnswerLost: it ended too early.
+        """
+        return self._until_lost(self._reply.lines())
+
+    def _until_lost(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from parts
+        except OSError as error:
+            from gpulease.client.errors import lost
+
+            raise lost(self._path) from error
+
+    def error(self) -> GpuleaseError | None:
+        """Return the error with which the daemon has replied, if it has."""
+        if 200 <= self._reply.status < 300:
+            return None
+        from gpulease.client.errors import error_of
+
+        return error_of(self._reply.status, self.read(), self._path)
+
+
+@record(frozen=True)
 class Transport:
     """The daemon on one socket. Every method raises `NoDaemon`, or the error in the reply."""
 
-    path: Path
+    path: Path | str
     trusted: frozenset[int] | None
     """The users that may listen there; None: any."""
-    answer_within: float
+    answer_within: float = ANSWER_WITHIN
     """Timeout of an answer in seconds."""
 
-    def submit(self, path: str, request: SubmitRequest | HoldRequest | AdoptRequest) -> bytes:
-        """Post a submission under a key, and again if the answer is lost.
+    def within(self, seconds: float) -> Transport:
+        """Return this transport with another timeout of answers."""
+        return replace(self, answer_within=seconds)
+
+    def submit(self, path: str, body: bytes) -> bytes:
+        """Post a submission, which has a key, and again if the answer is lost.
 
         Raises:
             AnswerLost: it may be queued, and no daemon answers.
             TooLarge: the request exceeds what the daemon reads.
         """
-        if request.key is None:
-            request = replace(request, key=os.urandom(16).hex())
         try:
-            return self.post_until_answered(path, body_of(request))
+            return self.post_until_answered(path, body)
         except AnswerLost as doubt:
             raise AnswerLost(
                 f"{doubt.message}; the daemon may have queued the job",
@@ -119,7 +121,9 @@ class Transport:
 
         Raises:
             AnswerLost: the request was sent, and the daemon does not come back.
+            TooLarge: the request exceeds what the daemon reads.
         """
+        _check_size(body)
         careful = replace(self, trusted=self.trusted or trusted_users())
         until: float | None = None
         while True:
@@ -136,12 +140,12 @@ class Transport:
                 raise doubt
             time.sleep(_TRY_EVERY)
 
-    def _limited(self, until: float | None) -> "Transport":
+    def _limited(self, until: float | None) -> Transport:
         """Return this transport with a timeout of at most what is left `until` then."""
         if until is None:
             return self
         left = max(_TRY_EVERY, until - time.monotonic())
-        return replace(self, answer_within=min(left, self.answer_within))
+        return self.within(min(left, self.answer_within))
 
     def ask(
         self,
@@ -151,8 +155,8 @@ class Transport:
         body: bytes | None = None,
     ) -> bytes:
         """Return the whole reply to a request."""
-        with closing(self.open(method, path, query, body, self.answer_within)) as reply:
-            return reply.read(self.path)
+        with self.open(method, path, query, body, self.answer_within) as reply:
+            return reply.read()
 
     def open(
         self,
@@ -166,80 +170,47 @@ class Transport:
 
         None in `query` is left out. `timeout` is in seconds without data.
         """
-        connection = Connection(self.path, timeout, self.trusted)
-        asked = {key: value for key, value in (query or {}).items() if value is not None}
-        target = API_PREFIX + path + (f"?{urlencode(asked)}" if asked else "")
-        headers = {"User-Agent": f"gpulease/{__version__}", "Content-Type": "application/json"}
-        failed: Callable[[Path, Exception], NoDaemon] = no_daemon
+        target = http.with_query(API_PREFIX + path, query)
+        link = self._connect(timeout)
         try:
-            connection.connect()
-            failed = answer_lost
-            # A daemon that refuses the connection answers without reading the request.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, target, body=body, headers=headers)
-            link = connection.sock  # http.client drops its reference when the server closes
-            reply = Reply(connection, connection.getresponse(), link)
-            reply.raise_errors(self.path)
+            reply = Reply(http.request(link, method, target, body), self.path)
+            if (error := reply.error()) is not None:
+                raise error
         except BaseException as error:
-            connection.close()
-            if isinstance(error, OSError | HTTPException):
-                raise failed(self.path, error) from error
+            link.close()
+            if isinstance(error, OSError):
+                from gpulease.client.errors import answer_lost
+
+                raise answer_lost(self.path, error) from error
             raise
         return reply
 
+    def _connect(self, timeout: float) -> Link:
+        try:
+            link = dial(self.path, timeout)
+        except OSError as error:
+            from gpulease.client.errors import no_daemon
 
-def body_of(
-    request: SubmitRequest | HoldRequest | AdoptRequest | NestedRequest,
-) -> bytes:
-    """Return a request with an environment as JSON.
+            raise no_daemon(self.path, error) from error
+        if self.trusted is not None and (uid := peer_uid(link)) not in self.trusted:
+            from gpulease.client.errors import not_trusted
 
-    Raises:
-        TooLarge: it exceeds what the daemon reads.
-    """
-    body = msgspec.json.encode(request)
+            link.close()
+            raise not_trusted(self.path, uid)
+        return link
+
+
+def _check_size(body: bytes) -> None:
     if len(body) > LARGEST_REQUEST:
+        from gpulease.units import format_size
+
         raise TooLarge(
             f"cannot submit: arguments and environment make a request of {format_size(len(body))}, "
             f"and the daemon reads at most {format_size(LARGEST_REQUEST)}",
             "pass large values in a file",
         )
-    return body
 
 
-View = TypeVar("View")
-
-
-def decode(kind: type[View], body: bytes) -> View:
-    """Return the wire object in a reply; unknown fields are ignored.
-
-    Raises:
-        GpuleaseError: the daemon and this command are of incompatible versions.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise GpuleaseError(
-            f"cannot read the daemon's answer: {error}",
-            "after an upgrade, restart the daemon; running jobs continue",
-        ) from error
-
-
-def encode(view: object) -> bytes:
-    """Return a wire object as the JSON that the daemon would send."""
-    return msgspec.json.encode(view)
-
-
-def indent(body: bytes) -> str:
-    """Return JSON indented for people.
-
-    Characters that a terminal would interpret are escaped: the text may come from another user.
-    """
-    text = msgspec.json.format(body, indent=2).decode()
-    if text.isascii() and "\x7f" not in text:
-        return text  # JSON itself holds no other control characters
-    return "".join(each if each.isprintable() or each == "\n" else _escaped(each) for each in text)
-
-
-def _escaped(char: str) -> str:
-    units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+def new_key() -> str:
+    """Return a key for a submission; the daemon queues one job for all requests with it."""
+    return os.urandom(16).hex()

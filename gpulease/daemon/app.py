@@ -6,7 +6,8 @@ depends only on parts above it. Only `DaemonApp.adopt` changes parts later, at a
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpulease.config import Settings
@@ -142,9 +143,10 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
     health = _health_watch(base, scheduler)
     coverage = _hook_coverage(base, enforcement, scheduler, records.hooks)
     sources = _view_sources(base, enforcement, coverage, records, overuse, idleness)
+    sampler = _sampler(base, scheduler, overuse, idleness, records, health, enforcement, coverage)
     context = _request_context(
         base, scheduler, processes, sources, records, health,
-        runner=runner, watch_client=waiting_clients.watch,
+        runner=runner, watch_client=waiting_clients.watch, look=sampler.look,
     )  # fmt: skip
     return DaemonApp(
         base=base,
@@ -152,9 +154,7 @@ def build(settings: Settings, *, confined: bool = False) -> DaemonApp:
         runner=runner,
         scheduler=scheduler,
         waiting_clients=waiting_clients,
-        sampler=_sampler(
-            base, scheduler, overuse, idleness, records, health, enforcement, coverage
-        ),
+        sampler=sampler,
         health=health,
         user_policy=user_policy,
         enforcement=enforcement,
@@ -246,6 +246,7 @@ def _scheduler(
         settle_exit=accounting.settle_exit,
         obstacle=enforcement.obstacle,
         windows=_windows(base).current,
+        thread_s=time.thread_time,
     )
 
 
@@ -342,6 +343,7 @@ def _request_context(
     *,
     runner: JobRunner,
     watch_client: Callable[[Job], None],
+    look: Callable[[], Awaitable[None]],
 ) -> RequestContext:
     settings = base.settings()
     windows = _windows(base)
@@ -368,6 +370,7 @@ def _request_context(
         environment=runner.environment,
         command=runner.command,
         watch_holder=watch_client,
+        look=look,
         usage=records.usage,
         hooks=records.hooks,
         stored_pools=records.pools.of,

@@ -70,6 +70,8 @@ class DiskSpace:
         """Shorten logs of running jobs until their sum is within most_running_output."""
         running = [job.id for job in self._store.live() if job.holds_memory]
         self._notified &= set(running)
+        if not running:
+            return
         cut = await self._in_thread(lambda: self._limit_running(running))
         await self._notify_owners(
             cut, "the output of all running jobs has reached its limit (most_running_output)"

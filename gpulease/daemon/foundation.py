@@ -86,7 +86,7 @@ def open_foundation(settings: Settings, clock: Clock) -> Foundation:
         secret=secret,
         probe=open_probe(settings, store),
         clock=clock,
-        writer=WriterThread("writer"),
+        writer=WriterThread("writer", store.batch),
         observation_thread=ObservationThread("observer"),
     )
 

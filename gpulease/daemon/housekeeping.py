@@ -203,6 +203,10 @@ class FileWatch:
 
     async def check(self) -> None:
         """Restore both if they are missing; log a failure once."""
+        if await asyncio.to_thread(self._are_there):
+            self._failures.passed("file")
+            self._failures.passed("jobs")
+            return
         try:
             await self._in_writer(self._store.ensure_file)
             self._failures.passed("file")
@@ -214,6 +218,9 @@ class FileWatch:
         except OSError as error:
             self._failures.say("jobs", f"cannot create {self._state.jobs}: {error.strerror}")
 
+    def _are_there(self) -> bool:
+        return self._store.has_file() and self._state.jobs.is_dir()
+
 
 Subscriber = Callable[[Observation], Awaitable[None]]
 """Is called with each observation of the sampling timer, in their order."""
@@ -221,10 +228,20 @@ Subscriber = Callable[[Observation], Awaitable[None]]
 
 _MOST_UNWRITTEN = 3600
 """Samples that are kept in memory while the disk cannot take them; the oldest are dropped."""
+_REST = 10
+"""Periods from one sample to the next while no job is queued or holds memory."""
+_REST_BATCH = 6
+"""Samples that are then written together, so that the disk of an idle machine may sleep."""
+_LONGEST_LOOK_S = 1.0
+"""For which a caller waits for a sample, before an older one is shown: the driver may hang."""
 
 
 class Sampler:
-    """Samples the memory of the GPUs at each call, and writes the samples in batches."""
+    """Samples the memory of the GPUs at each call, and writes the samples in batches.
+
+    While no job is queued or holds memory, nothing depends on the samples but the history. Then
+    most calls do nothing, and a caller who looks at the GPUs causes a sample.
+    """
 
     def __init__(
         self,
@@ -241,11 +258,39 @@ class Sampler:
         self._subscribers = subscribers
         self._unwritten: list[Sample] = []
         self._failures = LogOnce(_log)
+        self._is_resting = False
+        """Whether there was no live job at the latest sample."""
+        self._skipped = 0
+        self._sampling = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
 
     async def sample(self) -> None:
+        """Take a sample; at rest, take one of ten."""
+        self._skipped += 1
+        if self._is_resting and self._skipped < _REST and not self._scheduler.store.live():
+            return
+        async with self._sampling:
+            await self._sample()
+
+    async def look(self) -> None:
+        """Take a sample for a caller, unless the latest one is of this period."""
+        if not self._is_resting or not self._skipped:
+            return
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._sample_if_old(), name="look")
+        await asyncio.wait({self._look}, timeout=_LONGEST_LOOK_S)
+
+    async def _sample_if_old(self) -> None:
+        async with self._sampling:
+            if self._skipped:
+                await self._sample()
+
+    async def _sample(self) -> None:
         """Observe the GPUs, and wake the scheduler if jobs are queued: memory may be free now."""
+        self._skipped = 0
         seen = await self._scheduler.observer.observe()
         live = self._scheduler.store.live()
+        self._is_resting = not live
         now = snapshot(live, seen, self._scheduler.policy, {}, seen.at)
         self._unwritten.append(Sample(seen.at, ledgers(now)))
         del self._unwritten[:-_MOST_UNWRITTEN]
@@ -266,6 +311,11 @@ class Sampler:
                 subscriber, "a check of the GPUs failed",
                 why=repr(error), bug=error, level=logging.ERROR,
             )  # fmt: skip
+
+    async def write_batch(self) -> None:
+        """Store the samples since the last call; at rest, when there are some."""
+        if not self._is_resting or len(self._unwritten) >= _REST_BATCH:
+            await self.write()
 
     async def write(self) -> None:
         """Store the samples since the last call."""

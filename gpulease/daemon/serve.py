@@ -249,7 +249,7 @@ def _timers(
     timers, base = Timers(), app.base
     timers.every(_CHECK_SOCKET_EVERY, guard.look)
     sampling = timers.every(base.settings().sample_every, app.sampler.sample)
-    timers.every(_WRITE_SAMPLES_EVERY, app.sampler.write)
+    timers.every(_WRITE_SAMPLES_EVERY, app.sampler.write_batch)
     timers.every(_THIN_SAMPLES_EVERY, app.sampler.thin)
     cleaner = StateCleaner(base.state, base.store, base.settings, base.clock, base.writer)
     timers.every(_LIMIT_OUTPUT_EVERY, cleaner.limit_output)

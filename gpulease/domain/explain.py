@@ -38,9 +38,10 @@ class Suggestion:
 class Explanations:
     """What one plan says about the order and the starts of the jobs that wait after it."""
 
-    def __init__(self, decided: Plan) -> None:
+    def __init__(self, decided: Plan, index: Queue | None = None) -> None:
+        """`index` has the waiting jobs that may start; None: it is made."""
         self.plan = decided
-        self.order: Sequence[Job] = order_after(decided)
+        self.order: Sequence[Job] = order_after(decided, index)
         """The waiting jobs in the order in which the next pass tries them."""
         self.positions: Mapping[JobId, int] = {
             job.id: place

@@ -4,7 +4,7 @@
 `fair_share` what decides their order, `backfill` the reservation, `rooms` the choice of GPUs.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -122,23 +122,37 @@ class Plan:
         """Whether every job submitted now has to wait."""
         return self.closed is not None or not any(gpu.headroom for gpu in self.gpus)
 
-    @cached_property
-    def waiting(self) -> Mapping[JobId, WaitReason]:
-        """Why each waiting job was not granted. Jobs that differ in nothing share one object."""
+    def reason(self, job: Job) -> WaitReason:
+        """Return why a job was not granted, or would not be if the plan does not know it.
+
+        Jobs that differ in nothing share one object, which is computed when it is first asked for.
+        """
+        is_first = job.id in self._first
+        key = (kind_of(job), job.id if is_first else None, self.limits.exceeded_by(job))
+        found = self._reasons.get(key)
+        if found is None:
+            found = self._reasons[key] = why_waiting(self, job)
+        return found
+
+    def reasons(self) -> Iterator[WaitReason]:
+        """Yield the reasons of all waiting jobs that nothing blocks, each once."""
         granted_now = {job for job, _ in self.grants}
-        reserved_for_it = {each.job for each in self.reservations}
-        shared: dict[Hashable, WaitReason] = {}
-        reasons = {}
+        seen = set()
         for job in self.snapshot.jobs:
-            if job.holds_memory or job.id in self.blocked:
+            if job.holds_memory or job.id in granted_now or job.id in self.blocked:
                 continue
-            if job.id not in granted_now:
-                own = job.id if job.id in reserved_for_it else None
-                key = (kind_of(job), own, self.limits.exceeded_by(job), self.promised.get(job.id))
-                if key not in shared:
-                    shared[key] = why_waiting(self, job)
-                reasons[job.id] = shared[key]
-        return reasons
+            if id(reason := self.reason(job)) not in seen:
+                seen.add(id(reason))
+                yield reason
+
+    @cached_property
+    def _first(self) -> frozenset[JobId]:
+        """The jobs that memory is kept for."""
+        return frozenset((*self.promised, *(each.job for each in self.reservations)))
+
+    @cached_property
+    def _reasons(self) -> dict[Hashable, WaitReason]:
+        return {}
 
 
 def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
@@ -167,9 +181,12 @@ def plan(snapshot: Snapshot, score: Score = best_fit) -> Plan:
     )
 
 
-def order_after(decided: Plan) -> Sequence[Job]:
-    """Return the jobs that wait after a plan, in the order in which the next pass tries them."""
-    return order_of(decided.after, decided.reservations)
+def order_after(decided: Plan, index: Queue | None = None) -> Sequence[Job]:
+    """Return the jobs that wait after a plan, in the order in which the next pass tries them.
+
+    `index` has those that may start; None: it is made.
+    """
+    return order_of(replace(decided.after, queue=index), decided.reservations)
 
 
 def order_of(snapshot: Snapshot, reservations: Sequence[Reservation]) -> Sequence[Job]:

@@ -40,6 +40,8 @@ _VARIABLE = b"\0CUDA_VISIBLE_DEVICES="
 _CHUNK = 32 * 1024
 _MOST_CHUNKS = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_KERNEL_THREAD = 0x200000
+"""PF_KTHREAD of include/linux/sched.h."""
 _CONTEXT = 64 * 1024**2
 """Bytes above which a process with a claim counts as on the GPU; a shell, or a Python without
 frameworks, has less."""
@@ -62,6 +64,8 @@ class ResidentMemory:
         self._uuids = frozenset(uuids)
         self._proc = str(proc)
         self._seen: dict[str, _Seen] = {}
+        self._kernel_threads: dict[str, int] = {}
+        """Pids and the inodes of their directories, which another process with the pid lacks."""
 
     def read(self, claims: Claims = _NONE) -> Mapping[GpuUuid, Mapping[int, int]]:
         """Return the bytes of each process on each GPU that it names or claims, by GPU and pid.
@@ -110,18 +114,31 @@ class ResidentMemory:
         return leased
 
     def _parent(self, pid: str) -> str:
-        # See proc_pid_stat(5): the second field after the name, which is in parentheses.
-        fields = self._file(pid, "stat").rpartition(b")")[2].split()
-        return fields[1].decode() if len(fields) > 1 else ""
+        return b"".join(self._stat(pid)[1:2]).decode()
+
+    def _stat(self, pid: str) -> list[bytes]:
+        """Return the fields after the name; see proc_pid_stat(5), which counts from the pid."""
+        return self._file(pid, "stat").rpartition(b")")[2].split()
 
     def _look(self) -> Iterator[tuple[str, _Seen]]:
-        for pid in os.listdir(self._proc):  # noqa: PTH208 - a Path for each would double the cost
-            # Kernel threads and zombies have an empty vector.
-            if pid.isdigit() and (vector := self._file(pid, "auxv")):
+        skipped, self._kernel_threads = self._kernel_threads, {}
+        with os.scandir(self._proc) as entries:  # a Path for each would double the cost
+            pids = {each.name: each.inode() for each in entries if each.name.isdigit()}
+        for pid, inode in pids.items():
+            if skipped.get(pid) == inode:
+                self._kernel_threads[pid] = inode
+            elif vector := self._file(pid, "auxv"):
                 seen = self._seen.get(pid)
                 if seen is None or seen.vector != vector or seen.named is None:
                     seen = _Seen(vector, self._named(pid))
                 yield pid, seen
+            elif self._is_kernel_thread(pid):
+                self._kernel_threads[pid] = inode
+
+    def _is_kernel_thread(self, pid: str) -> bool:
+        """Tell kernel threads from zombies and from processes whose vector may not be read."""
+        flags = self._stat(pid)[6:7]
+        return bool(flags) and bool(int(flags[0]) & _KERNEL_THREAD)
 
     def _named(self, pid: str) -> frozenset[str] | None:
         environment = self._file(pid, "environ")

@@ -6,8 +6,9 @@ makes is below user.slice, and users cannot move a process into root's cgroups.
 
 import os
 import re
-from collections.abc import Iterator
-from functools import cache
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 
 SLICE = "gpulease.slice"
@@ -25,6 +26,7 @@ _NO_CONTAINER = "libpod-conmon-"
 """podman's monitor of a container runs outside of it, in a cgroup whose name has its id."""
 _SHORT = 12
 """The digits that `docker ps` and `podman ps` show."""
+_PIECE = 1 << 14
 _SYSTEMD = ("", "name=systemd")
 """The hierarchies of systemd: version 2, and the named one of version 1."""
 
@@ -59,7 +61,13 @@ def in_container_of_root(pid: int) -> bool:
 
 def _container(pid: int) -> tuple[str, str] | None:
     """Return the cgroup of the container that a process is in, and its short id; or None."""
-    for _, path in _lines(pid):
+    return _container_in(_content(pid))
+
+
+@lru_cache(maxsize=256)
+def _container_in(content: bytes) -> tuple[str, str] | None:
+    """Return the same for what /proc/PID/cgroup contains; many processes share a cgroup."""
+    for _, path in _parsed(content):
         names = path.strip("/").split("/")
         for place, name in reversed(tuple(enumerate(names, 1))):
             found = _CONTAINER.search(name)
@@ -125,13 +133,68 @@ def _procs(directory: Path) -> set[int]:
 
 
 def _lines(pid: int) -> Iterator[tuple[str, str]]:
-    try:
-        text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return
-    for line in text.splitlines():
+    return _parsed(_content(pid))
+
+
+def _parsed(content: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the controllers and the path of each line of /proc/PID/cgroup."""
+    for line in os.fsdecode(content).split("\n")[:-1]:
         _, controllers, path = line.split(":", 2)
         yield controllers, path
+
+
+def _content(pid: int) -> bytes:
+    """Return what /proc/PID/cgroup contains; nothing if there is no such process."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        content = b""
+        while piece := os.read(descriptor, _PIECE):
+            content += piece
+        return content
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+_SETTLED_S = 10.0
+"""A runtime moves a process into its container right after the fork."""
+_SETTLED = -1.0
+
+
+class ContainerProcesses:
+    """Finds all processes in containers, and reads the cgroups of young processes only.
+
+    A process that is outside containers at this age stays there, so it is read no more. The inode
+    of its directory in /proc tells it from a later process with its pid, see `proc_fill_cache` in
+    fs/proc/base.c of Linux.
+    """
+
+    def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
+        self._steady = steady
+        self._outside: dict[int, float] = {}
+        """By inode, when a process was first seen, or _SETTLED."""
+
+    def look(self) -> list[int]:
+        """Return the pids of the processes in containers."""
+        now, inside, outside = self._steady(), [], {}
+        with os.scandir("/proc") as names:
+            for name in names:
+                if not name.name.isdigit():
+                    continue
+                inode = name.inode()
+                first = self._outside.get(inode, now)
+                if first != _SETTLED:
+                    if container_of(int(name.name)) is not None:
+                        inside.append(int(name.name))
+                        continue
+                    first = _SETTLED if now - first >= _SETTLED_S else first
+                outside[inode] = first
+        self._outside = outside
+        return inside
 
 
 def _hierarchies() -> tuple[Path, ...]:

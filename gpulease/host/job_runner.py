@@ -48,6 +48,7 @@ from gpulease.service.ports import (
     WorkerNews,
     WorkerStarted,
 )
+from gpulease.service.shared_call import SharedCall
 from gpulease.shim import process_tree
 from gpulease.shim.process_tree import Entry, deliver
 from gpulease.shim.record import forbid, read_record
@@ -76,6 +77,8 @@ class JobRunner:
         self._context = context
         self._clock = clock
         self._complaints = LogOnce(_log)
+        # Many jobs may end at once, and a look reads a part of /proc.
+        self._in_containers = SharedCall(lambda: asyncio.to_thread(processes.containers.look))
         self._without_record: set[JobId] = set()
         """Jobs that have processes but no record in their directory."""
         self._end_reasons: dict[JobId, Outcome] = {}
@@ -167,6 +170,8 @@ class JobRunner:
 
         The processes of a docker container are not below the shim, and survive their client.
         """
+        if not await self._in_containers():
+            return
         by_itself = news.outcome in (Outcome.EXITED, Outcome.SIGNALED)
         # A job that was stopped has had its grace.
         grace = self.grace(job) if by_itself else timedelta()

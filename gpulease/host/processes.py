@@ -75,6 +75,7 @@ class ProcessTable:
     def __init__(self, secret: str = "") -> None:
         """`secret` is that of the markers of jobs."""
         self._secret = secret
+        self.containers = cgroups.ContainerProcesses()
         self._markers: dict[tuple[int, int], str] = {}
         """By pid and start time, since pids are reused."""
 
@@ -148,11 +149,12 @@ class ProcessTable:
 
     def in_containers(self, mark: str, owner: int) -> set[Entry]:
         """Return the processes with the marker `mark` that are in containers."""
+        there = (entry(pid) for pid in self.containers.look())
         return {
             found
-            for found in processes()
-            if not found.zombie
-            and cgroups.container_of(found.pid) is not None
+            for found in there
+            if found is not None
+            and not found.zombie
             and _may_mark(found.pid, owner, is_signed=True)
             and self._marker(found) == mark
         }

@@ -1,31 +1,21 @@
 """The table of routes: what is served, who may use it, and the shapes of requests and answers."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import TypeAdapter
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
-
-from gpulease import __version__
-from gpulease.errors import BadValue, GpuleaseError, NoSuchRoute
+from gpulease.server.api_document import api_document
 from gpulease.server.auth import Access
 from gpulease.server.changes import ChangeHandlers
-from gpulease.server.context import RequestContext, caller_of_request, json_response
+from gpulease.server.context import RequestContext, json_response
 from gpulease.server.explain import ExplainHandlers
 from gpulease.server.history import HistoryHandlers
 from gpulease.server.holds import HoldHandlers
 from gpulease.server.jobs import FRAMES, JSON_LINES, JobHandlers
 from gpulease.server.machine import MachineHandlers
+from gpulease.server.messages import Response
 from gpulease.server.request_limits import RequestLimits
+from gpulease.server.router import Endpoint, Route, Router, error_response
 from gpulease.server.usage import UsageHandlers
 from gpulease.server.windows import WindowHandlers
-from gpulease.wire.errors import ErrorBody, ErrorReply
 from gpulease.wire.jobs import (
     CancelledView,
     EditedView,
@@ -62,27 +52,6 @@ from gpulease.wire.requests import (
     WaitRequest,
 )
 from gpulease.wire.usage import HistoryView, ReportView, SharesView
-
-_SCHEMAS = "#/components/schemas/"
-_OPTIONAL_BODIES = (CancelRequest, KeepRequest, DrainRequest, PauseRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One line of the table."""
-
-    method: str
-    path: str
-    access: Access
-    verb: str
-    """What a caller without access cannot do; the job follows where the path has one."""
-    handler: Callable[..., Any]
-    reply: type | str | None
-    """The shape of the answer, or the media type of a stream; None: no content."""
-    body: type | None = None
-    status: int = 200
-    followed: str | None = None
-    """The media type of the answer to a request with follow=true, if that is a stream."""
 
 
 def routes(context: RequestContext) -> tuple[Route, ...]:
@@ -172,109 +141,13 @@ def routes(context: RequestContext) -> tuple[Route, ...]:
     )  # fmt: skip
 
 
-def access_check(route: Route, context: RequestContext) -> Callable[..., Awaitable[None]]:
-    """Return what runs before the handler of `route`, and raises if the caller lacks access."""
+def build_api(context: RequestContext, served: Sequence[Route] | None = None) -> RequestLimits:
+    """Return the application, which serves the table, or `served` in its place."""
+    table = [Endpoint(each, API_PREFIX) for each in (routes(context) if served is None else served)]
 
-    async def check(request: Request) -> None:
-        context.rights.check(route.access, caller_of_request(request), route.verb)
+    async def document() -> Response:
+        return json_response(api_document(table))
 
-    async def check_with_job(request: Request, job_id: int) -> None:
-        job = context.existing_job(job_id)
-        context.rights.check(route.access, caller_of_request(request), route.verb, job)
-
-    return check_with_job if route.access.concerns_job else check
-
-
-def build_api(context: RequestContext, served: Sequence[Route] | None = None) -> ASGIApp:
-    """Return the ASGI application, which serves the table, or `served` in its place."""
-    api = FastAPI(
-        title="gpulease", version=__version__, docs_url=None, redoc_url=None,
-        openapi_url=f"{API_PREFIX}/openapi.json",
-    )  # fmt: skip
-    table = routes(context) if served is None else served
-    for route in table:
-        api.add_api_route(
-            API_PREFIX + route.path,
-            route.handler,
-            methods=[route.method],
-            dependencies=[Depends(access_check(route, context))],
-            status_code=route.status,
-            response_model=None,
-            response_class=StreamingResponse if isinstance(route.reply, str) else JSONResponse,
-            openapi_extra=_body_schema(route.body) if route.body else None,
-            responses={route.status: _reply_schema(route), "default": {"model": ErrorReply}},
-        )
-    _add_schemas(api, [route.body for route in table if route.body])
-    api.add_exception_handler(GpuleaseError, _error)
-    api.add_exception_handler(RequestValidationError, _bad_parameter)
-    api.add_exception_handler(HTTPException, _no_such_route)
-    api.add_exception_handler(ClientDisconnect, _disconnected)
-    api.add_exception_handler(Exception, _bug)
-    return RequestLimits(api, _error)
-
-
-def _reply_schema(route: Route) -> dict[str, Any]:
-    if isinstance(route.reply, str):
-        return {"content": {route.reply: {"schema": {"type": "string"}}}}
-    stream = {"content": {route.followed: {"schema": {"type": "string"}}}} if route.followed else {}
-    return {"model": route.reply, **stream} if route.reply is not None else {"description": "Done"}
-
-
-def _body_schema(kind: type) -> dict[str, Any]:
-    """Describe the body of a request for the OpenAPI document; handlers read it themselves."""
-    schema = {"$ref": f"{_SCHEMAS}{kind.__name__}"}
-    return {
-        "requestBody": {
-            "required": kind not in _OPTIONAL_BODIES,
-            "content": {"application/json": {"schema": schema}},
-        }
-    }
-
-
-def _add_schemas(api: FastAPI, bodies: Sequence[type]) -> None:
-    """Add the schemas that `_body_schema` refers to: FastAPI knows only those of the answers."""
-    describe = api.openapi  # replaced below, as FastAPI documents for extensions
-
-    def complete() -> dict[str, Any]:
-        document = describe()
-        schemas = document["components"]["schemas"]
-        for kind in bodies:
-            schema = TypeAdapter(kind).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
-            schemas |= {**schema.pop("$defs", {}), kind.__name__: schema}
-        return document
-
-    api.openapi = complete  # type: ignore[method-assign]
-
-
-async def _error(_request: object, error: Exception) -> Response:
-    assert isinstance(error, GpuleaseError)
-    body = ErrorBody(error.code, error.message, error.hint)
-    return json_response(ErrorReply(body), error.http_status)
-
-
-async def _bad_parameter(request: object, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return await _error(request, BadValue(f"cannot read the request: {where}: {first['msg']}"))
-
-
-async def _no_such_route(_request: object, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    body = ErrorBody(NoSuchRoute.code, f"cannot serve this request: {error.detail}")
-    return json_response(ErrorReply(body), error.status_code)
-
-
-async def _disconnected(_request: object, _error: Exception) -> Response:
-    """Answer a client that has closed the connection; nothing is logged."""
-    return Response(status_code=400)
-
-
-async def _bug(_request: object, _error: Exception) -> Response:
-    """Answer after an unexpected exception; the server has logged its traceback."""
-    body = ErrorBody(
-        GpuleaseError.code,
-        "cannot answer: internal error in gpuleased",
-        "an admin finds the details in the log: journalctl -u gpuleased",
-    )
-    return json_response(ErrorReply(body), 500)
+    described = Route("GET", "/openapi.json", Access.ANYONE, "", document, None)
+    router = Router([*table, Endpoint(described, API_PREFIX)], context)
+    return RequestLimits(router, error_response)

@@ -4,6 +4,7 @@ import ctypes
 import grp
 import pwd
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from errno import ERANGE
@@ -47,7 +48,8 @@ class Caller:
 
 def caller_of(connection: socket.socket) -> Caller:
     """Return the process at the other end of a connected Unix socket."""
-    return Caller(*peer_credentials(connection), _groups_of(connection))
+    peer = peer_credentials(connection)
+    return Caller(peer.pid, peer.uid, peer.gid, _groups_of(connection))
 
 
 def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
@@ -67,7 +69,7 @@ def _groups_of(connection: socket.socket) -> tuple[int, ...] | None:
     return None
 
 
-def caller_in(scope: dict[str, Any]) -> Caller:
+def caller_in(scope: Mapping[str, Any]) -> Caller:
     """Return the caller of a request, which the HTTP server has put into the ASGI scope."""
     caller = scope["state"]["caller"]
     assert isinstance(caller, Caller)

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
@@ -21,6 +18,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_requests import cancel_grace_of, edit_of
 from gpulease.server.job_sets import chosen_by
+from gpulease.server.messages import Request, Response
 from gpulease.service.editing import Move, refuse_unless_queued
 from gpulease.wire.jobs import CancelledView, EditedJobView, EditedView
 from gpulease.wire.requests import (

@@ -1,14 +1,12 @@
 """What all handlers of requests share: the daemon's objects, and how bodies are read and sent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from fastapi import Request
-from fastapi.responses import Response
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Invocation, Job, Owner, PredictionErrors, UserUsage, UserWaits
@@ -19,6 +17,7 @@ from gpulease.server.job_queries import LARGEST_ID
 from gpulease.server.job_views import JobViews
 from gpulease.server.listings import Listings
 from gpulease.server.machine_views import MachineViews
+from gpulease.server.messages import JSON, Request, Response
 from gpulease.server.redaction import redact_job
 from gpulease.server.request_limits import RequestSlot, slot_in
 from gpulease.server.validation import Defaults
@@ -73,6 +72,8 @@ class RequestContext:
     """How good predictions for the same jobs were."""
     waits_by_user: Callable[[datetime], Mapping[str, UserWaits]]
     """How long the jobs that got memory from some time on had waited."""
+    look: Callable[[], Awaitable[None]]
+    """Reads the GPUs, unless that has just been done; to be awaited before they are shown."""
     watch_holder: Callable[[Job], None]
     """Removes a hold from the queue when the process that asked for it ends."""
 
@@ -109,7 +110,7 @@ class RequestContext:
 
 def caller_of_request(request: Request) -> Caller:
     """Return the process that sent a request."""
-    return caller_in(dict(request.scope))
+    return caller_in(request.scope)
 
 
 def acting_on(caller: Caller, job: Job) -> str:
@@ -119,7 +120,7 @@ def acting_on(caller: Caller, job: Job) -> str:
 
 def slot_of_request(request: Request) -> RequestSlot:
     """Return the slot in which a request is served."""
-    return slot_in(dict(request.scope))
+    return slot_in(request.scope)
 
 
 def read_body(kind: type[Body], content: bytes) -> Body:
@@ -142,4 +143,4 @@ def json_response(content: object, status: int = 200) -> Response:
 
 def encoded_response(content: bytes, status: int = 200) -> Response:
     """Return JSON as a response."""
-    return Response(content, status, media_type="application/json")
+    return Response(content, status, media_type=JSON)

@@ -3,9 +3,6 @@
 import asyncio
 from datetime import timedelta
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.explain import Explanations, run_time_of, suggestions
 from gpulease.domain.job import Job
 from gpulease.domain.placement import Placement
@@ -19,6 +16,7 @@ from gpulease.server.context import (
 )
 from gpulease.server.job_requests import submission_of
 from gpulease.server.job_views import block_sentence, claim_view, suggestion_view
+from gpulease.server.messages import Request, Response
 from gpulease.server.reasons import explanation
 from gpulease.server.view_sources import instant, whole_minute
 from gpulease.service.ports import Store
@@ -40,6 +38,7 @@ class ExplainHandlers:
         is_admin = context.rights.is_admin(caller)
         submission = submission_of(body, caller, context.defaults, is_admin=is_admin)
         await slot_of_request(request).for_expensive()
+        await context.look()
         rehearsal = await context.scheduler.rehearse(submission)
         smallest, store = context.scheduler.policy.smallest_lease, context.scheduler.store
         return json_response(await asyncio.to_thread(explain_view, rehearsal, smallest, store))

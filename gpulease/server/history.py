@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.server.context import (
@@ -16,6 +13,7 @@ from gpulease.server.context import (
     slot_of_request,
 )
 from gpulease.server.job_queries import LARGEST_ID
+from gpulease.server.messages import Request, Response
 from gpulease.server.reasons import exit_status
 from gpulease.server.redaction import HIDDEN
 from gpulease.server.validation import span, within
@@ -27,7 +25,7 @@ MOST_IN_PAGE = 1000
 
 
 class HistoryHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context

@@ -7,9 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.choice import sets_of, suits
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Holder, Invocation, Job, Process
@@ -23,6 +20,7 @@ from gpulease.server.context import (
     json_response,
     read_body,
 )
+from gpulease.server.messages import Request, Response
 from gpulease.server.validation import (
     Defaults,
     bytes_string,
@@ -60,7 +58,7 @@ _MOST_DIGITS = 19
 
 
 class HoldHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gpulease.errors import TooLarge
 from gpulease.server.auth import caller_of
 from gpulease.server.listener import Acceptor, ConnectionCounts, raw_response
+from gpulease.server.messages import AsgiApp
 from gpulease.units import format_size
 
 _LARGEST_HEAD = 64 * 1024
@@ -118,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
 class HttpServer(uvicorn.Server):
     """Serves an application until `leave` is set, without uvicorn's signal handlers and ticks."""
 
-    def __init__(self, app: ASGIApp, leave: asyncio.Event) -> None:
+    def __init__(self, app: AsgiApp, leave: asyncio.Event) -> None:
         super().__init__(_config(app))
         self._leave = leave
         self._acceptor: Acceptor | None = None
@@ -156,7 +156,7 @@ class HttpServer(uvicorn.Server):
         return HttpProtocol(self.config, self.server_state, self.lifespan.state)
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: AsgiApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HttpProtocol,

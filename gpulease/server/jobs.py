@@ -8,8 +8,6 @@ from datetime import timedelta
 from math import inf
 
 import msgspec
-from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
@@ -30,6 +28,7 @@ from gpulease.server.holds import job_of_caller
 from gpulease.server.job_queries import JobQuery
 from gpulease.server.job_requests import cancel_grace_of, keep_span_of, submission_of
 from gpulease.server.job_views import suggestion_view
+from gpulease.server.messages import Request, Response, StreamingResponse
 from gpulease.server.output import OutputQuery, frames_of
 from gpulease.wire.frames import FrameKind
 from gpulease.wire.jobs import DeviceView, JobView
@@ -56,7 +55,7 @@ _MOST_WAITED = 20_000
 
 
 class JobHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures.
+    """One method for each route.
 
     The router has checked the access of the caller.
     """

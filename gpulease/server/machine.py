@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.gpu import GpuReading
 from gpulease.errors import BadValue
 from gpulease.server.context import (
@@ -15,6 +12,7 @@ from gpulease.server.context import (
     read_body,
 )
 from gpulease.server.machine_views import pause_view
+from gpulease.server.messages import Request, Response
 from gpulease.service.health import DrainResult, named
 from gpulease.wire.machine import FIRST_IN_QUEUE, GpuAvailabilityView, PauseChangeView
 from gpulease.wire.requests import DrainRequest, PauseRequest
@@ -24,7 +22,7 @@ _MOST_DIGITS = 9
 
 
 class MachineHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -33,11 +31,13 @@ class MachineHandlers:
         """Show GPUs, leases, unmanaged processes, and the first `queue` waiting jobs, or "all"."""
         first = _first_of(queue)
         viewer = self._context.redacted_for(caller_of_request(request))
+        await self._context.look()
         return encoded_response(await self._context.listings.status(first, viewer))
 
     async def doctor(self, request: Request) -> Response:
         """Show the checks of this machine, and the policy for the caller's own jobs."""
         overuse = self._context.overuse_of(caller_of_request(request).owner)
+        await self._context.look()
         return json_response(replace(self._context.doctor(), overuse=overuse))
 
     async def drain(self, request: Request, gpu: str) -> Response:

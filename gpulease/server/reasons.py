@@ -3,13 +3,13 @@
 In a long queue most jobs wait for the same reason: `WaitReasonCache` draws it once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpulease.domain.job import QUEUED_AGAIN, Job, Outcome
 from gpulease.domain.lease import Claim, State
 from gpulease.domain.placement import Obstacle, ObstacleKind
-from gpulease.domain.plan import Plan, WaitReason, kind_of, why_waiting
+from gpulease.domain.plan import Plan, WaitReason
 from gpulease.errors import EXIT_TIME_LIMIT, split_hint
 from gpulease.wire.jobs import RefusalView
 from gpulease.wire.requests import spoken
@@ -81,22 +81,16 @@ class WaitReasonCache:
         self._plan: Plan | None = None
         self._drawn: dict[int, WaitExplanation] = {}
         """By the identity of the reason in the plan."""
-        self._newer: dict[Hashable, WaitExplanation] = {}
-        """Of the jobs that the plan does not know."""
 
     def of(self, job: Job, plan: Plan) -> WaitExplanation:
         """Return why a queued job waits."""
         if plan is not self._plan:
-            self._plan, self._drawn, self._newer = plan, {}, {}
-        waits = plan.waiting.get(job.id)
-        if waits is not None:
-            if id(waits) not in self._drawn:
-                self._drawn[id(waits)] = explanation(job.claim, waits, len(plan.gpus))
-            return self._drawn[id(waits)]
-        kind = kind_of(job)
-        if kind not in self._newer:
-            self._newer[kind] = explanation(job.claim, why_waiting(plan, job), len(plan.gpus))
-        return self._newer[kind]
+            self._plan, self._drawn = plan, {}
+        waits = plan.reason(job)
+        drawn = self._drawn.get(id(waits))
+        if drawn is None:
+            drawn = self._drawn[id(waits)] = explanation(job.claim, waits, len(plan.gpus))
+        return drawn
 
 
 def explanation(claim: Claim, waiting: WaitReason, gpus: int) -> WaitExplanation:

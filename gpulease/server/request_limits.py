@@ -9,13 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakValueDictionary
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpulease.errors import GpuleaseError, TooLarge, TooMany, TooSlow
 from gpulease.server.auth import caller_in
+from gpulease.server.messages import AsgiApp, Message, Receive, Response, Scope, Send
 from gpulease.units import format_size
 from gpulease.wire.requests import LARGEST_REQUEST
 
@@ -119,7 +117,7 @@ class UserSlots:
             slot.release()
 
 
-def slot_in(scope: dict[str, Any]) -> RequestSlot:
+def slot_in(scope: Scope) -> RequestSlot:
     """Return the slot of a request, which `RequestLimits` has put into the ASGI scope."""
     slot = scope["state"]["slot"]
     assert isinstance(slot, RequestSlot)
@@ -134,7 +132,7 @@ _LARGE_BODY = 64 * 1024
 _PIECE = 64 * 1024
 _MOST_DISCARDED = 64 * 1024 * 1024
 
-Refuse = Callable[[object, Exception], Awaitable[ASGIApp]]
+Refuse = Callable[[GpuleaseError], Response]
 
 
 class _Disconnected(Exception):
@@ -144,7 +142,7 @@ class _Disconnected(Exception):
 class RequestLimits:
     """The application behind the limits."""
 
-    def __init__(self, app: ASGIApp, refusal: Refuse) -> None:
+    def __init__(self, app: AsgiApp, refusal: Refuse) -> None:
         """`refusal` makes the answer for an error."""
         self._app = app
         self._refusal = refusal
@@ -152,25 +150,22 @@ class RequestLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        async with self._slots.of(caller_in(dict(scope)).uid) as slot:
+        async with self._slots.of(caller_in(scope).uid) as slot:
             scope["state"]["slot"] = slot
             outgoing = _Outgoing(send, slot, scope["state"]["abort"])
             try:
-                body = await _whole(scope, receive, slot)
+                scope["state"]["body"] = await _whole(scope, receive, slot)
                 await _unless_disconnected(slot.for_answer(), receive)
             except _Disconnected:
                 return
             except GpuleaseError as error:
                 if isinstance(error, TooLarge):
                     await _discard(receive)
-                response = await self._refusal(None, error)
-                response.headers["connection"] = "close"  # type: ignore[attr-defined]
-                await response(scope, receive, outgoing)
+                response = self._refusal(error)
+                response.headers.append((b"connection", b"close"))
+                await response(receive, outgoing)
                 return
-            await self._app(scope, _once(body, receive), outgoing)
+            await self._app(scope, receive, outgoing)
 
 
 async def _whole(scope: Scope, receive: Receive, slot: RequestSlot) -> bytes:
@@ -225,20 +220,6 @@ async def _unless_disconnected(slot: Awaitable[None], receive: Receive) -> None:
     finally:
         waiting.cancel()
         leaving.cancel()
-
-
-def _once(body: bytes, receive: Receive) -> Receive:
-    """Return a channel with the body, and after it the disconnect of the client."""
-    given = False
-
-    async def next_message() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return next_message
 
 
 class _Outgoing:

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from datetime import datetime, timedelta
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.gpu import GpuUuid
 from gpulease.domain.hook_reports import HookReport, HookState
 from gpulease.domain.job import PredictionErrors, UserUsage, UserWaits
@@ -24,6 +21,7 @@ from gpulease.server.context import (
     read_body,
     slot_of_request,
 )
+from gpulease.server.messages import Request, Response
 from gpulease.server.validation import printable, span
 from gpulease.server.view_sources import instant
 from gpulease.service.hook_reports import Steps
@@ -41,7 +39,7 @@ _LONGEST_UUID = 96
 
 
 class UsageHandlers:
-    """One method for each route; FastAPI reads the parameters from the signatures."""
+    """One method for each route."""
 
     def __init__(self, context: RequestContext) -> None:
         self._context = context
@@ -54,7 +52,7 @@ class UsageHandlers:
         report, state, now = report_of(content), hook_state(content), context.clock.now()
         steps = steps_of(content)
         if not job.holds_memory:
-            return Response(status_code=204)
+            return Response(status=204)
         if content.state is None:
             context.usage.hear(job, caller.pid, report, now)
         if steps is not None:
@@ -66,7 +64,7 @@ class UsageHandlers:
                 caller.pid, report.framework, report.version, state, now, limits, why
             )
             await context.hooks.hear(job, heard)
-        return Response(status_code=204)
+        return Response(status=204)
 
     async def report(
         self, request: Request, user: str | None = None, since: float | None = None

@@ -5,14 +5,12 @@ import pwd
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from fastapi import Request
-from fastapi.responses import Response
-
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuReading, GpuUuid
 from gpulease.domain.lease import LONGEST_TIME
 from gpulease.errors import BadValue
 from gpulease.server.context import RequestContext, caller_of_request, json_response, read_body
+from gpulease.server.messages import Request, Response
 from gpulease.server.validation import MOST_GPUS
 from gpulease.service.health import named
 from gpulease.wire.machine import WindowList

@@ -1,12 +1,13 @@
 """Keeps what a recent plan says about waiting jobs: their order and predicted starts.
 
-That takes a while in a long queue, so it is computed on request, in a thread, and not for each
-plan. An answer does not wait for it where an earlier one is good enough.
+That takes a while in a long queue, so it is computed on request, in a thread, and for some plans
+only. An answer does not wait for it where an earlier one is good enough.
 """
 
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -16,13 +17,18 @@ from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.domain.lease import State
 from gpulease.domain.plan import Plan
+from gpulease.domain.queue import Queue
+from gpulease.domain.snapshot import capacity
 from gpulease.service.ports import Clock
 
-_RESTS = 5
-"""So many times as long as a computation took, its result is used for newer plans too."""
-_OUTDATED_AFTER = timedelta(minutes=1)
+_RESTS = 30
+"""So many times as long as a computation took, its result is used for newer plans too: answers take
+3% of a processor at most for them."""
+_OUTDATED_AFTER = timedelta(seconds=5)
 """An answer waits for newer explanations if the latest are of a plan so long ago."""
-_SHORT = timedelta(milliseconds=50)
+_UNCHANGED_FOR = timedelta(minutes=1)
+"""The same if the jobs are the same as then: only their ages and the use of GPUs differ."""
+_SHORT_S = 0.005
 """An answer waits for computations that take no longer."""
 _LONGEST_WAIT_S = 2.0
 
@@ -30,18 +36,27 @@ _LONGEST_WAIT_S = 2.0
 class Explainer:
     """Explains the latest plan, or one shortly before. For any thread."""
 
-    def __init__(self, plan: Callable[[], Plan | None], clock: Clock) -> None:
-        """Take the function that returns the latest plan."""
+    def __init__(
+        self,
+        plan: Callable[[], Plan | None],
+        clock: Clock,
+        thread_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`plan` returns the latest plan, `thread_s` the CPU time of the calling thread."""
         self.latest: Explanations | None = None
         self.first_starts: Mapping[JobId, datetime] = {}
         """The first predicted start of each waiting job."""
         self._plan = plan
         self._clock = clock
-        self._took = timedelta(0)
+        self._thread_s = thread_s
+        self._took_s = 0.0
+        """CPU time of the latest computation."""
         self._rests_until = timedelta(0)
         self._starting = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "explanations")
         self._computing: Future[None] | None = None
+        self._index = Queue(0)
+        """Of the waiting jobs of the latest; used in the thread only."""
 
     async def refresh(self, job: JobId) -> None:
         """Explain the latest plan if that is due; wait if it is short or does not know the job."""
@@ -66,17 +81,23 @@ class Explainer:
             return self._computing
 
     def _explain(self, plan: Plan) -> None:
-        begun = self._clock.steady()
-        latest = Explanations(plan)
+        begun_s = self._thread_s()
+        latest = Explanations(plan, self._updated_index(plan))
         starts = {job: start.at for job, start in latest.starts.items()}
         # Replaced, not changed, for readers in other threads.
         self.first_starts = starts | {
             job.id: self.first_starts[job.id] for job in latest.order if job.id in self.first_starts
         }
         self.latest = latest
-        ended = self._clock.steady()
-        self._took = ended - begun
-        self._rests_until = ended + _RESTS * self._took
+        self._took_s = self._thread_s() - begun_s
+        self._rests_until = self._clock.steady() + timedelta(seconds=_RESTS * self._took_s)
+
+    def _updated_index(self, plan: Plan) -> Queue:
+        largest = capacity(plan.gpus)
+        if self._index.capacity != largest:
+            self._index = Queue(largest)
+        self._index.update(job for job in plan.after.jobs if job.id not in plan.blocked)
+        return self._index
 
     async def suggestions(self, job: Job, smallest: int) -> Sequence[Suggestion]:
         """Return the changes with which a waiting job would start now.
@@ -91,15 +112,24 @@ class Explainer:
     def _is_awaited(self, job: JobId | None = None) -> bool:
         """Tell whether an answer, about `job` or all jobs, waits for newer explanations."""
         plan, latest = self._plan(), self.latest
-        if plan is None or latest is None or self._took <= _SHORT:
+        if plan is None or latest is None or self._took_s <= _SHORT_S:
             return True
-        is_outdated = plan.snapshot.at - latest.plan.snapshot.at >= _OUTDATED_AFTER
-        return is_outdated or (job is not None and job > latest.newest)
+        is_unknown = job is not None and job > latest.newest
+        return is_unknown or self._is_outdated(plan, latest.plan)
+
+    def _is_outdated(self, plan: Plan, explained: Plan) -> bool:
+        age = plan.snapshot.at - explained.snapshot.at
+        if age < _OUTDATED_AFTER:
+            return False
+        return age >= _UNCHANGED_FOR or plan.snapshot.jobs != explained.snapshot.jobs
 
     def _due(self) -> Plan | None:
         """Return the plan to explain; None if there is no need."""
         plan, latest = self._plan(), self.latest
         if plan is None or (latest is not None and latest.plan is plan):
             return None
-        rests = latest is not None and self._clock.steady() < self._rests_until
-        return None if rests else plan
+        if latest is None or self._took_s <= _SHORT_S:
+            return plan
+        rests = self._clock.steady() < self._rests_until
+        is_same = plan.snapshot.jobs == latest.plan.snapshot.jobs
+        return None if rests or (is_same and not self._is_outdated(plan, latest.plan)) else plan

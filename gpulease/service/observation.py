@@ -1,6 +1,5 @@
 """Observations of the machine: the GPUs, and the jobs that their processes belong to."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -9,6 +8,7 @@ from gpulease.domain.gpu import Fault, GpuReading, GpuUuid, JobId
 from gpulease.domain.job import Job
 from gpulease.domain.snapshot import Snapshot
 from gpulease.service.ports import Clock, GpuProbe, InThread, Policy, ProcessFinder, Store
+from gpulease.service.shared_call import SharedCall
 
 _READ_AGAIN = "it counts as lost if the next reading says the same"
 
@@ -234,11 +234,7 @@ class GpuObserver:
         self._processes = processes
         self._clock = clock
         self._in_thread = in_thread
-        self._under_way = asyncio.Lock()
-        self._begun = 0
-        """Number of observations that have begun."""
-        self._latest_number = 0
-        """Number of `latest` among them."""
+        self._shared = SharedCall(self._observe)
 
     @property
     def is_blind(self) -> bool:
@@ -258,15 +254,12 @@ class GpuObserver:
 
         Callers that arrive during an observation share the next one.
         """
-        wanted = self._begun + 1
-        async with self._under_way:
-            if self.latest is not None and self._latest_number >= wanted:
-                return self.latest
-            self._begun += 1
-            number = self._begun
-            seen = await self._in_thread(
-                lambda: observe(self._store, self._probe, self._processes, self._clock, self.latest)
-            )
-            self.latest, self._latest_number = seen, number
+        return await self._shared()
+
+    async def _observe(self) -> Observation:
+        seen = await self._in_thread(
+            lambda: observe(self._store, self._probe, self._processes, self._clock, self.latest)
+        )
+        self.latest = seen
         self.peaks.update(seen)
         return seen

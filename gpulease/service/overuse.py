@@ -62,16 +62,15 @@ class Finding:
 
 def wanted_gpus(plan: Plan | None, why: frozenset[ObstacleKind]) -> frozenset[GpuUuid]:
     """Return the GPUs that a queued job waits for because of one of these reasons."""
+    found: set[GpuUuid] = set()
     if plan is None:
-        return frozenset()
-    # Most of ten thousand queued jobs share one reason object.
-    reasons = {id(waiting): waiting for waiting in plan.waiting.values()}
-    return frozenset(
-        each.gpu
-        for waiting in reasons.values()
-        for each in waiting.refusal.obstacles
-        if each.kind in why
-    )
+        return frozenset(found)
+    for waiting in plan.reasons():
+        found.update(each.gpu for each in waiting.refusal.obstacles if each.kind in why)
+        # In a long queue, the first jobs wait for all of them.
+        if len(found) == len(plan.gpus):
+            break
+    return frozenset(found)
 
 
 class OveruseWatch:

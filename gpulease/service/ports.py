@@ -280,7 +280,13 @@ class Store(Protocol):
     """The database of jobs and leases."""
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """Open the only write transaction; it is on disk when the context ends."""
+        """Open the only write transaction.
+
+        It is on disk when the context ends, and in a call of `InThread` when that is answered.
+        """
+
+    def flush(self) -> None:
+        """Commit what has been written so far, also in a call of `InThread`."""
 
     def live(self) -> Sequence[Job]:
         """Return every job that is queued or holds memory, by id, as last committed."""
@@ -499,7 +505,10 @@ class JobLauncher(Protocol):
 
 
 class InThread(Protocol):
-    """Runs a blocking call away from the event loop."""
+    """Runs a blocking call away from the event loop.
+
+    What it writes, perhaps in one commit with other calls, is on disk when the result is there.
+    """
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """Return the result of `call`, awaited."""

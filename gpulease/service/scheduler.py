@@ -155,6 +155,14 @@ _CLOCK_STEP = timedelta(seconds=1)
 """A smaller difference is a gradual correction of the clock (adjtime(3))."""
 
 
+def is_set(clock: Clock) -> bool:
+    """Return whether the machine's clock was set; follow it if it was corrected gradually."""
+    if abs(clock.set_by()) >= _CLOCK_STEP:
+        return True
+    clock.follow()
+    return False
+
+
 def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     """Follow a change of the machine's clock; return its size, or None if there was none.
 
@@ -164,10 +172,9 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
     Raises:
         RecordUnwritable: nothing has changed, the clock included.
     """
-    by = clock.set_by()
-    if abs(by) < _CLOCK_STEP:
-        clock.follow()
+    if not is_set(clock):
         return None
+    by = clock.set_by()
     direction = "back" if by < timedelta(0) else "forward"
     event = Event(clock.now() + by, "clock_set", f"{direction} by {format_span(abs(by))}")
     with store.write() as tx:
@@ -177,6 +184,8 @@ def follow_clock(store: Store, clock: Clock) -> timedelta | None:
             tx.set_availability(gpu, availability.shifted(by))
         if (pause := tx.pause()) is not None:
             tx.set_pause(replace(pause, at=pause.at + by))
+    # Not before it is on disk.
+    store.flush()
     clock.follow()
     return by
 
@@ -185,6 +194,9 @@ _log = logging.getLogger(__name__)
 
 _SHIM_ANSWERS_WITHIN_S = 15.0
 """A shim that is stopped, or a launch that hangs, delays an answer for no longer."""
+
+_PAUSE = 2.0
+"""The pause after a pass, as a multiple of the CPU time of its decisions."""
 
 _STOPS_AT_ONCE = 32
 """Jobs that are stopped at the same time; each takes a connection to its shim."""
@@ -216,8 +228,12 @@ class Scheduler:
         settle_exit: SettleExit,
         obstacle: Obstacle = no_obstacle,
         windows: FindWindows = no_windows,
+        thread_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`in_writer` runs all writes to the database."""
+        """`in_writer` runs all writes to the database.
+
+        `thread_s` returns the CPU time of the calling thread: it paces the passes.
+        """
         self.store = store
         self.observer = observer
         self.plan: Plan | None = None
@@ -230,7 +246,14 @@ class Scheduler:
         self._launcher_of = launcher_of
         self._clock = clock
         self._in_writer = in_writer
+        self._thread_s = thread_s
         self._awake = asyncio.Event()
+        self._expects_grant = False
+        """A job was submitted that probably starts at once."""
+        self._spent_s = 0.0
+        """CPU time of the decisions of the latest pass."""
+        self._next_pass_at = 0.0
+        """By the clock of the event loop."""
         self._changes = Changes()
         self._state = QueueState(store, windows)
         self.supervisor = JobSupervisor(
@@ -276,7 +299,9 @@ class Scheduler:
         # While earlier jobs block every GPU, a pass would change nothing, except find what blocks
         # this job.
         is_plain = job.queue == NO_OPTIONS and job.state is State.QUEUED
-        if self.plan is None or not self.plan.is_closed or not is_plain:
+        is_closed = self.plan is not None and self.plan.is_closed
+        if not is_closed or not is_plain:
+            self._expects_grant |= not is_closed
             self.wake()
         return job
 
@@ -528,14 +553,18 @@ class Scheduler:
     ) -> None:
         """Run passes without end: one after each `wake`, at each begin time, and every `rest_s`.
 
-        Calls `passed` after each complete pass.
+        Calls `passed` after each complete pass. After an expensive one the next is delayed, so that
+        passes over a long queue take a third of the time at most; it decides about all changes
+        since.
         """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rest_s(rest_s)):
                     await self._awake.wait()
+            await asyncio.sleep(self._next_pass_at - asyncio.get_running_loop().time())
             self._awake.clear()
             await self.one_pass()
+            self._next_pass_at = asyncio.get_running_loop().time() + _PAUSE * self._spent_s
             passed()
 
     def _rest_s(self, longest: float | None) -> float | None:
@@ -552,9 +581,13 @@ class Scheduler:
         Grants are based on an observation of this pass only. A pass without grants uses the
         latest observation and takes none: the sampling timer takes one, and wakes the scheduler.
         """
-        await self._follow_clock()
+        if is_set(self._clock):
+            await self._follow_clock()
         closed = next(iter(self.supervisor.deferred.values()), None) or await self._obstacle()
-        decided = None if self._is_seen_outdated() else await self._decide(closed, fresh=False)
+        self._spent_s = 0.0
+        observes = self._expects_grant or self._is_seen_outdated()
+        self._expects_grant = False
+        decided = None if observes else await self._decide(closed, fresh=False)
         if decided is None or decided.grants or decided.preempts:
             await self.observer.observe()
             decided = await self._decide(closed, fresh=True)
@@ -592,8 +625,10 @@ class Scheduler:
 
     async def _decide(self, closed: str | None, *, fresh: bool) -> Plan:
         seen = await self.observer.recent()
-        return await self._in_writer(
-            lambda: reconcile(
+
+        def decide() -> Plan:
+            begun_s = self._thread_s()
+            decided = reconcile(
                 self.store,
                 seen,
                 self.policy,
@@ -603,4 +638,7 @@ class Scheduler:
                 state=self._state,
                 predicted=self.explainer.first_starts,
             )
-        )
+            self._spent_s += self._thread_s() - begun_s
+            return decided
+
+        return await self._in_writer(decide)

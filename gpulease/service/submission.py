@@ -34,6 +34,7 @@ from gpulease.service.queue_state import QueueState
 from gpulease.service.user_limits import (
     refuse_over_limit,
     refuse_what_is_never_within,
+    refuses_more,
     with_time_limit,
 )
 from gpulease.units import MIB, Share, format_size
@@ -164,8 +165,9 @@ def queue(
     submission = replace(submission, queue=replace(submission.queue, after=after))
     job = _add(tx, submission, at, failure)
     refuse_too_much(policy.quotas, submission, tx.user_count(submission.owner.uid))
-    live = tx.live()
-    refuse_over_limit(_elements(job, live), live, limits, state.recent_use, most, at)
+    if refuses_more(limits):
+        live = tx.live()
+        refuse_over_limit(_elements(job, live), live, limits, state.recent_use, most, at)
     return job
 
 

@@ -68,6 +68,11 @@ def refuse_what_is_never_within(claim: Claim, limits: UserLimits, largest: int, 
         raise CannotLease(*found)
 
 
+def refuses_more(limits: UserLimits) -> bool:
+    """Return whether what is over a limit is refused: else it waits in the queue."""
+    return limits.over_limit is not Beyond.WAIT and limits.restrict_starts
+
+
 def refuse_over_limit(
     new: Sequence[Job],
     others: Iterable[Job],
@@ -85,7 +90,7 @@ def refuse_over_limit(
     Raises:
         TooMany: it is not.
     """
-    if limits.over_limit is Beyond.WAIT or not limits.restrict_starts:
+    if not refuses_more(limits):
         return
     owner, ids = new[0].owner, {each.id for each in new}
     mine = [each for each in others if each.owner.uid == owner.uid and each.id not in ids]

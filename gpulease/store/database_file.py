@@ -18,10 +18,10 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from gpulease.errors import RecordDamaged, RecordUnwritable
-from gpulease.store.engine import unusable_error
+from gpulease.store.engine import BEGINS_ITSELF, driver_of, unusable_error
 from gpulease.store.schema import copy_database, copy_open_database
 from gpulease.units import MIB
 
@@ -32,7 +32,12 @@ REMOVED_COPY = "removed.backup"
 
 
 class FilePresence:
-    """Ensures that the open database is the file at its path."""
+    """Keeps a connection open, and ensures that its database is the file at its path."""
+
+    connection: Connection
+    """It begins no transactions by itself."""
+    driver: sqlite3.Connection
+    """The same."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self._path = path
@@ -51,17 +56,19 @@ class FilePresence:
 
     def _open(self) -> None:
         # Kept open: with one open connection, a removed file can still be read.
-        self._held = self._engine.raw_connection()
-        connection = self._held.driver_connection
-        assert isinstance(connection, sqlite3.Connection)
-        self._connection = connection
+        self.connection = self._engine.connect().execution_options(**BEGINS_ITSELF)
+        self.driver = driver_of(self.connection)
         # Only this opens the write-ahead log too.
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        self.driver.execute("SELECT count(*) FROM sqlite_master").fetchone()
         self._identity = _identity(self._path)
 
     def close(self) -> None:
         """Close the file."""
-        self._held.close()
+        self.connection.close()
+
+    def is_there(self) -> bool:
+        """Tell whether the open database is the file at its path, and its log exists."""
+        return _identity(self._path) == self._identity and self._log_path.exists()
 
     def ensure(self) -> None:
         """Ensure that the file is at its path; a removed file is restored there.
@@ -75,7 +82,7 @@ class FilePresence:
         found = _identity(self._path)
         if found == self._identity:
             self._is_kept = False
-            if not self._log_path.exists():
+            if not os.path.exists(self._log_path):  # noqa: PTH110 - twice for each commit
                 self._begin_new_log()
             return
         copy = self._path.with_name(f"{self._path.name}.{REMOVED_COPY}")
@@ -84,9 +91,9 @@ class FilePresence:
                 self._restore(copy)
                 return
             if not self._is_kept:
-                copy_open_database(self._connection, copy)
+                copy_open_database(self.driver, copy)
                 # Otherwise SQLite would apply the log to the other file, which has the same name.
-                checkpoint = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                checkpoint = self.driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 self._is_kept = checkpoint[0] == 0
         except (OSError, sqlite3.Error) as error:
             what = "it was removed" if found is None else "it was replaced by another file"
@@ -102,7 +109,7 @@ class FilePresence:
         )
 
     def _restore(self, copy: Path) -> None:
-        copy_open_database(self._connection, copy)
+        copy_open_database(self.driver, copy)
         # Otherwise SQLite would apply the log of the removed file to the restored one.
         for end in ("-wal", "-shm"):
             self._path.with_name(self._path.name + end).unlink(missing_ok=True)
@@ -119,17 +126,18 @@ class FilePresence:
 
     def _begin_new_log(self) -> None:
         """Write the contents of a removed log to the database, and begin a new log."""
-        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        busy, *_ = self.driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise RecordUnwritable(f"cannot write the database {self._path}: its log was removed")
         self._open_again()
         _log.warning("%s was removed while in use; no data was lost", self._log_path)
 
     def _open_again(self) -> None:
-        former, self._identity = self._held, None
+        former, self._identity = self.connection, None
         self._engine.dispose()
         self._open()
         former.invalidate()
+        former.close()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

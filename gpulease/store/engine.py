@@ -30,6 +30,8 @@ _LOG = f"journal_size_limit={64 << 20}"
 """The size to which the file of the write-ahead log shrinks after it has grown."""
 WRITES = {"gpulease_writes": True}
 """The execution option of a connection for writing."""
+BEGINS_ITSELF = {"gpulease_begins": True}
+"""The execution option of the connection on which `writer.Writer` begins transactions."""
 
 
 def open_engine(path: Path) -> Engine:
@@ -55,15 +57,22 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("gpulease_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get("gpulease_begins", False):
+        writes = options.get("gpulease_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def set_busy_timeout(connection: Connection, patient: bool) -> None:
-    """Set how long `connection` waits for another process's lock: 10 s if `patient`, else 0.1 s."""
-    wait_s = _BUSY_TIMEOUT_S if patient else _SHORT_TIMEOUT_S
+def driver_of(connection: Connection) -> sqlite3.Connection:
+    """Return the connection of the sqlite3 module that is under one of SQLAlchemy."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
+    return driver
+
+
+def set_busy_timeout(driver: sqlite3.Connection, patient: bool) -> None:
+    """Set how long a connection waits for another process's lock: 10 s if `patient`, else 0.1 s."""
+    wait_s = _BUSY_TIMEOUT_S if patient else _SHORT_TIMEOUT_S
     driver.execute(f"PRAGMA busy_timeout={round(wait_s * 1000)}")
 
 
@@ -91,16 +100,22 @@ def translate_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except DatabaseError as error:
-        may_be_the_file = isinstance(error.orig, sqlite3.OperationalError)
-        if not may_be_the_file and _code(error.orig) not in _DAMAGED:
+    except (DatabaseError, sqlite3.DatabaseError) as error:
+        original = _original(error)
+        may_be_the_file = isinstance(original, sqlite3.OperationalError)
+        if not may_be_the_file and _code(original) not in _DAMAGED:
             raise  # a bug in gpulease
-        raise unusable_error(path, error.orig) from error
+        raise unusable_error(path, original) from error
 
 
-def may_lack_space(error: DatabaseError) -> bool:
+def _original(error: BaseException) -> BaseException | None:
+    """Return the error of the sqlite3 module that SQLAlchemy may have wrapped."""
+    return error.orig if isinstance(error, DatabaseError) else error
+
+
+def may_lack_space(error: DatabaseError | sqlite3.DatabaseError) -> bool:
     """Tell whether disk space may be missing; an exceeded quota is an input/output error."""
-    return _code(error.orig) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return _code(_original(error)) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def startup_error(path: Path, error: BaseException | None) -> GpuleaseError:

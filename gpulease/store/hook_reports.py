@@ -3,16 +3,15 @@
 import json
 
 from sqlalchemy import Connection, delete, insert, select
-from sqlalchemy.orm import Session
 
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.hook_reports import HookReport, HookState, Reports
 from gpulease.store.tables import HookRow
 
 
-def reports_of(session: Session, job: JobId) -> Reports:
+def reports_of(connection: Connection, job: JobId) -> Reports:
     """Return the reports of a job, oldest first."""
-    rows = session.scalars(select(HookRow).where(HookRow.job == job).order_by(HookRow.at))
+    rows = connection.execute(select(HookRow).where(HookRow.job == job).order_by(HookRow.at))
     return tuple(
         HookReport(
             pid=row.pid,

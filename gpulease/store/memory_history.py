@@ -57,7 +57,7 @@ class MemoryHistory:
         rows = [row for sample in samples for row in _rows(sample)]
         if not rows:
             return
-        with self._store.write_connection() as connection, connection.begin():
+        with self._store.write_connection() as connection:
             latest = samples[-1]
             for gpu in latest.gpus:
                 connection.execute(remember_gpu(gpu.reading, latest.at))
@@ -79,7 +79,7 @@ class MemoryHistory:
 
     def thin(self, now: datetime) -> None:
         """Merge old samples into the next coarser resolution, and delete the oldest."""
-        with self._store.write_connection() as connection, connection.begin():
+        with self._store.write_connection() as connection:
             for fine, coarse in pairwise(RESOLUTIONS):
                 _fold(connection, fine, coarse, now)
             oldest = RESOLUTIONS[-1]

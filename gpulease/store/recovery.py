@@ -392,7 +392,7 @@ def _is_readable(session: Session, job: int) -> bool:
 
 def _is_launchable(session: Session, job: int) -> bool:
     try:
-        unpack(session.get_one(InvocationRow, job))
+        unpack(session.get_one(InvocationRow, job).content)
         return True
     except Exception:  # noqa: BLE001  whatever it is, it is no invocation
         return False

@@ -63,8 +63,9 @@ class Retention:
         Raises:
             RecordUnwritable: the file cannot be written now.
         """
-        with self._store.write_connection() as connection, connection.begin():
+        with self._store.write_connection() as connection:
             for row in _OF_A_JOB:
                 connection.execute(delete(row).where(row.job.in_(jobs)))
             gone = delete(JobRow).where(JobRow.id.in_(jobs), JobRow.state == State.ENDED)
             connection.execute(gone)
+        self._store.forget(jobs)

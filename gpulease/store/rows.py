@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -31,7 +31,7 @@ from gpulease.domain.queue_options import (
     Priority,
     QueueOptions,
 )
-from gpulease.store.tables import HolderRow, InvocationRow, JobRow, LeaseRow
+from gpulease.store.tables import EPOCH, HolderRow, JobRow, LeaseRow
 from gpulease.units import Share
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -43,7 +43,7 @@ def invocation_key(job: Job) -> JobId:
 
 
 def job_values(job: Job) -> dict[str, object]:
-    """Return the columns of `job` except its id."""
+    """Return the columns of `job` except its id, as SQLite stores them."""
     claim, exit_ = job.claim, job.exit or Exit()
     share = claim.memory if isinstance(claim.memory, Share) else None
     return {
@@ -62,27 +62,27 @@ def job_values(job: Job) -> dict[str, object]:
         "min_vram": claim.min_vram,
         "same_model": claim.same_model,
         "state": job.state.value,
-        "submitted_at": job.submitted_at,
-        "gives_up_at": job.gives_up_at,
-        "granted_at": job.granted_at,
-        "started_at": job.started_at,
-        "ended_at": job.ended_at,
+        "submitted_at": instant(job.submitted_at),
+        "gives_up_at": instant(job.gives_up_at),
+        "granted_at": instant(job.granted_at),
+        "started_at": instant(job.started_at),
+        "ended_at": instant(job.ended_at),
         "pid": job.pid,
         "shim_pid": job.shim_pid,
         "outcome": job.outcome.value if job.outcome else None,
         "detail": job.detail,
         "exit_code": exit_.code,
         "exit_signal": exit_.signal,
-        "main_exited_at": job.main_exited_at,
+        "main_exited_at": instant(job.main_exited_at),
         "terminal": job.terminal,
         "grace_us": _microseconds(job.grace),
-        "kept_until_at": job.kept_until_at,
+        "kept_until_at": instant(job.kept_until_at),
         **_account_values(job.usage),
         **_queue_values(job.queue),
         "predicted_run_us": _microseconds(job.predicted_run_for),
-        "predicted_start_at": job.predicted_start_at,
+        "predicted_start_at": instant(job.predicted_start_at),
         "utilization": job.utilization,
-        "first_use_at": job.activity.first_use_at,
+        "first_use_at": instant(job.activity.first_use_at),
         "steps": job.activity.steps,
         "steps_per_second": job.activity.steps_per_second,
     }
@@ -92,20 +92,25 @@ def _microseconds(span: timedelta | None) -> int | None:
     return None if span is None else span // _MICROSECOND
 
 
+def instant(at: datetime | None) -> int | None:
+    """Return an instant as SQLite stores it; see `tables.Instant`."""
+    return None if at is None else (at - EPOCH) // _MICROSECOND
+
+
 def _queue_values(options: QueueOptions) -> dict[str, object]:
     array = options.array
     return {
         "priority": options.priority.value,
         "queue_nice": options.nice,
         "held": options.held,
-        "begin_at": options.begin_at,
+        "begin_at": instant(options.begin_at),
         "after": ",".join(map(str, options.after)) or None,
         "requeue": options.requeue,
         "preemptible": options.preemptible,
         "array": array and array.job,
         "array_index": None if array is None else array.index,
         "array_most": array and array.most_running,
-        "aging_since_at": options.aging_since_at,
+        "aging_since_at": instant(options.aging_since_at),
         "moved_before": options.moved_before,
         "moved_by_admin": options.moved_by_admin,
         "requeued": options.requeued,
@@ -238,9 +243,9 @@ def lease_values(lease: Lease) -> dict[str, object]:
     rungs = lease.enforced_by
     return {
         # It moves where the clock is set.
-        "granted_at": lease.granted_at,
+        "granted_at": instant(lease.granted_at),
         # Never before the grant, whatever the clock has done meanwhile.
-        "released_at": lease.released_at and max(lease.released_at, lease.granted_at),
+        "released_at": lease.released_at and instant(max(lease.released_at, lease.granted_at)),
         "enforced_by": None if rungs is None else ",".join(rungs),
         "driver_limit": lease.driver_limit,
         "used": lease.used,
@@ -297,9 +302,9 @@ def pack(invocation: Invocation) -> bytes:
     return zlib.compress(json.dumps(content).encode("ascii"), level=1)
 
 
-def unpack(row: InvocationRow) -> Invocation:
-    """Return the invocation in a row; the inverse of `pack`."""
-    content = json.loads(zlib.decompress(row.content))
+def unpack(packed: bytes) -> Invocation:
+    """Return the invocation that was packed; the inverse of `pack`."""
+    content = json.loads(zlib.decompress(packed))
     # What came with later versions is not in the rows of earlier ones.
     groups, terminal = content.pop("groups", None), content.pop("terminal", None)
     early_signal, grace = content.pop("early_signal", None), content.pop("grace_us", None)

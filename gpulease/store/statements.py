@@ -1,30 +1,26 @@
-"""The SQL statements of the store, and the counts of live jobs by user.
+"""The SQL statements of the store.
 
-Statements that write are built once, on tables instead of ORM rows: writing is what the daemon does
-most, and through rows it takes about three times the CPU. The counts by user are updated with each
-change, so that checking a limit needs no query.
+Those that each job needs are text that is made once from the tables: SQLAlchemy takes ten times as
+long for them as SQLite does. `rows` makes their values.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    ClauseElement,
     ColumnElement,
     Connection,
     Insert,
-    Integer,
-    Update,
     and_,
     bindparam,
-    cast,
     delete,
     func,
     insert,
-    literal,
     or_,
     select,
     text,
@@ -32,20 +28,17 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.sqlite import Insert as Upsert
+from sqlalchemy.dialects.sqlite import dialect
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.orm import Session
 
-from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
+from gpulease.domain.gpu import GpuReading, JobId
 from gpulease.domain.job import CommandFingerprint, Job, Outcome
 from gpulease.domain.lease import State
 from gpulease.domain.memory_estimate import PastRun
 from gpulease.domain.queue_options import QueuePause
-from gpulease.service.ports import UserCount
-from gpulease.store.gpus import availabilities
-from gpulease.store.rows import invocation_key, job_of
+from gpulease.store.rows import job_of
 from gpulease.store.tables import (
     GpuRow,
-    HolderRow,
     InvocationRow,
     JobRow,
     LeaseRow,
@@ -55,31 +48,41 @@ from gpulease.store.tables import (
 
 _tables = Row.metadata.tables
 _jobs, _leases, _invocations = _tables["jobs"], _tables["leases"], _tables["invocations"]
+_submissions, _holders = _tables["submissions"], _tables["holders"]
 
-ADD_JOB = insert(_jobs).returning(_jobs.c.id)
-RESTORE_JOB = insert(_jobs)
-SAVE_JOB = update(_jobs).where(_jobs.c.id == bindparam("this"))
-ADD_INVOCATION = insert(_invocations)
-DROP_INVOCATION = delete(_invocations).where(_invocations.c.job == bindparam("this"))
-ADD_SUBMISSION = insert(_tables["submissions"])
-ADD_HOLDER = insert(_tables["holders"])
-ADD_LEASE = insert(_leases)
-DROP_LEASES = delete(_leases).where(_leases.c.job == bindparam("this"))
+
+def _text(statement: ClauseElement) -> str:
+    """Return a statement as SQL with named parameters."""
+    return str(statement.compile(dialect=dialect(paramstyle="named")))
+
+
+def _insert(table: str, *without: str) -> str:
+    columns = [each.name for each in _tables[table].c if each.name not in without]
+    return _text(insert(_tables[table]).values({name: bindparam(name) for name in columns}))
+
+
+ADD_JOB = _insert("jobs", "id")
+RESTORE_JOB = _insert("jobs")
+ADD_INVOCATION = _insert("invocations")
+DROP_INVOCATION = _text(delete(_invocations).where(_invocations.c.job == bindparam("this")))
+ADD_SUBMISSION = _insert("submissions")
+FIND_SUBMISSION = _text(
+    select(_submissions.c.job).where(
+        _submissions.c.uid == bindparam("uid"), _submissions.c.key == bindparam("key")
+    )
+)
+ADD_HOLDER = _insert("holders")
+ADD_LEASE = _insert("leases", "peak", "over_for_us")
+DROP_LEASES = _text(delete(_leases).where(_leases.c.job == bindparam("this")))
+_THIS_LEASE = (_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
 _CHANGING = ("granted_at", "released_at", "enforced_by", "driver_limit", "used")
-CHANGE_LEASE = (
-    update(_leases)
-    .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values({name: bindparam(name) for name in _CHANGING})
+CHANGE_LEASE = _text(
+    update(_leases).where(*_THIS_LEASE).values({name: bindparam(name) for name in _CHANGING})
 )
-NOTE_OVER = (
-    update(_leases)
-    .where(_leases.c.job == bindparam("this"), _leases.c.gpu == bindparam("that"))
-    .values(over_for_us=bindparam("over_for_us"))
-)
-NOTE_AGING = (
-    update(_jobs).where(_jobs.c.id == bindparam("this")).values(aging_since_at=bindparam("since"))
-)
-ADD_EVENT = insert(_tables["events"])
+NOTE_OVER = _text(update(_leases).where(*_THIS_LEASE).values(over_for_us=bindparam("over_for_us")))
+ADD_EVENT = "INSERT INTO events (job, at, kind, detail) VALUES (?, ?, ?, ?)"
+EVENTS_OF = "SELECT at, kind, detail FROM events WHERE job = ? ORDER BY id"
+INVOCATION_OF = "SELECT content FROM invocations WHERE job = ?"
 
 # AUTOINCREMENT continues from here; see sqlite.org/autoinc.html.
 START_SEQUENCE = text(
@@ -87,6 +90,16 @@ START_SEQUENCE = text(
     "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'jobs')"
 )
 RAISE_SEQUENCE = text("UPDATE sqlite_sequence SET seq = max(seq, :last) WHERE name = 'jobs'")
+
+
+@lru_cache(256)
+def change_job(names: tuple[str, ...]) -> str:
+    """Return the statement that changes some columns of the job `this`.
+
+    Only those: SQLite writes each index of a named column.
+    """
+    changes = update(_jobs).where(_jobs.c.id == bindparam("this"))
+    return _text(changes.values({name: bindparam(name) for name in names}))
 
 
 def add_elements(first: JobId, indices: Sequence[int]) -> Insert:
@@ -102,21 +115,6 @@ def add_elements(first: JobId, indices: Sequence[int]) -> Insert:
         .where(_jobs.c.id == first, each.c.key > 0)
     )
     return insert(_jobs).from_select(["id", "array_index", *(each.name for each in same)], rows)
-
-
-def add_events(details: Mapping[JobId, str | None], at: datetime, kind: str) -> Insert:
-    """Return the statement that adds an event to the histories of many jobs, with these details."""
-    each = func.json_each(json.dumps(details)).table_valued("key", "value")
-    events = _tables["events"]
-    rows = select(
-        cast(each.c.key, Integer), literal(at, events.c.at.type), literal(kind), each.c.value
-    )
-    return insert(events).from_select(["job", "at", "kind", "detail"], rows)
-
-
-def change_jobs(names: Iterable[str]) -> Update:
-    """Return the statement that changes some columns of jobs."""
-    return SAVE_JOB.values({name: bindparam(name) for name in names})
 
 
 def remember_gpu(reading: GpuReading, at: datetime) -> Upsert:
@@ -149,17 +147,16 @@ def set_pause(connection: Connection, pause: QueuePause | None) -> None:
         connection.execute(insert(PropertyRow).values(key=_PAUSE, value=stored))
 
 
-def jobs_where(session: Session, which: ColumnElement[bool]) -> list[Job]:
+def jobs_where(connection: Connection, which: ColumnElement[bool]) -> list[Job]:
     """Return jobs with their leases and holders, by id."""
-    rows = session.scalars(select(JobRow).where(which).order_by(JobRow.id)).all()
-    leases: dict[int, list[LeaseRow]] = {}
-    of_these = select(JobRow.id).where(which)
-    for lease in session.scalars(
-        select(LeaseRow).where(LeaseRow.job.in_(of_these)).order_by(LeaseRow.place)
-    ):
+    rows: Sequence[Any] = connection.execute(select(_jobs).where(which).order_by(_jobs.c.id)).all()
+    of_these = select(_jobs.c.id).where(which)
+    leases: dict[int, list[Any]] = {}
+    of_leases = select(_leases).where(_leases.c.job.in_(of_these)).order_by(_leases.c.place)
+    for lease in connection.execute(of_leases):
         leases.setdefault(lease.job, []).append(lease)
-    of_holds = select(HolderRow).where(HolderRow.job.in_(of_these))
-    holders = {holder.job: holder for holder in session.scalars(of_holds)}
+    of_holds = select(_holders).where(_holders.c.job.in_(of_these))
+    holders: dict[int, Any] = {holder.job: holder for holder in connection.execute(of_holds)}
     return [job_of(row, leases.get(row.id, ()), holders.get(row.id)) for row in rows]
 
 
@@ -176,19 +173,10 @@ def failed_element(array: JobId) -> ColumnElement[bool]:
     )
 
 
-def invocation_sizes(session: Session) -> dict[JobId, int]:
+def invocation_sizes(connection: Connection) -> dict[JobId, int]:
     """Return the bytes of the compressed arguments and environment of each live job or array."""
-    sizes = session.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
+    sizes = connection.execute(select(InvocationRow.job, func.length(InvocationRow.content)))
     return {JobId(job): size for job, size in sizes}
-
-
-def drained_gpus(connection: Connection) -> Mapping[GpuUuid, str]:
-    """Return why each drained GPU takes no new leases."""
-    return {
-        gpu: availability.reason
-        for gpu, availability in availabilities(connection).items()
-        if availability.reason is not None
-    }
 
 
 _USE_IS_MEANINGFUL = JobRow.out_of_memory | or_(
@@ -225,71 +213,3 @@ def runs_like(
         PastRun(leased, used or 0, bool(ran_out), outcome == Outcome.OVER_LEASE)
         for leased, used, ran_out, outcome in found
     ]
-
-
-class UserCounts:
-    """Counts the live jobs of each user, and the bytes of their invocations.
-
-    The elements of an array share an invocation, which counts as long as one of them waits.
-    """
-
-    def __init__(self, live: Iterable[Job], sizes: Mapping[JobId, int]) -> None:
-        self._of: dict[int, UserCount] = {}
-        self._sizes = dict(sizes)
-        self._users: Counter[JobId] = Counter()
-        """Of each invocation, the live jobs."""
-        self._waiting: Counter[JobId] = Counter()
-        """Of each invocation, the queued jobs."""
-        for job in live:
-            self._count(job, 1)
-
-    def of(self, uid: int) -> UserCount:
-        """Return the counts of a user."""
-        return self._of.get(uid, UserCount())
-
-    def of_after(
-        self, uid: int, changes: Iterable[tuple[Job | None, Job, int | None]]
-    ) -> UserCount:
-        """Return the counts of a user after `changes`, each in the form of `note`."""
-        after = UserCounts((), {})
-        after._of = {uid: self.of(uid)}
-        for before, job, size in changes:
-            if job.owner.uid == uid:
-                key = invocation_key(job)
-                if key not in after._sizes:
-                    after._sizes[key] = self._sizes.get(key, 0)
-                    after._users[key] = self._users[key]
-                    after._waiting[key] = self._waiting[key]
-                after.note(before, job, size)
-        return after.of(uid)
-
-    def note(self, before: Job | None, after: Job, size: int | None = None) -> None:
-        """Count a changed job; `size` is given with a new invocation."""
-        key = invocation_key(after)
-        if size is not None:
-            self._sizes[key] = size
-        # First the new state: an invocation that is still in use does not leave meanwhile.
-        if after.state is not State.ENDED:
-            self._count(after, 1)
-        if before is not None:
-            self._count(before, -1)
-        if not self._users[key]:
-            for counted in (self._sizes, self._users, self._waiting):
-                counted.pop(key, None)
-
-    def _count(self, job: Job, one: int) -> None:
-        key, was = invocation_key(job), self.of(job.owner.uid)
-        waits = one if job.state is State.QUEUED else 0
-        waited = self._waiting[key] > 0
-        self._users[key] += one
-        self._waiting[key] += waits
-        turned = (self._waiting[key] > 0) - waited
-        now = replace(
-            was,
-            waiting=was.waiting + waits,
-            waiting_bytes=was.waiting_bytes + turned * self._sizes.get(key, 0),
-            holds=was.holds + (one if job.holder is not None else 0),
-        )
-        self._of[job.owner.uid] = now
-        if now == UserCount():
-            del self._of[job.owner.uid]

@@ -8,18 +8,16 @@ Every job that waits or holds memory is also kept in memory as last committed, s
 
 import secrets
 import sqlite3
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.exc import DatabaseError, OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import DatabaseError
 
 from gpulease.domain.calendar import Window
 from gpulease.domain.gpu import GpuReading, GpuUuid, JobId
@@ -32,22 +30,17 @@ from gpulease.errors import NoSuchJob, RecordUnwritable, state_fault
 from gpulease.service.dependencies import settle_dependents
 from gpulease.service.ports import Event, PastJob
 from gpulease.store import gpus, statements, windows
-from gpulease.store.database_file import DiskReserve, FilePresence
-from gpulease.store.engine import (
-    WRITES,
-    may_lack_space,
-    open_engine,
-    set_busy_timeout,
-    startup_error,
-    translate_errors,
-)
+from gpulease.store.database_file import DiskReserve
+from gpulease.store.engine import open_engine, startup_error, translate_errors
 from gpulease.store.hook_reports import reports_of
+from gpulease.store.live_state import LiveState, Machine
 from gpulease.store.past_jobs import ended_since
 from gpulease.store.rows import invocation_key, unpack
 from gpulease.store.schema import bring_up_to_date
-from gpulease.store.statements import UserCounts, drained_gpus, invocation_sizes, jobs_where
-from gpulease.store.tables import EventRow, GpuRow, InvocationRow, JobRow, PropertyRow
+from gpulease.store.statements import jobs_where
+from gpulease.store.tables import EventRow, GpuRow, JobRow, PropertyRow
 from gpulease.store.transaction import SqlTransaction
+from gpulease.store.writer import Writer
 
 
 class SqlStore:
@@ -68,98 +61,83 @@ class SqlStore:
             path.touch(mode=0o600)
             self.engine = open_engine(path)
             bring_up_to_date(path, self.engine)
-            self._presence = FilePresence(path, self.engine)
-            with Session(self.engine) as session:
-                self._live = {
-                    job.id: job for job in jobs_where(session, JobRow.state != State.ENDED)
-                }
-                self._known_gpus = frozenset(map(GpuUuid, session.scalars(select(GpuRow.uuid))))
-                self._tallies = UserCounts(self._live.values(), invocation_sizes(session))
+            with self.engine.connect() as connection:
+                self._state = _load(connection)
+            self._writer = Writer(path, self.engine, self.reserve, self._state)
         except DatabaseError as error:
             raise startup_error(path, error.orig) from error
         except OSError as error:
             raise state_fault(f"cannot use the database {path}", error) from error
-        self._released: list[PastJob] = []
-        self._drained: Mapping[GpuUuid, str] = {}
-        self._pause: QueuePause | None = None
-        self._was_locked = False
-        self._live_in_order = tuple(self._live.values())
-        self._writing = threading.Lock()
 
     def close(self) -> None:
         """Close the file."""
-        self._presence.close()
+        self._writer.close()
         self.engine.dispose()
 
+    def has_file(self) -> bool:
+        """Tell whether the file is at its path, with its log; does not wait for a writer."""
+        return self._writer.has_file()
+
     def ensure_file(self) -> None:
-        """Ensure that commits go to the file at its path. Raises like `write_connection`."""
-        with self._writing:
-            self._presence.ensure()
+        """Ensure that commits go to the file at its path. Raises like `batch`."""
+        self._writer.ensure_file()
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Commit the writes within together, when the context ends; each may fail alone.
+
+        Raises:
+            RecordUnwritable: the file cannot be written now, or is damaged. Nothing is stored.
+        """
+        return self._writer.batch()
+
+    def flush(self) -> None:
+        """Commit what the present batch has written so far. Raises like `batch`."""
+        self._writer.commit()
 
     @contextmanager
     def write(self) -> Iterator[SqlTransaction]:
-        """Open the one write transaction; its changes are on disk when the context ends."""
-        with self.write_connection() as connection:
-            with connection.begin():
-                transaction = SqlTransaction(
-                    connection, self._live, self._known_gpus, self._tallies
-                )
-                yield transaction
-                settle_dependents(transaction, transaction.ended())
-            # Replaced, not changed, so that a reader's snapshot stays consistent.
-            self._live, self._known_gpus = transaction.outcome()
-            for change in transaction.changes:
-                self._tallies.note(*change)
-            self._released += transaction.released
-            self._live_in_order = tuple(self._live.values())
+        """Open the one write transaction; its changes are on disk when the context ends.
+
+        Within a batch, they are on disk when that ends. Raises like `batch`.
+        """
+        with self._writer.write():
+            transaction = SqlTransaction(self._writer, self._state)
+            yield transaction
+            settle_dependents(transaction, transaction.ended())
 
     @contextmanager
     def write_connection(self) -> Iterator[Connection]:
-        """Return a connection for writing; nothing else in this process writes meanwhile.
+        """Return a connection in a write transaction, which is like that of `write`."""
+        with self._writer.write():
+            yield self._writer.connection
 
-        Raises:
-            RecordUnwritable: the file cannot be written now, or is damaged.
-        """
-        with self._writing, translate_errors(self.path):
-            self.reserve.release_if_needed()
-            self._presence.ensure()
-            try:
-                with self.engine.connect() as connection:
-                    set_busy_timeout(connection, not self._was_locked)
-                    yield connection.execution_options(**WRITES)
-            except OperationalError as error:
-                if may_lack_space(error):
-                    self.reserve.release()
-                # The next writer waits less: writers wait for each other.
-                self._was_locked = True
-                raise
-            self._was_locked = False
-            # A commit is acknowledged only if the file at the path has it.
-            self._presence.ensure()
+    def forget(self, jobs: Sequence[JobId]) -> None:
+        """Forget ended jobs, which are deleted."""
+        self._state.forget(jobs)
 
     def live(self) -> Sequence[Job]:
         """Return every job that waits or holds memory, by id, as last committed."""
-        return self._live_in_order
+        return self._state.committed_jobs()
 
     def job(self, job: JobId) -> Job | None:
         """Return one job in any state; None if there is none."""
-        held = self._live.get(job)
-        if held is not None:
-            return held
-        with self._reading() as session:
-            return next(iter(jobs_where(session, JobRow.id == job)), None)
+        known = self._state.committed_job(job)
+        if known is not None:
+            return known
+        with self._reading() as connection:
+            return next(iter(jobs_where(connection, JobRow.id == job)), None)
 
     @contextmanager
-    def _reading(self) -> Iterator[Session]:
-        with translate_errors(self.path), Session(self.engine) as session:
-            yield session
+    def _reading(self) -> Iterator[Connection]:
+        with translate_errors(self.path), self.engine.connect() as connection:
+            yield connection
 
     def elements(self, array: JobId, index: int | None = None) -> Sequence[Job]:
         """Return the elements of an array, in any state, oldest first; all or those of an index."""
-        with self._reading() as session:
+        with self._reading() as connection:
             which = JobRow.array == array
             return jobs_where(
-                session, which if index is None else which & (JobRow.array_index == index)
+                connection, which if index is None else which & (JobRow.array_index == index)
             )
 
     def jobs(
@@ -177,7 +155,7 @@ class SqlStore:
         With `before` those with a lower id, with `since` those that ended from then on. With
         `after`, the first `limit` jobs with a higher id.
         """
-        with self._reading() as session:
+        with self._reading() as connection:
             order = JobRow.id.desc() if after is None else JobRow.id
             wanted = select(JobRow.id).order_by(order).limit(limit)
             wanted = wanted.where(*_filters(user, state))
@@ -187,13 +165,13 @@ class SqlStore:
                 wanted = wanted.where(JobRow.id > after)
             if since is not None:
                 wanted = wanted.where(JobRow.ended_at >= since)
-            return jobs_where(session, JobRow.id.in_(wanted))
+            return jobs_where(connection, JobRow.id.in_(wanted))
 
     def count_jobs(self, user: str | None, state: str | None) -> int:
         """Return the number of jobs of one or all users, in any or one state."""
-        with self._reading() as session:
+        with self._reading() as connection:
             wanted = select(func.count(JobRow.id)).where(*_filters(user, state))
-            return session.execute(wanted).scalar_one()
+            return connection.execute(wanted).scalar_one()
 
     def invocation(self, job: JobId) -> Invocation:
         """Return the invocation of a job.
@@ -201,106 +179,87 @@ class SqlStore:
         Raises:
             NoSuchJob: there is no such job, or it has ended.
         """
-        held = self._live.get(job)
-        with self._reading() as session:
-            row = session.get(InvocationRow, job if held is None else invocation_key(held))
-            if row is None:
-                raise NoSuchJob(f"cannot start job {job}: it has ended")
-            return unpack(row)
+        held = self._state.committed_job(job)
+        key = job if held is None else invocation_key(held)
+        known = self._state.committed_invocation(key)
+        if known is not None:
+            return known
+        with self._reading() as connection:
+            found = connection.exec_driver_sql(statements.INVOCATION_OF, (key,)).scalar()
+        if found is None:
+            raise NoSuchJob(f"cannot start job {job}: it has ended")
+        return unpack(found)
 
     def events(self, job: JobId) -> Sequence[Event]:
         """Return the history of a job, oldest first."""
-        with self._reading() as session:
-            rows = session.scalars(
-                select(EventRow).where(EventRow.job == job).order_by(EventRow.id)
-            )
-            return [Event(row.at, row.kind, row.detail) for row in rows]
+        with self._reading() as connection:
+            of_job = select(EventRow.at, EventRow.kind, EventRow.detail).where(EventRow.job == job)
+            return [Event(*row) for row in connection.execute(of_job.order_by(EventRow.id))]
 
     def hook_reports(self, job: JobId) -> Reports:
         """Return what the hooks of a job reported, oldest first."""
-        with self._reading() as session:
-            return reports_of(session, job)
+        with self._reading() as connection:
+            return reports_of(connection, job)
 
     def past_jobs(self, since: datetime) -> Sequence[PastJob]:
         """Return the latest jobs that ended since then after they held memory, in that order.
 
         If the file cannot be read, return none: the queue learns from those that end from now on.
         """
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self.path),
-            self.engine.connect() as connection,
-        ):
+        with suppress(RecordUnwritable), self._reading() as connection:
             return ended_since(connection, since)
         return ()
 
     def take_released(self) -> Sequence[PastJob]:
         """Return the jobs that let go of their memory since the last call, in that order."""
-        released, self._released = self._released, []
-        return released
+        return self._state.take_released()
 
     def drained(self) -> Mapping[GpuUuid, str]:
-        """Return why each drained GPU takes no new leases.
-
-        If the file cannot be read, return the last known answer, so that status still works.
-        """
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self.path),
-            self.engine.connect() as connection,
-        ):
-            self._drained = drained_gpus(connection)
-        return self._drained
+        """Return why each drained GPU takes no new leases."""
+        return self._state.committed_machine.drained()
 
     def pause(self) -> QueuePause | None:
-        """Return the pause of the queue; if the file cannot be read, the last known answer."""
-        with (
-            suppress(RecordUnwritable),
-            translate_errors(self.path),
-            self.engine.connect() as connection,
-        ):
-            self._pause = statements.pause_of(connection)
-        return self._pause
+        """Return the pause of the queue; None if it is not paused."""
+        return self._state.committed_machine.pause
 
     def availabilities(self) -> Mapping[GpuUuid, GpuAvailability]:
         """Return the availability of each GPU with a drain, a fault or an accepted fault."""
-        with translate_errors(self.path), self.engine.connect() as connection:
-            return gpus.availabilities(connection)
+        return self._state.committed_machine.availabilities
 
     def windows(self) -> Sequence[Window]:
         """Return the windows, in the order in which they were made."""
-        with translate_errors(self.path), self.engine.connect() as connection:
-            return windows.all_windows(connection)
+        return self._state.committed_machine.windows
 
     def gpu_events(self, since: datetime, most: int) -> Sequence[GpuEvent]:
         """Return the latest health events of all GPUs, oldest first."""
-        with translate_errors(self.path), self.engine.connect() as connection:
+        with self._reading() as connection:
             return gpus.events_since(connection, since, most)
 
     def gpu(self, uuid: GpuUuid) -> GpuReading:
         """Return a reading with the identity of a GPU that was seen before."""
-        with suppress(RecordUnwritable), self._reading() as session:
-            if (row := session.get(GpuRow, uuid)) is not None:
+        wanted = select(GpuRow.gpu_index, GpuRow.name).where(GpuRow.uuid == uuid)
+        with suppress(RecordUnwritable), self._reading() as connection:
+            if (row := connection.execute(wanted).first()) is not None:
                 return GpuReading(uuid, row.gpu_index, row.name)
         return GpuReading(uuid, 0, "unknown GPU")
 
     def skip_ids_up_to(self, last: int) -> None:
         """Give new jobs ids above `last`."""
-        with self.write_connection() as connection, connection.begin():
+        with self.write_connection() as connection:
             connection.execute(statements.START_SEQUENCE, {"last": last})
             connection.execute(statements.RAISE_SEQUENCE, {"last": last})
 
     def boot(self) -> str | None:
         """Return the boot id under which a daemon last used this file, if stored."""
-        with self._reading() as session:
-            row = session.get(PropertyRow, "boot")
-            return None if row is None else row.value
+        with self._reading() as connection:
+            wanted = select(PropertyRow.value).where(PropertyRow.key == "boot")
+            return connection.execute(wanted).scalar_one_or_none()
 
     def note_boot(self, boot: str) -> None:
         """Store the boot id under which a daemon uses this file."""
         row = upsert(PropertyRow).values(key="boot", value=boot)
         row = row.on_conflict_do_update(index_elements=["key"], set_={"value": boot})
-        with self.write_connection() as connection, connection.begin():
+        with self.write_connection() as connection:
             connection.execute(row)
 
     def installation(self, known: str | None = None) -> str:
@@ -317,10 +276,21 @@ class SqlStore:
     def _constant(self, key: str, new: str) -> str:
         """Return a property that never changes; `new` is its value if it has none."""
         name = {"key": key, "value": new}
-        with self.write_connection() as connection, connection.begin():
+        with self.write_connection() as connection:
             connection.execute(upsert(PropertyRow).on_conflict_do_nothing(), name)
             wanted = select(PropertyRow.value).where(PropertyRow.key == key)
             return connection.execute(wanted).scalar_one()
+
+
+def _load(connection: Connection) -> LiveState:
+    live = jobs_where(connection, JobRow.state != State.ENDED)
+    machine = Machine(
+        frozenset(map(GpuUuid, connection.scalars(select(GpuRow.uuid)))),
+        gpus.availabilities(connection),
+        statements.pause_of(connection),
+        tuple(windows.all_windows(connection)),
+    )
+    return LiveState(live, statements.invocation_sizes(connection), machine)
 
 
 def _filters(user: str | None, state: str | None) -> Sequence[ColumnElement[bool]]:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from gpulease.domain.lease import HOLDS_MEMORY, State
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STATES = ", ".join(f"'{state}'" for state in State)
 _HOLDERS = ", ".join(f"'{state}'" for state in sorted(HOLDS_MEMORY))
 
@@ -35,10 +35,10 @@ class Instant(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
+        return None if value is None else (value - EPOCH) // timedelta(microseconds=1)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else _EPOCH + timedelta(microseconds=value)
+        return None if value is None else EPOCH + timedelta(microseconds=value)
 
 
 class Row(DeclarativeBase):

@@ -42,7 +42,7 @@ class PoolUsage:
         changed = {
             name: adding.excluded[name] for name in ("version", "pool_limit", "pool_peak", "beside")
         }
-        with self._store.write_connection() as connection, connection.begin():
+        with self._store.write_connection() as connection:
             connection.execute(adding.on_conflict_do_update(set_=changed), rows)
 
     def of(self, job: JobId) -> Sequence[PoolSeen]:

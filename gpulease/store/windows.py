@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
-from sqlalchemy.orm import Session
 
 from gpulease.domain.calendar import Window, WindowId
 from gpulease.domain.gpu import GpuUuid
@@ -16,8 +16,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def all_windows(connection: Connection) -> Sequence[Window]:
     """Return the windows, in the order in which they were made."""
-    with Session(connection) as session:
-        return [_window(row) for row in session.scalars(select(WindowRow).order_by(WindowRow.id))]
+    return [_window(row) for row in connection.execute(select(WindowRow).order_by(WindowRow.id))]
 
 
 def add(connection: Connection, window: Window) -> Window:
@@ -44,7 +43,7 @@ def remove(connection: Connection, window: WindowId) -> None:
     connection.execute(delete(WindowRow).where(WindowRow.id == window))
 
 
-def _window(row: WindowRow) -> Window:
+def _window(row: Any) -> Window:
     return Window(
         id=WindowId(row.id),
         name=row.name,

@@ -4,10 +4,10 @@ Programs that use `gpulease.Client` import the shapes from here. Each is loaded 
 used: the shim imports `gpulease.wire.frames` and must stay small.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes as long to import as the interpreter to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpulease.wire.errors import ErrorBody as ErrorBody
     from gpulease.wire.errors import ErrorReply as ErrorReply
     from gpulease.wire.frames import FrameKind as FrameKind
@@ -60,8 +60,10 @@ _MODULES = ("requests", "jobs", "machine", "usage", "errors", "frames")
 
 if not TYPE_CHECKING:  # for type checkers, every name would exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> "Any":
         """Load a public name when it is first used."""
+        from importlib import import_module
+
         for module in _MODULES if not name.startswith("_") else ():
             found = getattr(import_module(f"gpulease.wire.{module}"), name, None)
             if found is not None:

@@ -11,9 +11,10 @@ import pytest
 
 from daemon_stand_in import views
 from daemon_stand_in.daemon import StandIn
-from gpulease import config
-from gpulease.client import Client, answers, dial, indent
+from gpulease import config, locations
+from gpulease.client import Client, answers, dial
 from gpulease.errors import BY_CODE, GpuleaseError, NoDaemon, NoSuchJob, TooLarge
+from gpulease.light_json import indent
 from gpulease.wire.frames import FrameKind, frame
 from gpulease.wire.requests import LARGEST_REQUEST, SubmitRequest
 
@@ -161,6 +162,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("GPULEASE_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "machine" / "gpuleased.sock")
+    monkeypatch.setattr(locations, "SYSTEM_SOCKET", str(config.SYSTEM_SOCKET))
     (tmp_path / "gpulease").mkdir()
     return config.personal_socket()
 

@@ -10,7 +10,7 @@ import pytest
 import gpulease
 from daemon_stand_in.daemon import StandIn
 from goldens import mentions
-from gpulease import config, user_daemon
+from gpulease import config, locations, user_daemon
 from gpulease.cli.app import call
 from gpulease.client import Client, discovery, has_daemon, machine_daemon
 from gpulease.errors import NoDaemon
@@ -26,6 +26,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "machine" / "gpuleased.sock")
+    monkeypatch.setattr(locations, "SYSTEM_SOCKET", str(config.SYSTEM_SOCKET))
     monkeypatch.setattr(discovery, "BACK_WITHIN_S", 0.0)
     monkeypatch.setattr(user_daemon, "ensure", _must_not_start)
     config.SYSTEM_SOCKET.parent.mkdir()

@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 
 from goldens import mentions
-from gpulease import config
+from gpulease import config, locations
 from gpulease.cli.app import call
 from gpulease.errors import BadConfiguration, NoDaemon
 from gpulease.lease_api.acquire import connect
@@ -84,6 +84,7 @@ def squatted(foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(config, "SYSTEM_SOCKET", tmp_path / "machine" / "gpuleased.sock")
+    monkeypatch.setattr(locations, "SYSTEM_SOCKET", str(config.SYSTEM_SOCKET))
     monkeypatch.setattr(config, "runtime_directory", lambda *_: foreign.path.parent)
     return foreign
 

@@ -16,8 +16,8 @@ from daemon_stand_in.daemon import StandIn
 from daemon_stand_in.terminal import REPOSITORY, Terminal, gpulease
 from goldens import mentions
 from gpulease import errors
-from gpulease.client import indent
 from gpulease.errors import BadValue
+from gpulease.light_json import indent
 from gpulease.wire.jobs import EventView
 from gpulease.wire.machine import CheckView, DoctorView
 from process_rig import PYTHON, ephemeral_user

@@ -292,7 +292,7 @@ def test_spawner_and_shims_load_nothing_heavy() -> None:
     heavy = {"asyncio", "logging", "subprocess", "dataclasses", "inspect", "psutil", "pathlib"}
     assert not heavy & set(seen)
     ours = {name for name in seen if name.startswith("gpulease.") and ".shim" not in name}
-    light = {"event_loop", "peer_credentials", "wire", "wire.frames", "write_buffer"}
+    light = {"event_loop", "peer_credentials", "record", "wire", "wire.frames", "write_buffer"}
     assert ours <= {f"gpulease.{name}" for name in light}
 
 

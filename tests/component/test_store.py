@@ -47,7 +47,7 @@ from gpulease.store.memory_history import NOW, RESOLUTIONS, MemoryHistory, Sampl
 from gpulease.store.rows import pack, unpack
 from gpulease.store.schema import HEAD, MIGRATIONS
 from gpulease.store.store import SqlStore
-from gpulease.store.tables import GpuMemoryRow, InvocationRow, Row
+from gpulease.store.tables import GpuMemoryRow, Row
 from gpulease.store.usage import UsageTotals
 from gpulease.units import Share
 
@@ -249,7 +249,7 @@ def test_any_bytes_survive_as_arguments_and_environment(
     argv: list[str], environment: dict[str, str]
 ) -> None:
     invocation = Invocation(tuple(argv), "/", environment, 0o77, {"RLIMIT_NOFILE": 4})
-    assert unpack(InvocationRow(job=1, content=pack(invocation))) == invocation
+    assert unpack(pack(invocation)) == invocation
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_window_is_found_as_it_was_added_until_it_is_removed(store: SqlStore) 
         users=("alice", "bob"), groups=("lab",), lifts_limits=True,
     )  # fmt: skip
     with store.write() as tx:
-        added = [tx.add_window(plain), tx.add_window(full)]
+        added = (tx.add_window(plain), tx.add_window(full))
         assert tx.windows() == added
     assert [replace(each, id=WindowId(0)) for each in added] == [plain, full]
     store = again(store)

@@ -129,6 +129,7 @@ def test_what_was_seen_of_the_gpus_on_a_full_disk_is_written_when_there_is_room(
     on_small_disk: Daemon, small_disk: Path
 ) -> None:
     daemon = on_small_disk.start()
+    submit(daemon, "sleep", "600")  # an idle machine is sampled less often
     wait_for("samples are written", lambda: samples(daemon) > 0)
 
     def cannot_be_written() -> bool:

@@ -1,7 +1,7 @@
 """Points in the real daemon, from outside: its own functions are wrapped, none is replaced.
 
-Each verb that writes has a point before its commit (by an event of SQLAlchemy's, in the thread that
-writes) and one after it.
+Each verb that writes has a point before its commit and one after it, in the thread that writes;
+verbs that are committed together have theirs one after the other.
 """
 
 import os
@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 from gpulease.daemon import app
 from gpulease.host import job_runner, launcher
 from gpulease.service import jobs, scheduler, submission
-from gpulease.store import schema
+from gpulease.store import schema, writer
 from torture import points
 from torture.points import cross
 
@@ -25,12 +25,25 @@ TESTS = Path(__file__).parents[1]
 ENCLOSED = "TORTURE_ENCLOSED"
 """Set for a daemon whose shims wait for its word, as under systemd."""
 
-_writing = threading.local()
+
+class _Writing(threading.local):
+    """What a thread writes."""
+
+    verb: str | None = None
+    """The verb that runs now."""
+
+    def __init__(self) -> None:
+        self.gathered: list[str] = []
+        """The verbs that have ended, and are not committed yet."""
+
+
+_writing = _Writing()
 
 
 def install() -> None:
     """Wrap what the points are at; before the daemon is built."""
-    event.listen(Engine, "commit", _before_a_commit)
+    event.listen(Engine, "commit", _before_a_migration)
+    _wound_commits()
     event.listen(Engine, "after_cursor_execute", _after_a_statement)
     for name, verb in (
         ("cancel", "cancel"),
@@ -45,7 +58,7 @@ def install() -> None:
         _wound_verb(jobs, name, verb)
     _wound_verb(submission, "submit", "submit")
     _wound_verb(scheduler, "extend", "extend")
-    _wound_verb(schema, "migrate", "migration")
+    _wound_migration()
     _wound(schema, "copy_database", "migration: before the copy", "migration: after the copy")
     _wound_grants()
     _wound_later(launcher.Launcher, "_pass_on", "launch: before it is handed on", "handed on")
@@ -57,16 +70,30 @@ def install() -> None:
     _wound_enclosing()
 
 
-def _before_a_commit(_: object) -> None:
-    verb = getattr(_writing, "verb", None)
-    if verb is not None:
-        cross(f"{verb}: before its commit")
+def _before_a_migration(_: object) -> None:
+    if _writing.verb == "migration":
+        cross("migration: before its commit")
+
+
+def _wound_commits() -> None:
+    real = writer.Writer.commit
+
+    def wounded(self: writer.Writer) -> None:
+        verbs = [*_writing.gathered, *filter(None, [_writing.verb])]
+        _writing.gathered, _writing.verb = [], None
+        for verb in verbs:
+            cross(f"{verb}: before its commit")
+        real(self)
+        for verb in verbs:
+            cross(f"{verb}: after its commit")
+
+    writer.Writer.commit = wounded
 
 
 def _after_a_statement(
     _c: object, _cursor: object, statement: str, _p: object, _x: object, _m: object
 ) -> None:
-    if getattr(_writing, "verb", None) != "migration" or "alembic_version" in statement:
+    if _writing.verb != "migration" or "alembic_version" in statement:
         return
     if statement.lstrip().startswith(("ALTER", "CREATE")):
         cross("migration: in its middle")
@@ -103,12 +130,32 @@ def _wound_verb(owner: Any, name: str, verb: str) -> None:
         _writing.verb = verb
         try:
             result = real(*arguments, **named)
+            _gather()
         finally:
             _writing.verb = None
-        cross(f"{verb}: after its commit")
         return result
 
     setattr(owner, name, wounded)
+
+
+def _gather() -> None:
+    """Note the present verb for the commit of its batch, unless it has been committed."""
+    if _writing.verb is not None:
+        _writing.gathered.append(_writing.verb)
+
+
+def _wound_migration() -> None:
+    real = schema.migrate
+
+    def wounded(*arguments: Any) -> None:
+        _writing.verb = "migration"
+        try:
+            real(*arguments)
+        finally:
+            _writing.verb = None
+        cross("migration: after its commit")
+
+    schema.migrate = wounded
 
 
 def _wound_grants() -> None:
@@ -122,10 +169,9 @@ def _wound_grants() -> None:
     def reconciling(*arguments: Any, **named: Any) -> Any:
         try:
             decided = whole(*arguments, **named)
+            _gather()
         finally:
             _writing.verb = None
-        if decided.grants and named.get("fresh", True):
-            cross("grant: after its commit")
         return decided
 
     scheduler._grant = granting

@@ -119,7 +119,7 @@ def modules_after(*line: str) -> set[str]:
 
 @pytest.mark.parametrize("line", [("status", "--socket", "/x"), ("run", "--socket", "/x", "true")])
 def test_the_everyday_verbs_import_only_what_they_need(line: tuple[str, ...]) -> None:
-    heavy = {"rich", "pydantic", "fastapi", "uvicorn", "sqlalchemy", "asyncio", "psutil"}
+    heavy = {"rich", "pydantic", "uvicorn", "sqlalchemy", "asyncio", "psutil"}
     assert not modules_after(*line) & heavy
 
 

@@ -23,10 +23,10 @@ from gpulease.cli import (
     render,
     report,
     reserve,
-    status,
     tables,
 )
-from gpulease.cli import list as listing
+from gpulease.cli import list_page as listing
+from gpulease.cli import status_page as status
 from gpulease.cli.format import display_width
 from gpulease.cli.tables import Page, Table
 from gpulease.errors import CannotLease

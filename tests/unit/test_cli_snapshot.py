@@ -8,7 +8,8 @@ import pytest
 
 from daemon_stand_in import views
 from gpulease.cli import snapshot
-from gpulease.cli.snapshot import script_change, script_place, take_snapshot
+from gpulease.cli.script import script_change, script_place
+from gpulease.cli.snapshot import take_snapshot
 from gpulease.domain.memory_estimate import fingerprint_of
 from gpulease.errors import BadUsage, TooLarge
 from gpulease.wire.jobs import JobView
@@ -38,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_script_of_a_command_is_found(home: Path, line: str, place: int | None) -> None:
-    assert script_place(line.split(), home) == place
+    assert script_place(line.split(), str(home)) == place
 
 
 def test_a_copy_runs_with_its_neighbours_and_outlives_an_edit(home: Path) -> None:

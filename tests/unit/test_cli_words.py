@@ -9,7 +9,8 @@ import pytest
 
 from daemon_stand_in import views
 from goldens import mentions, sentence
-from gpulease.cli import cancel, follow, keep
+from gpulease.cli import cancel_jobs as cancel
+from gpulease.cli import follow, keep
 from gpulease.cli.attachment import messages as attachment_messages
 from gpulease.cli.exit_codes import JobEnd, last_words, status_of_ending, status_of_job
 from gpulease.cli.follow import FollowOptions, wait_for_start

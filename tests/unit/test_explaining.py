@@ -1,6 +1,7 @@
 """What is kept of the explanations of a plan."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 
 from fakes import ALICE, NOON, FakeClock, G, reading
@@ -52,17 +53,19 @@ def test_the_first_expected_start_is_kept_while_the_job_waits() -> None:
     assert explainer.first_starts == {}
 
 
-class SlowClock(FakeClock):
-    """A clock by which each computation takes a second."""
+def slowly(clock: FakeClock) -> Callable[[], float]:
+    """Return the CPU time of a thread in which each computation takes a second."""
 
-    def steady(self) -> timedelta:
-        self.forward(seconds=1)
-        return super().steady()
+    def thread_s() -> float:
+        clock.forward(seconds=1)
+        return clock.steady().total_seconds()
+
+    return thread_s
 
 
 def test_in_a_long_queue_only_an_answer_about_a_new_job_waits() -> None:
     async def scenario() -> None:
-        explainer = Explainer(lambda: plans[-1], clock)
+        explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
         explainer.refresh_here()
         first = explainer.latest
         clock.forward(hours=1)
@@ -75,13 +78,13 @@ def test_in_a_long_queue_only_an_answer_about_a_new_job_waits() -> None:
         assert explainer.latest is not None
         assert 3 in explainer.latest.positions
 
-    clock, plans = SlowClock(), [decided(2)]
+    clock, plans = FakeClock(), [decided(2)]
     asyncio.run(scenario())
 
 
 def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
-    clock, plans = SlowClock(), [decided(2)]
-    explainer = Explainer(lambda: plans[-1], clock)
+    clock, plans = FakeClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
     explainer.refresh_here()
     clock.forward(hours=1)
     plans.append(decided(3, at_hour=1))
@@ -91,8 +94,8 @@ def test_an_answer_waits_for_new_explanations_if_the_last_are_old() -> None:
 
 
 def test_an_answer_that_does_not_wait_leaves_a_newer_one_for_the_next() -> None:
-    clock, plans = SlowClock(), [decided(2)]
-    explainer = Explainer(lambda: plans[-1], clock)
+    clock, plans = FakeClock(), [decided(2)]
+    explainer = Explainer(lambda: plans[-1], clock, slowly(clock))
     explainer.refresh_here()
     clock.forward(hours=1)
     plans.append(decided(2, 3))

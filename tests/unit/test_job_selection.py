@@ -1,17 +1,20 @@
 """Which jobs a command line names: numbers, names, last, --name, --all."""
 
 import shlex
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from daemon_stand_in import views
 from goldens import mentions
 from gpulease.cli import job_selection
-from gpulease.cli.job_selection import Verb, names_array, select_jobs, selection
+from gpulease.cli.job_selection import names_array, select_jobs, selection
 from gpulease.client import Client
 from gpulease.errors import BadUsage, NoSuchJob
 from gpulease.wire.jobs import JobList, JobView, QueueView
+
+if TYPE_CHECKING:
+    from gpulease.cli.job_selection import Verb
 
 
 class Listing:
@@ -43,12 +46,12 @@ SWEEP = (
 
 
 def select(
-    listing: Listing, verb: Verb, *words: str, pattern: str | None = None, every: bool = False
+    listing: Listing, verb: "Verb", *words: str, pattern: str | None = None, every: bool = False
 ) -> list[int]:
     return select_jobs(cast("Client", listing), selection(verb, words, pattern, every))
 
 
-def selected(verb: Verb, *words: str, **how: Any) -> list[int]:
+def selected(verb: "Verb", *words: str, **how: Any) -> list[int]:
     return select(Listing(*SWEEP), verb, *words, **how)
 
 
@@ -101,7 +104,7 @@ def test_a_name_of_several_live_jobs_cancels_none_and_names_them() -> None:
     [("extend", [6]), ("keep", [3, 7]), ("show", [3, 6, 7])],
 )
 def test_all_is_the_live_jobs_that_the_verb_applies_to(
-    verb: Verb, numbers: list[int], capsys: pytest.CaptureFixture[str]
+    verb: "Verb", numbers: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert selected(verb, every=True) == numbers
     assert f"{min(numbers)} (" in capsys.readouterr().err
@@ -195,7 +198,7 @@ ARRAY = (
     ],
 )
 def test_an_element_is_found_by_its_index_and_an_array_is_all_its_elements(
-    verb: Verb, word: str, found: list[int]
+    verb: "Verb", word: str, found: list[int]
 ) -> None:
     assert select(Arrays(*ARRAY), verb, word) == found
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from jeepney import DBusAddress, DBusErrorResponse, new_error, new_method_call
@@ -87,7 +88,7 @@ def test_a_disk_that_is_full_for_a_night_is_said_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    lane = WriterThread("writer", clock)
+    lane = WriterThread("writer", nullcontext, clock)
     for _ in range(200):
         clock.now += 30
         assert not written(lane, fails(FULL))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, NOON, G, reading
+from fakes import ALICE, NOON, G, reading, waits
 from gpulease.domain.gpu import ComputeMode, Fault, GpuReading, JobId, ProcessReading
 from gpulease.domain.job import Job, grant, worker_started
 from gpulease.domain.lease import Claim
@@ -45,7 +45,7 @@ def granted(decided: Plan) -> list[tuple[int, list[str]]]:
 def test_two_fit_and_the_third_waits_and_says_for_whom() -> None:
     decided = decide([job(n, 6 * G) for n in (1, 2, 3)])
     assert granted(decided) == [(1, ["GPU-0"]), (2, ["GPU-1"])]
-    assert decided.waiting[JobId(3)].refusal.waits_for == (1, 2)
+    assert waits(decided, 3).refusal.waits_for == (1, 2)
 
 
 def test_no_byte_is_promised_twice_within_one_pass() -> None:
@@ -71,7 +71,7 @@ def test_who_waits_for_a_strangers_memory_does_not_hold_up_the_others() -> None:
     stranger = [reading(used=5 * G, processes=(ProcessReading(9, 5 * G),))]
     decided = decide([job(1, 6 * G), job(2, 2 * G)], stranger)
     assert granted(decided) == [(2, ["GPU-a"])]
-    assert decided.waiting[JobId(1)].refusal.waits_for == ()
+    assert waits(decided, 1).refusal.waits_for == ()
 
 
 def aged(waiting: Job, hours: float) -> Job:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, reading
+from fakes import ALICE, BOB, NOON, G, reading, waits
 from gpulease.domain.calendar import Occurrence, Window, WindowId
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, grant, worker_started
@@ -58,7 +58,7 @@ def test_while_a_window_is_on_only_jobs_of_its_users_start_on_its_gpus() -> None
     jobs = [job(1, limit=timedelta(minutes=1)), job(2, of=ALICE)]
     decided = decide(jobs, window(-HOUR / 2, 0))
     assert starts(decided) == {2: ["GPU-0"]}
-    obstacle = decided.waiting[JobId(1)].refusal.obstacles[0]
+    obstacle = waits(decided, 1).refusal.obstacles[0]
     assert obstacle.kind is ObstacleKind.WINDOW
     assert obstacle.waits_for == ()
 
@@ -76,14 +76,14 @@ def test_a_job_without_a_limit_starts_if_twice_its_prediction_is_over_before_a_w
     assert starts(decide([job(1)], window(8 * HOUR, 0))) == {1: ["GPU-0"]}, "4 hours by default"
     decided = decide([job(1)], window(7 * HOUR, 0))
     assert starts(decided) == {}
-    assert "--time 7h" in decided.waiting[JobId(1)].refusal.obstacles[0].why
+    assert "--time 7h" in waits(decided, 1).refusal.obstacles[0].why
 
 
 def test_a_job_on_several_gpus_is_promised_no_start_with_a_shorter_limit() -> None:
     jobs = [running(1, 1), job(2, gpus=2)]
     jobs[0] = replace(jobs[0], claim=replace(jobs[0].claim, exclusive=True))
     decided = decide(jobs, window(HOUR, 0), gpus=2)
-    window_ahead = decided.waiting[JobId(2)].refusal.obstacles
+    window_ahead = waits(decided, 2).refusal.obstacles
     assert not [each.why for each in window_ahead if "--time" in each.why]
 
 
@@ -160,5 +160,5 @@ def test_no_job_starts_where_it_would_run_into_a_window_of_others(
             chosen = decided.calendar.gpus.get(each.window.id, ())
             if started.owner is BOB and any(uuid in chosen for uuid, _ in placement.allocations):
                 assert until <= each.begins_at
-    for waiting in decided.waiting.values():
+    for waiting in decided.reasons():
         assert all(each.why for each in waiting.refusal.obstacles)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ALICE, BOB, NOON, G, reading
+from fakes import ALICE, BOB, NOON, G, reading, waits
 from gpulease.domain.explain import Explanations, suggestions, with_job
 from gpulease.domain.gpu import GpuUuid, JobId
 from gpulease.domain.job import Job, Owner, aging, grant, worker_started
@@ -116,9 +116,9 @@ def test_a_user_with_two_reservations_keeps_what_both_need_of_a_limit() -> None:
 def test_a_wait_names_the_job_that_is_ahead_on_these_gpus() -> None:
     late = job(5, 5, CAROL, model="A100")
     decided = decide(TEST_GPU, FOR_TEST_GPU, SMALL_ONE, replace(LARGE, claim=Claim(76 * G)), late)
-    assert decided.waiting[late.id].refusal.waits_for == (4,)
-    assert decided.waiting[JobId(2)].reserved == {"GPU-0"}
-    assert decided.waiting[JobId(4)].reserved == {"GPU-2"}
+    assert waits(decided, late.id).refusal.waits_for == (4,)
+    assert waits(decided, 2).reserved == {"GPU-0"}
+    assert waits(decided, 4).reserved == {"GPU-2"}
     shorter = suggestions(decided, late, G)[1]
     assert (shorter.options, shorter.before) == ("--time 1h", 4)
 

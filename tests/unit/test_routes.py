@@ -8,17 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job, Owner
 from gpulease.domain.lease import Claim
-from gpulease.server.app import Route, build_api, routes
+from gpulease.server.app import build_api, routes
 from gpulease.server.auth import Access, Caller, Rights
 from gpulease.server.context import RequestContext
+from gpulease.server.messages import Response
 from gpulease.server.request_limits import RequestLimits
+from gpulease.server.router import Route, Router
 
 ADMINS = 2000
 DAEMONS_OWNER = 500
@@ -56,7 +55,7 @@ class WithAdmins(Rights):
 
 async def careless() -> Response:
     """Answer whoever asks."""
-    return Response(status_code=204)
+    return Response(status=204)
 
 
 def api(daemon_uid: int = 0) -> RequestLimits:
@@ -66,17 +65,15 @@ def api(daemon_uid: int = 0) -> RequestLimits:
         rights=WithAdmins(daemon_uid, "admins"), scheduler=SimpleNamespace(store=jobs)
     )
     context.existing_job = partial(RequestContext.existing_job, context)
-    made = build_api(context, [replace(route, handler=careless) for route in ROUTES])
-    assert isinstance(made, RequestLimits)
-    return made
+    return build_api(context, [replace(route, handler=careless) for route in ROUTES])
 
 
-def status_of(app: RequestLimits, method: str, path: str, caller: Caller) -> int:
+def status_of(app: RequestLimits, method: str, path: str, caller: Caller, query: str = "") -> int:
     sent: list[Any] = []
     state = {"caller": caller, "abort": lambda: None}
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "state": state,
-        "query_string": b"", "headers": [], "http_version": "1.1", "scheme": "http",
+        "query_string": query.encode(), "headers": [], "http_version": "1.1", "scheme": "http",
         "root_path": "",
     }  # fmt: skip
 
@@ -113,13 +110,46 @@ def test_a_job_that_is_not_there_is_not_found_by_anyone(number: int) -> None:
 
 def test_nothing_is_served_but_the_table_and_its_description() -> None:
     app = api()._app
-    assert isinstance(app, FastAPI)
-    served = {(method, each.path) for each in app.routes for method in each.methods}  # type: ignore[attr-defined]
-    guarded = {
-        (method, each.path)
-        for each in app.routes
-        if isinstance(each, APIRoute) and each.dependencies
-        for method in each.methods
-    }
-    assert guarded == {(route.method, "/v1" + route.path) for route in ROUTES}
-    assert {path for _, path in served - guarded} == {"/v1/openapi.json"}
+    assert isinstance(app, Router)
+    served = {(each.route.method, each.path) for each in app.endpoints}
+    table = {(route.method, "/v1" + route.path) for route in ROUTES}
+    assert served == table | {("GET", "/v1/openapi.json")}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/job", "/v1/jobs/", "/v1/jobs//cancel", "/v1/jobs/1/2/3"]
+)
+def test_a_path_outside_the_table_is_not_found(path: str) -> None:
+    assert status_of(api(), "POST", path, CALLERS["root"]) == 404
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET", "HEAD"])
+def test_a_route_serves_no_other_method(method: str) -> None:
+    assert status_of(api(), method, "/v1/jobs/1/cancel", CALLERS["root"]) == 405
+
+
+@pytest.mark.parametrize("number", ["x", "1.5", "", "9" * 5000])
+def test_a_number_that_is_none_is_refused(number: str) -> None:
+    expected = 400 if number else 404
+    assert status_of(api(), "POST", f"/v1/jobs/{number}/cancel", CALLERS["root"]) == expected
+
+
+def test_parameters_are_parsed_as_the_handler_declares_them() -> None:
+    seen: list[object] = []
+
+    async def handler(
+        job_id: int, user: str | None = None, since: float = 1.0, all: bool = False
+    ) -> Response:
+        seen.append((job_id, user, since, all))
+        return Response(status=204)
+
+    route = Route("GET", "/jobs/{job_id}", Access.ANYONE, "", handler, None)
+    app = build_api(SimpleNamespace(rights=WithAdmins(0)), [route])  # type: ignore[arg-type]
+    for query in ("", "user=a%20b&since=2.5&all=true&unknown=1", "user=&all=0"):
+        assert status_of(app, "GET", "/v1/jobs/7", CALLERS["root"], query) == 204
+    for query in ("since=soon", "all=perhaps"):
+        assert status_of(app, "GET", "/v1/jobs/7", CALLERS["root"], query) == 400
+    # The path says which job it is, whatever the query says.
+    assert status_of(app, "GET", "/v1/jobs/7", CALLERS["root"], "job_id=8") == 204
+    defaults = (7, None, 1.0, False)
+    assert seen == [defaults, (7, "a b", 2.5, True), (7, "", 1.0, False), defaults]

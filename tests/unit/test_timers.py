@@ -1,4 +1,4 @@
-"""The timers, and the clock that is set under them."""
+"""The timers, and the instants of recurring windows."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -13,24 +13,39 @@ from gpulease.timers import LocalTime, Timers
 PATIENCE_S = 20
 
 
-def test_a_timer_goes_on_after_the_clock_was_set_back() -> None:
+def test_a_call_that_takes_longer_than_the_period_is_not_made_twice_at_once() -> None:
     async def scenario() -> None:
-        ran = asyncio.Event()
-        wall = [1_000_000.0]
-        timers = Timers(lambda: wall[0], lambda: 0.0, check_clock_every_s=0.1)
+        running, most, over = 0, 0, asyncio.Event()
+        timers = Timers()
+
+        async def slow() -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.05)
+            running -= 1
+            over.set()
+
+        timers.every(timedelta(seconds=0.01), slow)
+        timers.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        timers.stop()
+        assert most == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_changed_period_counts_at_once() -> None:
+    async def scenario() -> None:
+        ran, timers = asyncio.Event(), Timers()
 
         async def tick() -> None:
             ran.set()
 
-        timers.every(timedelta(seconds=0.05), tick)
+        timer = timers.every(timedelta(hours=1), tick)
         timers.start()
-        async with asyncio.timeout(PATIENCE_S):
-            await ran.wait()
-        # As it is when the clock was an hour ahead at the last run, and has been set right.
-        (entry,) = timers._apscheduler.get_jobs()
-        entry.modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
-        ran.clear()
-        wall[0] -= 3600
+        timer.change(timedelta(seconds=0.01))
         async with asyncio.timeout(PATIENCE_S):
             await ran.wait()
         timers.stop()

@@ -1,0 +1,133 @@
+"""The page of `gpulease list`: jobs, one on a line."""
+
+from __future__ import annotations
+
+import sys
+
+from gpulease.cli.format import (
+    SUSPENDED,
+    UNKNOWN,
+    alike,
+    between,
+    clean,
+    clock,
+    ids_of,
+    label,
+    named,
+    requested,
+)
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Column, Line, Page, Style, Table, line
+from gpulease.client.light_client import read
+from gpulease.errors import BadValue
+from gpulease.light_json import decode_plain, encode, indent
+from gpulease.locations import environment
+from gpulease.wire.text import spoken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from pathlib import Path
+    from typing import Any
+
+    from gpulease.wire.jobs import JobList, JobView
+
+_STYLES: dict[str, Style] = {"active": "good", "ended": "dim"}
+_STATES = frozenset({"queued", "granted", "active", "releasing", "ended"})
+_STATE_OF = {SUSPENDED: "active"}
+"""What to ask the daemon for: suspended jobs are active ones to it."""
+_NOT_FAILED = frozenset({"released", "cancelled", "gave_up", "preempted", "requeued"})
+
+
+def print_list(
+    *,
+    everything: bool,
+    user: str | None,
+    state: str | None,
+    json: bool,
+    socket: Path | str | None,
+) -> None:
+    """Print the jobs that wait or run, with `everything` also ended ones; or those in a state."""
+    client = light_client(socket)
+    # --state lost includes ended jobs without --all.
+    at = state if state is None or state in _STATES else _STATE_OF.get(state, "ended")
+    reply = client.jobs_json(everything=everything or at == "ended", user=user, state=at)
+    if state is not None and at != state:
+        reply = _only(reply, state)
+    if json:
+        print_stdout(indent(reply))
+        return
+    listed: JobList = read(reply)
+    if user is not None and not listed.jobs and not _is_user(user):
+        raise BadValue(
+            f"cannot list jobs of {user[:80]!r}: no such user",
+            "gpulease list --all shows the jobs of all users",
+        )
+    show_page(page(listed, local_time()), screen_of(sys.stdout, environment()))
+
+
+def _is_user(name: str) -> bool:
+    from gpulease.cli.caller import is_user
+
+    return is_user(name)
+
+
+def _only(reply: bytes, wanted: str) -> bytes:
+    """Return the reply with the jobs that are suspended, or ended in one way."""
+    listed = decode_plain(reply)
+    listed["jobs"] = [job for job in listed["jobs"] if _matches(job, wanted)]
+    return encode(listed)
+
+
+def _matches(job: dict[str, Any], wanted: str) -> bool:
+    if wanted == SUSPENDED:
+        return bool(job.get("suspended"))
+    if wanted == "failed":
+        return job["outcome"] not in _NOT_FAILED and job["exit_status"] != 0
+    return bool(spoken(job["outcome"] or "") == wanted)
+
+
+def page(listed: JobList, now: datetime) -> Page:
+    """Lay out a listing."""
+    if not listed.jobs:
+        return [line("no jobs", "dim")]
+    # Only where a job waits: most listings are of jobs that run or have ended.
+    waiting = any(job.expected_start_at for job in listed.jobs)
+    columns = (
+        Column("JOB", right=True),
+        Column("USER", wraps=True),
+        Column("NAME", leaves=1, shrinks=True, below=""),
+        Column("STATE"),
+        Column("REQUEST", right=True, leaves=3, below="request "),
+        Column("SUBMITTED", right=True, leaves=5),
+        *((Column("EXPECTED", right=True, leaves=4, below="expected "),) if waiting else ()),
+        Column("RAN", right=True, leaves=4, below="ran "),
+        Column("EXIT", right=True),
+        Column("COMMAND", leaves=6, shrinks=True, least=16),
+    )
+    return [
+        Table(columns, tuple(_row(group, now, waiting=waiting) for group in alike(listed.jobs)))
+    ]
+
+
+def _style(job: JobView) -> Style:
+    return "warn" if job.suspended else _STYLES.get(job.state, "warn")
+
+
+def _row(group: Sequence[JobView], now: datetime, *, waiting: bool) -> tuple[Line, ...]:
+    job = group[0]
+    failed = job.exit_status not in (None, 0)
+    return (
+        line(ids_of(group)),
+        line(clean(job.user)),
+        line(named(job)),
+        line(label(job), "bad" if failed else _style(job)),
+        line(requested(job)),
+        line(clock(job.submitted_at, now)),
+        *((line(clock(job.expected_start_at, now)),) if waiting else ()),
+        line(between(job.started_at, job.ended_at, now)),
+        line(UNKNOWN if job.exit_status is None else str(job.exit_status), "bad" if failed else ""),
+        line(clean(job.command)),
+    )

@@ -1,0 +1,93 @@
+"""Everyday command lines, read without typer, which takes ten times as long as all else.
+
+The options are those of `quick_options.py`, which is generated from the declarations of the verbs.
+What is not understood at once (help, an unknown or incomplete option, a value that may be wrong) is
+left to typer, which then does all of it, or says what is wrong.
+"""
+
+from __future__ import annotations
+
+from gpulease.cli.quick_options import DEFAULTS, OPTIONS, WORDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+_MOST_DIGITS = 9
+
+
+class NotUnderstood(Exception):
+    """The line is left to typer."""
+
+
+def parse(line: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """Return the verb, and the values of the parameters that were typed.
+
+    None: typer has to read the line.
+    """
+    before: dict[str, Any] = {}
+    if len(line) > 2 and line[0] == "--socket":
+        before, line = {"socket": line[1]}, line[2:]
+    if not line or line[0] not in OPTIONS:
+        return None
+    try:
+        return line[0], before | read(line[0], line[1:])
+    except NotUnderstood:
+        return None
+
+
+def with_defaults(verb: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all parameters of a verb."""
+    return {**DEFAULTS[verb], **typed}
+
+
+def read(verb: str, line: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the parameters that were typed.
+
+    Raises:
+        NotUnderstood: typer has to read the line.
+    """
+    parameter, come_last = WORDS[verb]
+    values: dict[str, Any] = {}
+    words: list[str] = []
+    left = iter(line)
+    for word in left:
+        if word == "--":
+            words += left
+        elif word.startswith("-") and word != "-":
+            _read_option(OPTIONS[verb], word, left, values)
+        else:
+            words.append(word)
+            if come_last:
+                words += left
+    if words and parameter is None:
+        raise NotUnderstood("it takes no words")
+    return {**values, parameter: words} if words and parameter else values
+
+
+def _read_option(
+    options: Mapping[str, tuple[str, Any]], word: str, left: Iterator[str], values: dict[str, Any]
+) -> None:
+    option, equals, value = word.partition("=")
+    if option not in options:
+        raise NotUnderstood(f"option {option}")
+    name, kind = options[option]
+    if equals and (isinstance(kind, bool) or not option.startswith("--")):
+        raise NotUnderstood(f"option {option}")
+    if isinstance(kind, bool):
+        values[name] = kind
+    elif kind == "list":
+        values[name] = [*values.get(name, ()), _value(kind, value if equals else next(left, "-"))]
+    else:
+        values[name] = _value(kind, value if equals else next(left, "-"))
+
+
+def _value(kind: str | tuple[str, ...], text: str) -> str | int:
+    if text.startswith("-") or (isinstance(kind, tuple) and text not in kind):
+        raise NotUnderstood(f"value {text}")
+    if kind != "number":
+        return text
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise NotUnderstood(f"number {text}")
+    return int(text)

@@ -1,0 +1,82 @@
+"""Print jobs in detail, for `gpulease show`."""
+
+from __future__ import annotations
+
+import sys
+
+from gpulease.cli import job_page
+from gpulease.cli.format import index_of
+from gpulease.cli.job_selection import names_array, select_jobs, selection
+from gpulease.cli.light_connection import light_client
+from gpulease.cli.render import local_time, print_stdout, screen_of, show_page
+from gpulease.cli.tables import Page, line
+from gpulease.client.light_client import read
+from gpulease.errors import GpuleaseError
+from gpulease.light_json import indent
+from gpulease.locations import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from gpulease.cli.job_selection import Selection
+    from gpulease.client.light_client import LightClient
+    from gpulease.wire.jobs import JobView
+
+
+def print_jobs(
+    *,
+    jobs: Sequence[str] | None,
+    name: str | None,
+    every: bool,
+    json: bool,
+    socket: Path | str | None,
+) -> None:
+    """Print each of some jobs."""
+    wanted = selection("show", jobs, name, every)
+    client = light_client(socket)
+    numbers = select_jobs(client, wanted)
+    replies = [client.job_json(number) for number in numbers]
+    arrays = {
+        job.id: client.elements_json(job.id)
+        for job in map(read, replies)
+        if names_array(wanted.words, job)
+    }
+    if json:
+        print_stdout(indent(_as_json(wanted, numbers, replies, arrays)))
+        return
+    now = local_time()
+    screen = screen_of(sys.stdout, environment())
+    for place, (number, reply) in enumerate(zip(numbers, replies, strict=True)):
+        above: Page = [line("")] if place else []
+        if number in arrays:
+            from gpulease.cli import array_page
+
+            elements = read(arrays[number]).jobs
+            show_page([*above, *array_page.page(elements, now)], screen)
+        else:
+            view = read(reply)
+            show_page([*above, *job_page.page(view, now, _indexes(client, view))], screen)
+
+
+def _as_json(
+    wanted: Selection,
+    numbers: Sequence[int],
+    replies: Sequence[bytes],
+    arrays: Mapping[int, bytes],
+) -> bytes:
+    """Return a job, or the list of several; an array is the list of its elements."""
+    if len(wanted.words) == 1:
+        return arrays.get(numbers[0], replies[0])
+    return b'{"jobs":[' + b",".join(replies) + b"]}"
+
+
+def _indexes(client: LightClient, job: JobView) -> Mapping[str, str]:
+    """Return the index of each GPU by its UUID; nothing if the daemon does not answer."""
+    if not job.leases:
+        return {}
+    try:
+        return {gpu.uuid: index_of(gpu) for gpu in client.status(queue=0).gpus}
+    except GpuleaseError:
+        return {}

@@ -1,0 +1,52 @@
+"""Wire objects to and from JSON."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpulease.client.light_client import unreadable
+from gpulease.wire import jobs, machine
+
+View = TypeVar("View")
+
+
+def decode(kind: type[View], body: bytes) -> View:
+    """Return the wire object in a reply; unknown fields are ignored.
+
+    Raises:
+        GpuleaseError: the daemon and this command are of incompatible versions.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise unreadable(str(error)) from error
+
+
+def encode(view: object) -> bytes:
+    """Return a wire object as the JSON that the daemon would send."""
+    return msgspec.json.encode(view)
+
+
+def default_of(given: Mapping[str, Any], name: str) -> Any:
+    """Return the default of the field `name` of a view that was sent with the `given` fields.
+
+    Raises:
+        GpuleaseError: no view with these fields has it, or it has no default.
+    """
+    for kind in (*vars(jobs).values(), *vars(machine).values()):
+        if is_dataclass(kind) and isinstance(kind, type):
+            known = {each.name: each for each in fields(kind)}
+            required = {each.name for each in known.values() if not _has_default(each)}
+            if name in known.keys() - required and required <= given.keys():
+                return _default(known[name])
+    raise unreadable(f"an object has no {name!r}")
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

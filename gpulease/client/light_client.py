@@ -1,0 +1,257 @@
+"""The requests of everyday commands, with replies that are read without the wire's classes.
+
+Importing those takes longer than all else that `gpulease status` does. A reply is read as
+namespaces, which have the fields that the daemon has sent; `Client` returns checked views.
+"""
+
+from __future__ import annotations
+
+from gpulease import light_json
+from gpulease.client.transport import ANSWER_WITHIN, Transport
+from gpulease.errors import GpuleaseError
+from gpulease.light_json import Namespace, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from typing import Any, Self
+
+    from gpulease.client.client import Client
+    from gpulease.wire.frames import FrameKind
+    from gpulease.wire.jobs import JobList, JobView
+    from gpulease.wire.machine import StatusView
+
+_SHORTEST_TIMEOUT = 0.05
+
+
+class View(Namespace):
+    """An object of a reply. It has the attributes of the view that `gpulease.wire` describes."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the default of a field that the daemon, an older one, has not sent."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from gpulease.client.codec import default_of
+
+        return default_of(vars(self), name)
+
+
+def read(body: bytes) -> Any:
+    """Return a reply with its objects as views.
+
+    Raises:
+        GpuleaseError: it is no JSON.
+    """
+    try:
+        return light_json.decode(body, View)
+    except ValueError as error:
+        raise unreadable(str(error)) from error
+
+
+def unreadable(why: str) -> GpuleaseError:
+    """Return the error for a reply that is not what this version expects."""
+    return GpuleaseError(
+        f"cannot read the daemon's answer: {why}",
+        "after an upgrade, restart the daemon; running jobs continue",
+    )
+
+
+class LightClient:
+    """A client of one daemon; each call opens a connection."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._daemon = transport
+
+    @property
+    def path(self) -> Path | str:
+        """The daemon's socket."""
+        return self._daemon.path
+
+    def checked(self) -> Client:
+        """Return a client of the same daemon that has all requests, and checks replies."""
+        from pathlib import Path
+
+        from gpulease.client.client import Client
+
+        return Client(Path(self.path), trusted=self._daemon.trusted)
+
+    def _view(self, kind: str, body: bytes) -> Any:
+        """Return the view in a reply; `kind` is the name of its class."""
+        return read(body)
+
+    def within(self, seconds: float) -> Self:
+        """Return a client of the same daemon with a shorter timeout, for callers with a deadline.
+
+        A daemon that is stopped accepts requests and does not answer.
+        """
+        client = object.__new__(type(self))
+        # A timeout of zero would fail even if the daemon answers at once.
+        timeout = max(_SHORTEST_TIMEOUT, min(seconds, self._daemon.answer_within))
+        client._daemon = self._daemon.within(timeout)
+        return client
+
+    def jobs(
+        self,
+        *,
+        everything: bool = False,
+        user: str | None = None,
+        state: str | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> JobList:
+        """Return the jobs that wait or hold memory, or with `everything` also those that ended.
+
+        The oldest come first, or the `newest`. Without a limit, these are all live jobs, or the
+        latest 10,000 of `everything`. With `limit`, one page: the jobs that follow the job `after`.
+        """
+        reply = self.jobs_json(
+            everything=everything, user=user, state=state, newest=newest, after=after, limit=limit
+        )
+        view: JobList = self._view("JobList", reply)
+        return view
+
+    def jobs_json(
+        self,
+        *,
+        everything: bool = False,
+        user: str | None = None,
+        state: str | None = None,
+        newest: bool = False,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> bytes:
+        """Return the reply of `jobs` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "user": user,
+            "state": state,
+            "newest": "true" if newest else None,
+            "after": None if after is None else str(after),
+            "limit": None if limit is None else str(limit),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
+    def elements(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> list[JobView]:
+        """Return the jobs of an array, oldest first, or those with one index.
+
+        A job that was tried or queued again is followed by the job that continues it, with the same
+        index. With `everything` false, jobs that have ended are left out.
+        """
+        reply = self.elements_json(array, index, everything=everything)
+        view: JobList = self._view("JobList", reply)
+        return view.jobs
+
+    def elements_json(
+        self, array: int, index: int | None = None, *, everything: bool = True
+    ) -> bytes:
+        """Return the reply of `elements` as JSON."""
+        query = {
+            "all": "true" if everything else None,
+            "array": str(array),
+            "index": None if index is None else str(index),
+        }
+        return self._daemon.ask("GET", "/jobs", query)
+
+    def job(self, number: int) -> JobView:
+        """Return one job with its events.
+
+        Raises:
+            NoSuchJob: there is none.
+        """
+        view: JobView = self._view("JobView", self.job_json(number))
+        return view
+
+    def job_json(self, number: int) -> bytes:
+        """Return the reply of `job` as JSON."""
+        return self._daemon.ask("GET", f"/jobs/{number}")
+
+    def cancel(self, number: int, *, grace: float | None = None) -> JobView:
+        """Ask a job to end, or release a lease, and return it as it is then.
+
+        With `grace`, it is killed after so many seconds, if that is sooner than its own grace,
+        also if it was cancelled before.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it has ended already.
+        """
+        body = None if grace is None else encode({"grace": grace})
+        reply = self._daemon.ask("POST", f"/jobs/{number}/cancel", body=body)
+        view: JobView = self._view("JobView", reply)
+        return view
+
+    def status(self, queue: int | None = None) -> StatusView:
+        """Return the state of the machine, the jobs that hold memory, and those that wait.
+
+        With `queue`, only so many of the waiting jobs, the next to start first.
+        """
+        view: StatusView = self._view("StatusView", self.status_json(queue))
+        return view
+
+    def status_json(self, queue: int | None = None) -> bytes:
+        """Return the reply of `status` as JSON."""
+        query = {"queue": "all" if queue is None else str(queue)}
+        return self._daemon.ask("GET", "/status", query)
+
+    def extend(self, number: int, by: float) -> JobView:
+        """Add `by` seconds, which may be negative, to the time limit of a job, and return it.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it has ended, is ending, or has no time limit.
+            BadValue: the new time limit has passed already, or is out of range.
+        """
+        body = encode({"by": by})
+        reply = self._daemon.ask("POST", f"/jobs/{number}/extend", body=body)
+        view: JobView = self._view("JobView", reply)
+        return view
+
+    def logs(
+        self,
+        number: int,
+        *,
+        stdout: bool = True,
+        stderr: bool = True,
+        tail: int | None = None,
+        follow: bool = False,
+        begin: Mapping[FrameKind, int] | None = None,
+    ) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the kept output of a job in pieces, each with its stream.
+
+        Each stream starts at byte `begin`, or with its last `tail` lines. With `follow` it
+        continues until the job has ended, also if the job has not started.
+
+        Raises:
+            NoSuchJob: there is none.
+            NotAllowed: it belongs to another user.
+            WrongState: it is a hold, which has no output.
+            NoDaemon: the stream ended too early.
+        """
+        from gpulease.wire.frames import BadFrame, FrameKind, FrameReader
+
+        begin = begin or {}
+        query = {
+            "stdout": str(stdout).lower(),
+            "stderr": str(stderr).lower(),
+            "tail": None if tail is None else str(tail),
+            "follow": str(follow).lower(),
+            "stdout_from": str(begin.get(FrameKind.STDOUT, 0)),
+            "stderr_from": str(begin.get(FrameKind.STDERR, 0)),
+        }
+        frames = FrameReader()
+        with self._daemon.open("GET", f"/jobs/{number}/logs", query) as reply:
+            # A job may be silent for days, and this stream has no keep-alives.
+            reply.settimeout(None if follow else ANSWER_WITHIN)
+            try:
+                for piece in reply.pieces():
+                    yield from frames.feed(piece)
+            except BadFrame as error:
+                from gpulease.client.errors import lost
+
+                raise lost(self.path) from error

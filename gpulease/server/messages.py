@@ -1,0 +1,83 @@
+"""Requests and responses, as handlers see them: a thin layer over ASGI."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+JSON = "application/json"
+
+
+class Request:
+    """A request with its whole body, which `RequestLimits` has read."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def body(self) -> bytes:
+        """Return the whole body."""
+        content: bytes = self.scope["state"]["body"]
+        return content
+
+
+class Response:
+    """A whole answer."""
+
+    def __init__(
+        self, content: bytes = b"", status: int = 200, media_type: str | None = None
+    ) -> None:
+        self.content = content
+        self.status = status
+        self.headers: list[tuple[bytes, bytes]] = []
+        if media_type is not None:
+            self.headers.append((b"content-type", media_type.encode()))
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        """Send it; after `send` has returned, the client may not have it yet."""
+        del receive  # an answer that is complete needs no news of the client
+        if self.status != 204:
+            self.headers.append((b"content-length", b"%d" % len(self.content)))
+        await send(_start(self.status, self.headers))
+        await send({"type": "http.response.body", "body": self.content})
+
+
+class StreamingResponse(Response):
+    """An answer in pieces, each of which is sent at once, until the client disconnects."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], status: int = 200, *, media_type: str) -> None:
+        super().__init__(status=status, media_type=media_type)
+        self._pieces = pieces
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        """Send all pieces."""
+        serving = asyncio.current_task()
+        assert serving is not None
+        leaving = asyncio.ensure_future(_when_disconnected(receive, serving.cancel))
+        try:
+            await self._send_all(send)
+        except asyncio.CancelledError:
+            if not leaving.done():
+                raise  # the daemon stops
+        finally:
+            leaving.cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        await send(_start(self.status, self.headers))
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _when_disconnected(receive: Receive, call: Callable[[], object]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call()

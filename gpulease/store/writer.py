@@ -1,0 +1,174 @@
+"""The one connection that writes, and its transactions.
+
+A batch commits the writes within together: one commit costs as much for ten writes as for one. A
+write within a batch that fails is rolled back alone. Without a batch, each write is committed when
+it ends. A transaction begins with the first statement: a write that changes nothing costs nothing.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from gpulease.errors import RecordUnwritable
+from gpulease.store.database_file import DiskReserve, FilePresence
+from gpulease.store.engine import may_lack_space, set_busy_timeout, translate_errors
+from gpulease.store.live_state import LiveState, Mark
+
+
+class Writer:
+    """Begins, commits and rolls back; `LiveState` follows."""
+
+    def __init__(self, path: Path, engine: Engine, reserve: DiskReserve, state: LiveState) -> None:
+        self._path = path
+        self._state = state
+        self._presence = FilePresence(path, engine)
+        self._reserve = reserve
+        self._lock = threading.RLock()
+        self._in_batch = False
+        self._has_begun = False
+        """Whether the present write has executed a statement."""
+        self._is_first = False
+        """Whether it began the transaction."""
+        self._lost: RecordUnwritable | None = None
+        """Why SQLite has rolled back the present batch."""
+        self._is_patient = True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._presence.close()
+
+    @property
+    def driver(self) -> sqlite3.Connection:
+        """The connection, in a transaction."""
+        if not self._has_begun:
+            self._begin()
+        return self._presence.driver
+
+    @property
+    def connection(self) -> Connection:
+        """The same, for statements of SQLAlchemy. It must not commit."""
+        if not self._has_begun:
+            self._begin()
+        return self._presence.connection
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Commit the writes within together, when the context ends.
+
+        Raises:
+            RecordUnwritable: the file cannot be written now, or is damaged. Nothing is stored.
+        """
+        with self._lock:
+            if self._in_batch:
+                yield
+                return
+            self._in_batch = True
+            try:
+                yield
+                self.commit()
+            except BaseException:
+                self._abandon()
+                raise
+            finally:
+                self._in_batch = False
+                self._lost = None
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Begin one write, which is stored as a whole or not at all. Raises like `batch`."""
+        with self.batch():
+            if self._lost is not None:
+                raise _again(self._lost)
+            self._has_begun = False
+            before = self._state.mark()
+            try:
+                with self._errors():
+                    yield
+            except BaseException as error:
+                self._take_back(before, error)
+                raise
+
+    def commit(self) -> None:
+        """Commit what the present batch has written so far; without a batch, do nothing."""
+        with self._lock:
+            if self._lost is not None:
+                raise _again(self._lost)
+            if not (self._in_batch and self._presence.driver.in_transaction):
+                return
+            with self._errors():
+                self._presence.driver.execute("COMMIT")
+            self._wait_for_locks(patient=True)
+            self._state.publish()
+            # A commit is acknowledged only if the file at the path has it.
+            with self._errors():
+                self._presence.ensure()
+
+    def has_file(self) -> bool:
+        """Tell whether the file is at its path, with its log; does not wait for a writer."""
+        return self._presence.is_there()
+
+    def ensure_file(self) -> None:
+        """Ensure that commits go to the file at its path. Raises like `batch`."""
+        with self._lock:
+            # Within a transaction, the commit ensures it.
+            if not self._presence.driver.in_transaction:
+                self._presence.ensure()
+
+    def _begin(self) -> None:
+        self._is_first = not self._presence.driver.in_transaction
+        if self._is_first:
+            self._reserve.release_if_needed()
+            self._presence.ensure()
+            self._presence.driver.execute("BEGIN IMMEDIATE")
+        else:
+            # For all writes the same name: it means the latest, and a commit ends all.
+            self._presence.driver.execute("SAVEPOINT write")
+        self._has_begun = True
+
+    def _take_back(self, before: Mark, error: BaseException) -> None:
+        """Roll back the present write, which has failed."""
+        if not self._has_begun:
+            self._state.roll_back(before)
+        elif self._is_first:
+            self._abandon()
+        elif self._presence.driver.in_transaction:
+            self._presence.driver.execute("ROLLBACK TO write")
+            self._state.roll_back(before)
+        else:
+            # After some errors, such as a full disk, SQLite rolls back the whole transaction.
+            known = isinstance(error, RecordUnwritable)
+            self._lost = error if known else RecordUnwritable(f"cannot write: {error}")  # type: ignore[assignment]
+            self._state.roll_back()
+
+    def _abandon(self) -> None:
+        """Roll back everything since the last commit."""
+        with suppress(sqlite3.Error):
+            self._presence.driver.rollback()
+        self._state.roll_back()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Translate errors of SQLite, and prepare for the next attempt."""
+        with translate_errors(self._path):
+            try:
+                yield
+            except (OperationalError, sqlite3.OperationalError) as error:
+                if may_lack_space(error):
+                    self._reserve.release()
+                # The next writer waits less: writers wait for each other.
+                self._wait_for_locks(patient=False)
+                raise
+
+    def _wait_for_locks(self, *, patient: bool) -> None:
+        if self._is_patient is not patient:
+            self._is_patient = patient
+            set_busy_timeout(self._presence.driver, patient)
+
+
+def _again(error: RecordUnwritable) -> RecordUnwritable:
+    return type(error)(error.message, error.hint)

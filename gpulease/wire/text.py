@@ -1,0 +1,58 @@
+"""The limits of requests that command and daemon check, and how text is encoded in JSON.
+
+The command imports this at every start.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+API_PREFIX = "/v1"
+
+# Limits that both the command and the daemon check.
+LARGEST_REQUEST = 6 * 1024 * 1024
+"""Bytes of a body: LARGEST_EXEC in JSON, where a byte above 127 takes two."""
+LARGEST_EXEC = 2 * 1024 * 1024
+"""Bytes of arguments and environment: a quarter of the usual stack limit, execve(2)."""
+LARGEST_STRING = 128 * 1024
+"""Bytes of one argument or variable with its NUL: MAX_ARG_STRLEN of execve(2)."""
+LONGEST_NAME = 128
+"""Characters of the name of a job."""
+MOST_ELEMENTS = 10_000
+"""Jobs in one array."""
+LARGEST_INDEX = 999_999
+"""Of an element of an array."""
+MOST_DEPENDENCIES = 100
+"""Jobs that one job names in --after; an array counts as one."""
+LARGEST_RETRY = 4.0
+"""Factor of memory for the next attempt of a job."""
+_POINTER = 8
+
+
+def exec_size(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Return how many bytes execve(2) counts for arguments and environment."""
+    strings = [*argv, *(f"{name}={value}" for name, value in environment.items())]
+    return sum(len(os.fsencode(each)) + 1 + _POINTER for each in strings) + 2 * _POINTER
+
+
+def to_wire(text: str) -> str:
+    """Return a string of the operating system as one character per byte."""
+    return os.fsencode(text).decode("latin-1")
+
+
+def from_wire(text: str) -> str:
+    """Return the operating system's string for `text`; the inverse of `to_wire`.
+
+    Raises:
+        UnicodeEncodeError: `text` holds a character that is not a byte.
+    """
+    return os.fsdecode(text.encode("latin-1"))
+
+
+def spoken(name: str) -> str:
+    """Return a name such as time_limit as people read and type it: time-limit."""
+    return name.replace("_", "-")

@@ -1,0 +1,193 @@
+"""What a job costs the database: statements, commits and flushes to the disk."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from fakes import NOON, FakeClock, order, reading
+from gpulease.daemon.worker_threads import WriterThread
+from gpulease.domain.gpu import JobId
+from gpulease.domain.job import Exit, Job, Outcome
+from gpulease.service import jobs, scheduler, submission
+from gpulease.service.observation import Observation
+from gpulease.service.ports import Policy, WorkerExited, WorkerStarted
+from gpulease.service.queue_state import QueueState
+from gpulease.store.store import SqlStore
+
+SEEN = Observation((reading(),), {}, NOON)
+CLOCK, POLICY = FakeClock(), Policy()
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore(tmp_path / "gpulease.db")
+    with opened.write() as tx:
+        tx.add_gpus([reading()], NOON)
+    yield opened
+    opened.close()
+
+
+@contextmanager
+def statements(store: SqlStore) -> Iterator[list[str]]:
+    """Collect the statements that the database gets, on the connection that writes or another."""
+    sent: list[str] = []
+    read: list[str] = []
+    driver = store._writer._presence.driver
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        read.append(statement)
+
+    driver.set_trace_callback(sent.append)
+    event.listen(store.engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(store.engine, "before_cursor_execute", note)
+    driver.set_trace_callback(None)
+    written = [each.partition("VALUES")[0] for each in sent]
+    # Statements of SQLAlchemy on the connection that writes are in both.
+    sent += [each for each in read if each.partition("VALUES")[0] not in written]
+
+
+def verbs(sent: list[str]) -> list[str]:
+    return [" ".join(each.split()[:3]).partition("(")[0] for each in sent]
+
+
+def submit(store: SqlStore, state: QueueState, key: str | None = None) -> Job:
+    return submission.submit(store, replace(order(), key=key), SEEN, POLICY, CLOCK, state)
+
+
+def start(store: SqlStore, job: JobId) -> None:
+    jobs.note_started(store, job, WorkerStarted(10, 9, NOON))
+
+
+def end(store: SqlStore, job: JobId) -> None:
+    jobs.note_exited(store, job, WorkerExited(Outcome.EXITED, Exit(0), NOON))
+
+
+def test_a_submission_is_five_statements_and_two_more_with_a_key(store: SqlStore) -> None:
+    state = QueueState(store)
+    with statements(store) as sent:
+        submit(store, state)
+    assert verbs(sent) == [
+        "BEGIN IMMEDIATE",
+        "INSERT INTO jobs",
+        "INSERT INTO invocations",
+        "INSERT INTO events",
+        "COMMIT",
+    ]
+    with statements(store) as sent:
+        submit(store, state, "key")
+    assert len(sent) == 7
+
+
+def test_the_life_of_a_job_is_21_statements_in_four_commits(store: SqlStore) -> None:
+    state = QueueState(store)
+    scheduler.reconcile(store, SEEN, POLICY, CLOCK, state=state)
+    with statements(store) as sent:
+        job = submit(store, state)
+        decided = scheduler.reconcile(store, SEEN, POLICY, CLOCK, state=state)
+        assert [granted for granted, _ in decided.grants] == [job.id]
+        store.invocation(job.id)
+        start(store, job.id)
+        end(store, job.id)
+        # The queue learns from the end.
+        scheduler.reconcile(store, SEEN, POLICY, CLOCK, state=state)
+    assert verbs(sent).count("COMMIT") == 4
+    assert len(sent) == 21
+
+
+def test_a_pass_that_decides_nothing_and_a_status_ask_the_database_nothing(
+    store: SqlStore,
+) -> None:
+    state = QueueState(store)
+    waiting, ended = submit(store, state), submit(store, state)
+    jobs.cancel(store, ended.id, "alice", CLOCK)
+    closed = "the queue is paused"
+    scheduler.reconcile(store, SEEN, POLICY, CLOCK, closed, state=state)
+    with statements(store) as sent:
+        scheduler.reconcile(store, SEEN, POLICY, CLOCK, closed, state=state)
+        store.live(), store.job(waiting.id), store.job(ended.id), store.invocation(waiting.id)
+        store.drained(), store.pause(), store.availabilities(), store.windows()
+    assert sent == []
+
+
+def test_submissions_that_gather_are_committed_together(store: SqlStore) -> None:
+    state = QueueState(store)
+    writer = WriterThread("writer", store.batch, longest_batch_s=60)
+    free = threading.Event()
+
+    async def all_at_once() -> list[Job]:
+        busy = writer(free.wait)
+        calls = [writer(lambda: submit(store, state)) for _ in range(8)]
+        free.set()
+        await busy
+        return [await call for call in calls]
+
+    with statements(store) as sent:
+        queued = asyncio.run(all_at_once())
+    writer.close()
+    assert store.live() == tuple(queued)
+    assert verbs(sent).count("COMMIT") == 1
+    # Each is the three rows and the point to which it alone can be rolled back.
+    assert len(sent) == 2 + 8 * 4 - 1
+
+
+def test_one_more_submission_copies_nothing_that_grows_with_the_queue(store: SqlStore) -> None:
+    state = QueueState(store)
+    submit(store, state)
+
+    def peak() -> int:
+        tracemalloc.start()
+        submit(store, state)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    alone = peak()
+    with store.write() as tx:
+        for _ in range(3000):
+            tx.add(order(), NOON)
+    # A copy of 3,000 references would be 24 kB.
+    assert min(peak() for _ in range(3)) < alone + 12_000
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace here")
+def test_a_commit_flushes_the_disk_once(tmp_path: Path) -> None:
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(TESTS)!r})
+    from pathlib import Path
+    from fakes import NOON, order
+    from gpulease.store.store import SqlStore
+
+    store = SqlStore(Path({str(tmp_path)!r}) / "gpulease.db")
+    with store.write() as tx:
+        tx.add(order(), NOON)
+    open("/dev/null").close()  # shows in the trace where counting begins
+    for _ in range(5):
+        with store.write() as tx:
+            tx.add(order(), NOON)
+    with store.batch():
+        for _ in range(8):
+            with store.write() as tx:
+                tx.add(order(), NOON)
+    open("/dev/null").close()
+    """
+    log = tmp_path / "trace"
+    traced = ["strace", "-f", "-o", str(log), "-e", "trace=openat,fsync,fdatasync"]
+    command = [*traced, sys.executable, "-c", textwrap.dedent(script)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(TESTS.parent)})
+    _, counted, _ = log.read_text().split('"/dev/null"')
+    assert counted.count("sync(") == 6
