@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from gpulease.shim.json_lines import encode
+from gpulease.light_json import encode
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,
@@ -253,7 +253,7 @@ def _fork(spec: WorkerSpec, ends: _Ends, on_terminal: bool) -> int:
     if pid == 0:
         _be_worker(spec, ends, shim, on_terminal)
     # The worker does this too. Whichever is first, a signal finds the group.
-    try:  # noqa: SIM105 - fewer calls than with contextlib
+    try:
         os.setpgid(pid, pid)
     except OSError:
         pass  # it runs its command, or has ended
