@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import command, jobs, planning, reaction, rest, streams, submissions
+from benchmarks import command, jobs, planning, reaction, rest, shims, streams, submissions
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
 
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "rest": rest.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
+    "shims": shims.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }
