@@ -92,7 +92,11 @@ class SpawnerProcess:
                     *(["confined"] if confined else []),
                 ],
                 cwd="/",
-                env={"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
+                env={
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "LD_BIND_NOW": "1",  # otherwise each shim binds the functions that it calls
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -138,6 +142,8 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 __all__ = ["AlreadyLaunched", "Launch", "Launcher", "Started", "UserIdentity"]
 
+_TRIES = 3
+"""A try may meet a spawner that another launch ends."""
 _BEFORE_THE_RECORD = ("directory", "record")
 _TEMPORARY = (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EAGAIN)
 """Errors that may pass. Without a record the launch can be tried again."""
@@ -241,17 +247,19 @@ class Launcher:
             LaunchFailed: the launch failed for another reason.
         """
         request = _request(launch)
-        for _ in range(2):
-            reply = await self._request(request, launch)
+        for _ in range(_TRIES):
+            reply, spawner = await self._request(request, launch)
             if reply:
                 return _started(reply)
-            # The spawner or the shim died. A second try is safe: a record allows one launch only.
+            # The spawner or the shim died. Another try is safe: a record allows one launch only.
             record = await asyncio.to_thread(read_record, launch.directory)
             if record is not None and record.started is not None:
                 return record.started
             if record is not None:
                 # Its shim has died. The job may have begun and left processes behind.
                 raise AlreadyLaunched
+            # The stock of a spawner that was killed is about to end, and would lose it again.
+            await self._end(spawner)
         raise LaunchFailed(
             "cannot start the job: the process that starts it was killed",
             "check the system's log; the machine may have run out of memory",
@@ -264,8 +272,8 @@ class Launcher:
                 await self._spawner.close()
                 self._spawner = None
 
-    async def _request(self, request: bytes, launch: Launch) -> bytes:
-        """Return the reply to a request, or nothing if spawner or shim died."""
+    async def _request(self, request: bytes, launch: Launch) -> tuple[bytes, SpawnerProcess]:
+        """Return the reply to a request, or nothing if spawner or shim died, and the spawner."""
         with contextlib.ExitStack() as ours:
             go: int | None = None
             with contextlib.ExitStack() as passed:
@@ -282,10 +290,10 @@ class Launcher:
                     ours.callback(os.close, go)
                     passed.callback(os.close, waits)
                     descriptors.append(waits)
-                await self._pass_on(*descriptors)
+                spawner = await self._pass_on(*descriptors)
             first = await reply.line()
             if go is None or self._sandbox is None or (pid := _waiting(first)) is None:
-                return first + await reply.rest()
+                return first + await reply.rest(), spawner
             environment = await self._sandbox(pid, launch)
             if environment is not None:
                 # The shim has the same file, and does not read it before the go-ahead.
@@ -293,16 +301,25 @@ class Launcher:
                 _write_all(memory, _request(replace(launch, environment=environment)))
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
-            return await _until_started(reply.rest())
+            return await _until_started(reply.rest()), spawner
 
-    async def _pass_on(self, *descriptors: int) -> None:
+    async def _pass_on(self, *descriptors: int) -> SpawnerProcess:
+        """Send a request, and return the spawner that has it."""
         async with self._turn:
             if self._spawner is not None and await self._spawner.send(*descriptors):
-                return
+                return self._spawner
             if self._spawner is not None:
                 await self._spawner.close()
             self._spawner = SpawnerProcess(self._confined)
             await self._spawner.send(*descriptors)
+            return self._spawner
+
+    async def _end(self, spawner: SpawnerProcess) -> None:
+        """End this spawner, unless another has replaced it."""
+        async with self._turn:
+            if self._spawner is spawner:
+                self._spawner = None
+                await spawner.close()
 
 
 async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
@@ -321,8 +338,13 @@ async def _until_started(reply: Coroutine[Any, Any, bytes]) -> bytes:
 
 
 def _request(launch: Launch) -> bytes:
-    """Write the request."""
-    _check(launch)
+    """Write the request.
+
+    Raises:
+        LaunchFailed: the command is missing, or a string is invalid.
+    """
+    if not launch.argv:
+        raise LaunchFailed("cannot start the job: no command was given")
     who = launch.identity
     shim = ShimSpec(
         job=launch.job,
@@ -339,9 +361,9 @@ def _request(launch: Launch) -> bytes:
         ends_with_client=launch.ends_with_client,
     )
     worker = WorkerSpec(
-        launch.argv,
-        launch.cwd,
-        dict(launch.environment),
+        tuple(map(_string, launch.argv)),
+        _string(launch.cwd),
+        dict(_variable(*variable) for variable in launch.environment.items()),
         launch.umask,
         dict(launch.soft_limits),
         launch.nice,
@@ -352,33 +374,34 @@ def _request(launch: Launch) -> bytes:
     return request
 
 
-def _check(launch: Launch) -> None:
-    """Refuse what no system call accepts. Values of variables may be secret and are not shown.
-
-    Raises:
-        LaunchFailed: the command is missing, or a string is invalid.
-    """
-    if not launch.argv:
-        raise LaunchFailed("cannot start the job: no command was given")
-    for string in (*launch.argv, launch.cwd):
-        if not _is_sound(string):
-            raise LaunchFailed(
-                f"cannot start the job: {string[:80]!r} has a NUL byte or cannot be encoded"
-            )
-    for name, value in launch.environment.items():
-        if not name or "=" in name or not _is_sound(name):
-            raise LaunchFailed(f"cannot start the job: {name[:80]!r} is not a valid variable name")
-        if not _is_sound(value):
-            raise LaunchFailed(
-                f"cannot start the job: the variable {name} has a NUL byte or cannot be encoded"
-            )
+def _string(string: str) -> bytes:
+    """Encode an argument or a path."""
+    if (encoded := _encoded(string)) is None:
+        raise LaunchFailed(
+            f"cannot start the job: {string[:80]!r} has a NUL byte or cannot be encoded"
+        )
+    return encoded
 
 
-def _is_sound(string: str) -> bool:
+def _variable(name: str, value: str) -> tuple[bytes, bytes]:
+    """Encode a variable. Its value may be secret and is not shown."""
+    encoded = _encoded(name)
+    if not encoded or b"=" in encoded:
+        raise LaunchFailed(f"cannot start the job: {name[:80]!r} is not a valid variable name")
+    if (text := _encoded(value)) is None:
+        raise LaunchFailed(
+            f"cannot start the job: the variable {name} has a NUL byte or cannot be encoded"
+        )
+    return encoded, text
+
+
+def _encoded(string: str) -> bytes | None:
+    """Encode what a system call accepts; None for anything else."""
     try:
-        return b"\0" not in string.encode("utf-8", "surrogateescape")
+        encoded = string.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        return False
+        return None
+    return None if b"\0" in encoded else encoded
 
 
 def _started(reply: bytes) -> Started:

@@ -7,7 +7,6 @@ before it watches from then on. On pipes the first client keeps the input, of wh
 one.
 """
 
-import json
 import math
 import select
 import socket
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 from gpulease.event_loop import EventLoop
 from gpulease.peer_credentials import peer_credentials
+from gpulease.shim.json_lines import decode, encode
 from gpulease.wire.frames import HEADER, BadFrame, FrameKind, FrameReader, frame
 from gpulease.write_buffer import WriteBuffer
 
@@ -106,7 +106,7 @@ class ShimClient:
     def send_json(self, kind: FrameKind, content: Mapping[str, Any]) -> None:
         """Send a frame of JSON, and before it how much output was skipped until then."""
         self._send_skipped()
-        self.send(frame(kind, json.dumps(content).encode()))
+        self.send(frame(kind, encode(content)))
 
     def send_output(self, kind: FrameKind, piece: bytes | memoryview) -> None:
         """Send output. A watcher that is too slow for it skips it."""
@@ -382,7 +382,7 @@ class Payload:
             BadFrame: it is not a JSON object. Every method raises this for an unusable field.
         """
         try:
-            self._content = _object(json.loads(encoded))
+            self._content = _object(decode(encoded))
         except (ValueError, RecursionError) as error:
             raise BadFrame("a payload is not JSON") from error
 

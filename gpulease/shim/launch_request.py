@@ -1,14 +1,15 @@
 """The format of a launch request: what a shim and its worker need to know.
 
-A request is two lines of JSON: a short one for the shim, and one for the worker. The second has the
-environment. The shim never reads it, so it stays small and holds no secrets. Strings may contain
-bytes that are not UTF-8, as surrogate escapes (PEP 383), which JSON keeps.
+A request is a line of JSON for the shim, a line of JSON for the worker, and then the worker's
+strings, each followed by NUL: directory, arguments, environment. The shim reads its worker's part
+as the user, and forgets it when the worker is forked.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from gpulease.shim.json_lines import decode, encode
 
 LARGEST_REQUEST = 32 << 20
 _PIECE = 16 << 10
@@ -65,9 +66,9 @@ class ShimSpec(NamedTuple):
 class WorkerSpec(NamedTuple):
     """The worker's part of a launch."""
 
-    argv: tuple[str, ...]
-    cwd: str
-    environment: dict[str, str]
+    argv: tuple[bytes, ...]
+    cwd: bytes
+    environment: dict[bytes, bytes]
     umask: int
     soft_limits: dict[str, int]
     nice: int
@@ -75,12 +76,16 @@ class WorkerSpec(NamedTuple):
 
 def pack(shim: ShimSpec, worker: WorkerSpec) -> bytes:
     """Write a request."""
-    return json.dumps(shim).encode() + b"\n" + json.dumps(worker).encode()
+    numbers = [worker.umask, worker.soft_limits, worker.nice, len(worker.argv)]
+    variables = map(b"=".join, worker.environment.items())
+    strings = (worker.cwd, *worker.argv, *variables, b"")
+    lines = encode(shim), encode(numbers), b"\0".join(strings)
+    return b"\n".join(lines)
 
 
 def read_shim_spec(request: int) -> ShimSpec:
     """Read the shim's part of the request that is open as `request`."""
-    spec = ShimSpec(*json.loads(_first_line(request)))
+    spec = ShimSpec(*decode(_first_line(request)))
     return spec._replace(
         identity=None if spec.identity is None else _identity(*spec.identity),
         terminal=None if spec.terminal is None else _terminal(*spec.terminal),
@@ -108,5 +113,9 @@ def _terminal(
 
 def read_worker_spec(request: int) -> WorkerSpec:
     """Read the worker's part of the request that is open as `request`."""
-    text = os.pread(request, os.fstat(request).st_size, 0)
-    return WorkerSpec(*json.loads(text.partition(b"\n")[2]))
+    _, numbers, text = os.pread(request, os.fstat(request).st_size, 0).split(b"\n", 2)
+    umask, soft_limits, nice, count = decode(numbers)
+    cwd, *strings = text.split(b"\0")[:-1]
+    variables = (variable.partition(b"=") for variable in strings[count:])
+    environment = {name: value for name, _, value in variables}
+    return WorkerSpec(tuple(strings[:count]), cwd, environment, umask, soft_limits, nice)

@@ -4,6 +4,17 @@ import ctypes
 import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Looked up here: what a shim touches for the first time after its fork costs it a page.
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+_prctl_name = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_char_p, *[ctypes.c_ulong] * 3, use_errno=True
+)(("prctl", _libc))
+_syscall = _libc.syscall
+_syscall.argtypes = (ctypes.c_long,) * 4
+_syscall.restype = ctypes.c_long
+_capset = _libc.capset
+_memmove = ctypes.memmove
 _fallocate = getattr(_libc, "fallocate64", _libc.fallocate)
 
 _PR_SET_PDEATHSIG = 1
@@ -12,9 +23,12 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
-_CAPABILITY_VERSION_3 = 0x20080522
-_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
-"""The number of keyctl(2), which the C library does not wrap, by machine."""
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this process
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}.get(
+    os.uname().machine
+)
+"""The number of keyctl(2), which the C library does not wrap."""
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _KEYCTL_LINK = 8
 _KEY_SPEC_SESSION_KEYRING = -3
@@ -26,28 +40,32 @@ _ARG_START = 45
 
 def die_with_parent(number: int) -> None:
     """Let the kernel send this process the signal when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+    _check(_prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
+
+
+def outlive_parent() -> None:
+    """Revoke `die_with_parent`."""
+    _check(_prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0))
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant that loses its own."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def forbid_tracing() -> None:
     """Forbid all users but root to trace or dump this process, or to see its descriptors."""
-    _prctl(_PR_SET_DUMPABLE, 0)
+    _check(_prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def set_name(name: str) -> None:
     """Set what `top` and /proc/PID/comm show; the kernel keeps 15 bytes."""
-    _check(_libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0))
+    _check(_prctl_name(_PR_SET_NAME, name.encode(), 0, 0, 0))
 
 
 def drop_capabilities() -> None:
     """Clear the permitted, effective and inheritable sets."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()))
+    _check(_capset(_CAPABILITY_HEADER, _NO_CAPABILITIES))
 
 
 def enter_mount_namespace(pid: int) -> None:
@@ -67,15 +85,19 @@ def leave_session_keyring() -> None:
 
     Do nothing if the system has no keyrings or forbids their use, as in a container.
     """
-    number = _KEYCTL.get(os.uname().machine)
-    if number is None or _keyctl(number, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
+    if _KEYCTL is None or _syscall(_KEYCTL, _KEYCTL_JOIN_SESSION_KEYRING, 0, 0) < 0:
         return
-    _keyctl(number, _KEYCTL_LINK, _KEY_SPEC_USER_KEYRING, _KEY_SPEC_SESSION_KEYRING)
+    _syscall(_KEYCTL, _KEYCTL_LINK, _KEY_SPEC_USER_KEYRING, _KEY_SPEC_SESSION_KEYRING)
 
 
-def _keyctl(number: int, operation: int, first: int, second: int) -> int:
-    arguments = (number, operation, first, second)
-    return int(_libc.syscall(*(ctypes.c_long(argument) for argument in arguments)))
+def reset_oom_score() -> None:
+    """Remove a protection against the OOM killer, which later children would inherit."""
+    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if int(os.read(fd, 16)) < 0:
+            os.pwrite(fd, b"0", 0)
+    finally:
+        os.close(fd)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
@@ -104,11 +126,7 @@ def set_title(area: tuple[int, int] | None, title: str) -> None:
         return
     start, size = area
     text = title.encode()[: size - 2].ljust(size - 1, b"\0") + b"\n"
-    ctypes.memmove(start, text, size)
-
-
-def _prctl(option: int, value: int) -> None:
-    _check(_libc.prctl(option, *(ctypes.c_ulong(number) for number in (value, 0, 0, 0))))
+    _memmove(start, text, size)
 
 
 def _check(result: int) -> None:

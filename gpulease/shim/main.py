@@ -5,19 +5,23 @@ then anything of the user's is used, in the worker. The record is made before an
 be seen, so that a job is launched once at most. When the worker runs, `supervisor` takes over.
 """
 
-import json
 import os
-import signal
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulease.shim import linux, worker
+from gpulease.shim.json_lines import encode
 from gpulease.shim.launch_request import IdentitySpec, ShimSpec, read_shim_spec
 from gpulease.shim.output import JobLog
 from gpulease.shim.record import Failure, JobEvents, claim
 from gpulease.shim.supervisor import Supervisor
 from gpulease.shim.worker import StepFailed, start_worker, step
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 SOCKET = "socket"
 
@@ -34,18 +38,20 @@ class LaunchReport:
             return
         fd, self._fd = self._fd, None
         try:
-            os.write(fd, json.dumps(content).encode() + b"\n")
+            os.write(fd, encode(content) + b"\n")
         except OSError:
             return  # the daemon has stopped; it will find the record
         finally:
             os.close(fd)
 
 
-def run(request: int, status: int, title: tuple[int, int] | None) -> None:
-    """Be a shim: launch the job of the request and stay until its end."""
+def run(request: int, status: int, children: int, title: tuple[int, int] | None) -> None:
+    """Launch the job of the request and stay until its end.
+
+    `children` is what `become_shim` returned.
+    """
     report = LaunchReport(status)
     try:
-        children = _become_shim()
         spec = read_shim_spec(request)
         linux.set_title(title, f"gpulease-shim: job {spec.job}")
         _launch(spec, request, report, children)
@@ -56,8 +62,8 @@ def run(request: int, status: int, title: tuple[int, int] | None) -> None:
         raise
 
 
-def _become_shim() -> int:
-    """Leave the spawner's session and adopt orphans.
+def become_shim() -> int:
+    """Leave the spawner's session and its standard error, and adopt orphans.
 
     Returns:
         A descriptor that is readable when a child has ended.
@@ -65,10 +71,7 @@ def _become_shim() -> int:
     os.setsid()
     linux.adopt_orphans()
     linux.set_name("gpulease-shim")
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
+    os.dup2(0, 2)  # /dev/null
     receiver, sender = os.pipe()
     for fd in (receiver, sender):
         os.set_blocking(fd, False)
@@ -145,12 +148,8 @@ def _open_log(directory: int, name: str, spec: ShimSpec) -> JobLog:
 
 def _listen(directory: int, spec: ShimSpec) -> socket.socket:
     """Create the job's socket, through the directory's descriptor: addresses must be short."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    before = os.umask(0o177)
-    try:
-        listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
-    finally:
-        os.umask(before)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
     if spec.identity is not None:
         uid, gid = spec.identity.uid, spec.identity.gid
         os.chown(SOCKET, uid, gid, dir_fd=directory, follow_symlinks=False)

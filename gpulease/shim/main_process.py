@@ -5,11 +5,15 @@ reaped it, which happens here too, together with all orphans of the worker.
 """
 
 import os
-import signal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpulease.shim import process_tree
 from gpulease.wire.frames import BadFrame
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 TO_THE_GROUP = frozenset(
     {

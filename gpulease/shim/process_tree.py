@@ -5,10 +5,14 @@ Shim and daemon share this module.
 """
 
 import os
-import signal
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 _ENDED = (b"Z", b"X")
 _PASSES = 20

@@ -1,19 +1,22 @@
 """The record of one launch: a file in the job's directory with the events of its worker.
 
-The file has lines of JSON. One call writes each of them, syncs it, and uses space that was
-allocated at the start, so the end can be written on a full disk. The shim that creates the record
+The file has lines of JSON. Each is written by one call to space that was allocated at the start, so
+the end can be written on a full disk. What must survive a crash of the machine is synced: that the
+job was launched, and how it ended. The shim that creates the record
 holds its lock as long as it lives: a locked record means a living shim. A record that exists means
 that the job was launched once and never will be again. Daemon and shim share this module, which
 knows nothing of sockets and signals.
 """
 
 import fcntl
-import json
 import os
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from errno import E2BIG, EAGAIN, ENOENT, ENOMEM, ENOSPC, ENOTDIR
 from typing import Any, NamedTuple
+
+from gpulease.shim.json_lines import decode, encode
 
 NAME = "record"
 SIZE = 4096
@@ -136,7 +139,7 @@ def parse(text: bytes) -> Record:
     record = Record()
     for line in text.partition(b"\0")[0].split(b"\n")[:-1]:
         try:
-            record = _with(record, json.loads(line))
+            record = _with(record, decode(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             break
     return record
@@ -203,18 +206,19 @@ class RecordWriter:
         self._fd = fd
         self._end = end
 
-    def append(self, *lines: Mapping[str, Any]) -> None:
-        """Write all of the lines or none, and return when they are on disk.
+    def append(self, *lines: Mapping[str, Any], sync: bool = True) -> None:
+        """Write all of the lines or none, and return when they are on disk, unless not `sync`.
 
         Raises:
             OSError: the disk failed, or the record is full.
         """
-        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        text = b"".join(encode(line) + b"\n" for line in lines)
         if self._end + len(text) > SIZE:
             raise OSError(ENOSPC, "the record is full")
         os.pwrite(self._fd, text, self._end)
         self._end += len(text)
-        os.fdatasync(self._fd)
+        if sync:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         """Unlock the record: its shim then counts as dead."""
@@ -262,8 +266,7 @@ def forbid(directory: str | os.PathLike[str]) -> bool:
     if record is None:
         return False
     try:
-        now = stamp(datetime.now(UTC))
-        record.append({"event": "exited", "reason": "cancelled", "ended_at": now})
+        record.append({"event": "exited", "reason": "cancelled", "ended_at": now()})
     finally:
         record.close()
     return True
@@ -271,11 +274,10 @@ def forbid(directory: str | os.PathLike[str]) -> bool:
 
 def _allocate(fd: int, shim_pid: int | None) -> int:
     line = {"event": "claimed", "shim_pid": shim_pid}
-    begin = b"" if shim_pid is None else json.dumps(line).encode() + b"\n"
-    # Written and not only allocated: later lines then change no metadata, so syncing them is
-    # cheap, and this works on file systems without fallocate.
+    begin = b"" if shim_pid is None else encode(line) + b"\n"
+    # Written and not only allocated, which works on file systems without fallocate. Nothing syncs
+    # it: after a crash of the machine the name says that the job was launched, and that is all.
     os.pwrite(fd, begin.ljust(SIZE, b"\0"), 0)
-    os.fsync(fd)
     return len(begin)
 
 
@@ -297,20 +299,20 @@ class JobEvents:
 
     def note_start(self, pid: int) -> dict[str, Any]:
         """Note that the worker has become its command."""
-        self.started = {"pid": pid, "shim_pid": os.getpid(), "started_at": _now()}
+        self.started = {"pid": pid, "shim_pid": os.getpid(), "started_at": now()}
         self._unwritten.append({"event": "started", **self.started})
         return self.started
 
     def note_stopping(self, reason: str) -> dict[str, Any]:
         """Note that the worker is being asked to stop."""
-        self.stopping = {"reason": reason, "at": _now()}
+        self.stopping = {"reason": reason, "at": now()}
         self._unwritten.append({"event": "stopping", **self.stopping})
         return self.stopping
 
     def note_main_exit(self, code: int) -> dict[str, Any]:
         """Note that the main process has ended, with this code or, below 0, by this signal."""
         how = {"exit_code": code} if code >= 0 else {"signal": -code}
-        self.main_exited = {**how, "at": _now()}
+        self.main_exited = {**how, "at": now()}
         self._unwritten.append({"event": "main_exited", **self.main_exited})
         return self.main_exited
 
@@ -320,7 +322,7 @@ class JobEvents:
         at = main.pop("at", None)
         usual = "signaled" if "signal" in main else "exited"
         reason = self.stopping["reason"] if self.stopping else usual
-        end = {"reason": reason, **main, "main_exited_at": at, "ended_at": _now()}
+        end = {"reason": reason, **main, "main_exited_at": at, "ended_at": now()}
         end |= {"terminated": True} if self.terminated else {}
         return self._end({**end, "max_rss": max_rss})
 
@@ -328,15 +330,15 @@ class JobEvents:
         """Note that the worker did not become its command."""
         failed = failure._asdict() | {"message": failure.message[:1000]}
         failed["hint"] = failure.hint and failure.hint[:500]
-        end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": _now()}
+        end = {"reason": "launch_failed", "exit_code": failure.exit_code, "ended_at": now()}
         return self._end({**end, "failed": failed})
 
-    def write(self) -> None:
-        """Write the events that are not in the record yet."""
+    def write(self, sync: bool = True) -> None:
+        """Write the events that are not in the record yet, to the disk unless not `sync`."""
         lines, self._unwritten = self._unwritten, []
         try:
             if lines:
-                self._record.append(*lines)
+                self._record.append(*lines, sync=sync)
         except OSError:
             return  # the worker continues, and the clients still get the event
 
@@ -346,5 +348,9 @@ class JobEvents:
         return end
 
 
-def _now() -> str:
-    return stamp(datetime.now(UTC))
+def now() -> str:
+    """Return this instant as `stamp` does, with fewer calls."""
+    milliseconds = time.time_ns() // 1_000_000
+    year, month, day, hour, minute, second, *_ = time.gmtime(milliseconds // 1000)
+    clock = f"{hour:02}:{minute:02}:{second:02}.{milliseconds % 1000:03}"
+    return f"{year}-{month:02}-{day:02}T{clock}Z"

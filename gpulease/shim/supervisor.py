@@ -5,14 +5,12 @@ or when the time limit is reached. It opens no files: everything that it uses wa
 gave up the rights of root.
 """
 
-import json
 import math
 import os
 import resource
-import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulease.event_loop import EventLoop
 from gpulease.shim import process_tree
@@ -23,12 +21,18 @@ from gpulease.shim.clients import (
     ShimClient,
     ShimClients,
 )
+from gpulease.shim.json_lines import decode
 from gpulease.shim.launch_request import EarlySignalSpec, ShimSpec
 from gpulease.shim.main_process import MainProcess
 from gpulease.shim.output import InputStream, JobLog, OutputStream
 from gpulease.shim.record import Failure, JobEvents, failure
 from gpulease.shim.worker import Worker
 from gpulease.wire.frames import BadFrame, FrameKind
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 _EARLY_SIGNAL, _TIME_LIMIT = "early_signal", "time_limit"
 """Names of timers."""
@@ -193,10 +197,10 @@ class Supervisor:
         os.close(self._start_pipe)
         self._start_pipe = None
         if failed:
-            self._failure = failure(json.loads(failed))
+            self._failure = failure(decode(failed))
             return
         start = self._events.note_start(self._main.pid)
-        self._events.write()
+        self._events.write(sync=False)  # a crash of the machine ends the job in any case
         self._report({"started": start})
         self._clients.send_json(FrameKind.STARTED, start)
         self._time_limit.begin()

@@ -8,12 +8,17 @@ master does not hang up before the last process has ended.
 import contextlib
 import fcntl
 import os
-import signal
 import struct
 import termios
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpulease.shim.launch_request import TerminalSpec
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers, without enumerations
 
 _LARGEST_SIZE = 0xFFFF
 _WINDOW = struct.Struct("HHHH")

@@ -5,16 +5,13 @@ failed, or closes when the command runs. The command is looked up as a shell doe
 names its step and says what went wrong.
 """
 
-import contextlib
-import json
 import os
 import resource
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from errno import E2BIG, EACCES, ENOENT, ENOEXEC, ENOTDIR
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from gpulease.shim.json_lines import encode
 from gpulease.shim.launch_request import (
     IdentitySpec,
     ShimSpec,
@@ -31,6 +28,11 @@ from gpulease.shim.linux import (
 from gpulease.shim.record import EXEC, Failure
 from gpulease.shim.terminal import PseudoTerminal, open_terminal, take_foreground
 
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # plain numbers instead of enumerations: fewer calls in a worker
+
 
 class StepFailed(Exception):
     """A step of the launch failed."""
@@ -40,26 +42,34 @@ class StepFailed(Exception):
         self.failure = failure
 
 
-@contextmanager
-def step(name: str, sentence: str, hint: str | None = None) -> Iterator[None]:
+class step:  # noqa: N801 - a context manager, without the imports and calls of contextlib
     """Turn an OSError into StepFailed, with the sentence, a colon and the system's message."""
-    try:
-        yield
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise StepFailed(Failure(name, error.errno, f"{sentence}: {why}", hint)) from error
+
+    def __init__(self, name: str, sentence: str, hint: str | None = None) -> None:
+        self._name = name
+        self._sentence = sentence
+        self._hint = hint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            why = os.strerror(error.errno) if error.errno else str(error)
+            sentence = f"{self._sentence}: {why}"
+            raise StepFailed(Failure(self._name, error.errno, sentence, self._hint)) from error
 
 
-def shown(text: str | bytes, length: int = 400) -> str:
+def shown(text: bytes, length: int = 400) -> str:
     """Return `text` for a message: bytes that are not UTF-8 are escaped, and it is cut."""
-    known = os.fsencode(text).decode("utf-8", "backslashreplace")
+    known = text.decode("utf-8", "backslashreplace")
     return known if len(known) <= length else f"{known[:length]}..."
 
 
 _SHELL = b"/bin/sh"
 
 
-def become_command(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def become_command(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
     """Replace this process by the command, looked up on the PATH of `environment`.
 
     /bin/sh runs an executable file of unknown format, as with execvp(3).
@@ -67,18 +77,17 @@ def become_command(argv: Sequence[str], environment: Mapping[str, str]) -> NoRet
     Raises:
         StepFailed: the command does not exist or cannot be executed.
     """
-    words = [os.fsencode(word) for word in argv]
-    variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
     denied: OSError | None = None
-    for path in _candidates(words[0], variables):
+    for path in _candidates(argv[0], environment):
         try:
-            _become(path, words, variables)
+            _become(path, argv, environment)
         except OSError as error:
             if error.errno not in (ENOENT, ENOTDIR, EACCES) or os.access(path, os.F_OK):
                 denied = denied or error
             if error.errno not in (ENOENT, ENOTDIR, EACCES):
                 break
-    raise StepFailed(_not_found(argv[0], variables) if denied is None else _denied(argv[0], denied))
+    failed = _not_found(argv[0], environment) if denied is None else _denied(argv[0], denied)
+    raise StepFailed(failed)
 
 
 def _candidates(name: bytes, environment: Mapping[bytes, bytes]) -> list[bytes]:
@@ -88,20 +97,20 @@ def _candidates(name: bytes, environment: Mapping[bytes, bytes]) -> list[bytes]:
     return [(directory or b".") + b"/" + name for directory in path.split(b":")]
 
 
-def _become(path: bytes, words: list[bytes], environment: dict[bytes, bytes]) -> None:
+def _become(path: bytes, argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> None:
     try:
-        os.execve(path, words, environment)  # noqa: S606 - the purpose of this process
+        os.execve(path, argv, environment)  # noqa: S606 - the purpose of this process
     except OSError as error:
         if error.errno != ENOEXEC:
             error.filename = path
             raise
-    os.execve(_SHELL, [_SHELL, path, *words[1:]], environment)  # noqa: S606 - likewise
+    os.execve(_SHELL, [_SHELL, path, *argv[1:]], environment)  # noqa: S606 - likewise
 
 
-def _not_found(name: str, environment: Mapping[bytes, bytes]) -> Failure:
-    if "/" in name:
+def _not_found(name: bytes, environment: Mapping[bytes, bytes]) -> Failure:
+    if b"/" in name:
         why = "no such file"
-        hint = None if name.startswith("/") else "the path is relative to the job's directory"
+        hint = None if name.startswith(b"/") else "the path is relative to the job's directory"
     elif b"PATH" in environment:
         why = "no such command on PATH"
         hint = (
@@ -112,7 +121,7 @@ def _not_found(name: str, environment: Mapping[bytes, bytes]) -> Failure:
     return Failure(EXEC, ENOENT, f"cannot run {shown(name)}: {why}", hint)
 
 
-def _denied(name: str, error: OSError) -> Failure:
+def _denied(name: bytes, error: OSError) -> Failure:
     number, why, hint = error.errno or EACCES, error.strerror or str(error), None
     path = bytes(error.filename)
     if number in (ENOENT, ENOTDIR):
@@ -151,9 +160,8 @@ IGNORED = (
     signal.SIGXFSZ,
 )
 """Signals that the spawner and shims ignore. A shim ends after its worker, and the spawner with the
-daemon. What a shutdown sends to all processes ends the worker."""
-_FAILURE = 3
-"""The descriptor of the pipe on which the worker reports a failure."""
+daemon. What a shutdown sends to all processes ends the worker. All other signals have their
+defaults, so a worker resets only these."""
 _NULL = "/dev/null"
 _CWD_HINT = "submit the job from a directory that exists and that you may enter"
 _TERMINAL_HINT = "to run without a terminal, pipe the output, as in `gpulease run ... | cat`"
@@ -199,7 +207,7 @@ def start_worker(request: int, spec: ShimSpec) -> Worker:
     else:
         terminal = _terminal(spec.terminal)
         ours, ends = _terminal_ends(terminal, spec.terminal.stderr, theirs)
-    pid = _fork(request, ends, terminal is not None)
+    pid = _fork(read_worker_spec(request), ends, terminal is not None)
     for end in set(ends) - ({terminal.slave} if terminal else set()):
         os.close(end)
     for fd in (failure, *ours):
@@ -239,30 +247,33 @@ def _terminal_ends(terminal: PseudoTerminal, for_stderr: bool, failure: int) -> 
     return ours, _Ends(slave, slave, stderr_end, failure)
 
 
-def _fork(request: int, ends: _Ends, on_terminal: bool) -> int:
+def _fork(spec: WorkerSpec, ends: _Ends, on_terminal: bool) -> int:
     shim = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_worker(request, ends, shim, on_terminal)
+        _be_worker(spec, ends, shim, on_terminal)
     # The worker does this too. Whichever is first, a signal finds the group.
-    with contextlib.suppress(OSError):
+    try:
         os.setpgid(pid, pid)
+    except OSError:
+        pass  # it runs its command, or has ended
     return pid
 
 
-def _be_worker(request: int, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
-    failure = ends.failure
+def _be_worker(spec: WorkerSpec, ends: _Ends, shim: int, on_terminal: bool) -> NoReturn:
+    """Become the command. Whatever this touches the kernel copies, so that it is short."""
     try:
-        spec = read_worker_spec(request)
         _lead_group(ends.stdin if on_terminal else None)
         _reset_signals(shim)
-        failure = _set_descriptors(ends)
+        # All other descriptors close when the command runs; Python makes them so (PEP 446).
+        for target, end in enumerate((ends.stdin, ends.stdout, ends.stderr)):
+            os.dup2(end, target)
         _set_attributes(spec)
         become_command(spec.argv, spec.environment)
     except StepFailed as failed:
-        _report(failure, failed.failure)
+        _report(ends.failure, failed.failure)
     except BaseException as error:  # noqa: BLE001 - the shim must learn of every error
-        _report(failure, Failure("worker", None, f"cannot start the job: {error!r}"))
+        _report(ends.failure, Failure("worker", None, f"cannot start the job: {error!r}"))
     finally:
         os._exit(127)
 
@@ -283,34 +294,16 @@ def _reset_signals(shim: int) -> None:
     if os.getppid() != shim:
         os._exit(127)
     signal.set_wakeup_fd(-1)
-    # All of them: the daemon may have been started with further signals ignored.
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    for number in IGNORED:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _set_descriptors(ends: _Ends) -> int:
-    """Leave open 0, 1, 2 and the failure pipe, which closes when the command runs."""
-    for target, end in enumerate((ends.stdin, ends.stdout, ends.stderr)):
-        os.dup2(end, target)
-    os.dup2(ends.failure, _FAILURE, inheritable=False)
-    with os.scandir("/proc/self/fd") as names:
-        held = [int(name.name) for name in names]
-    for fd in held:
-        if fd > _FAILURE:
-            _close(fd)
-    return _FAILURE
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        return  # the descriptor through which the directory was read
-
-
 def _set_attributes(spec: WorkerSpec) -> None:
-    with step("cwd", f"cannot start in {shown(spec.cwd)}", _CWD_HINT):
-        os.chdir(os.fsencode(spec.cwd))
+    try:
+        os.chdir(spec.cwd)
+    except OSError as error:
+        with step("cwd", f"cannot start in {shown(spec.cwd)}", _CWD_HINT):
+            raise error
     os.umask(spec.umask)
     with step("limits", "cannot set the limits of the job"):
         _set_nice(spec.nice)
@@ -330,13 +323,14 @@ def _set_limits(soft_limits: Mapping[str, int]) -> None:
         number = getattr(resource, f"RLIMIT_{name.upper().removeprefix('RLIMIT_')}", None)
         if number is None:
             continue
-        hard = resource.getrlimit(number)[1]
+        present, hard = resource.getrlimit(number)
         bounded = hard if soft < 0 else soft if hard < 0 else min(soft, hard)
-        resource.setrlimit(number, (bounded, hard))
+        if bounded != present:
+            resource.setrlimit(number, (bounded, hard))
 
 
 def _report(pipe: int, failure: Failure) -> None:
-    os.write(pipe, json.dumps(failure._asdict()).encode())
+    os.write(pipe, encode(failure._asdict()))
 
 
 class NotTheUser(Exception):
@@ -353,7 +347,6 @@ def become_user(identity: IdentitySpec) -> None:
         OSError: a call failed.
         NotTheUser: this process still has rights of its former user.
     """
-    _reset_oom_score()
     if identity.groups is None:
         os.initgroups(identity.user, identity.gid)
     else:
@@ -384,13 +377,3 @@ def _can_return() -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _reset_oom_score() -> None:
-    """Remove the daemon's protection against the OOM killer, which jobs must not inherit."""
-    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if int(os.read(fd, 16)) < 0:
-            os.pwrite(fd, b"0", 0)
-    finally:
-        os.close(fd)

@@ -1,8 +1,11 @@
 """The spawner: quick, clean, and no loss when it dies."""
 
 import asyncio
+import errno
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +15,12 @@ import pytest
 
 from gpulease.host.launcher import Launcher
 from gpulease.host.shim_control import Exited
+from gpulease.shim.spawner import STOCK, _keep_stock
 from gpulease.wire.frames import FrameKind
 from process_rig import (
     Client,
     end,
+    end_shim,
     events_of,
     finish,
     is_alive,
@@ -29,6 +34,9 @@ from process_rig import (
     wait_until,
 )
 
+DESCRIPTORS = 4 + STOCK
+"""Of a spawner: three streams, the channel, and one for each shim of the stock."""
+
 
 @pytest.fixture
 def directory():
@@ -41,6 +49,12 @@ def spawner_of(pid: int) -> psutil.Process:
     parent = psutil.Process(pid).parent()
     assert parent is not None and parent.name() == "gpulease-spawn"
     return parent
+
+
+def stock_of(spawner: psutil.Process) -> set[int]:
+    """Return the shims that wait for a job."""
+    waiting = "gpulease-shim: waits for a job"
+    return {child.pid for child in spawner.children() if " ".join(child.cmdline()) == waiting}
 
 
 def directories_in(directory: Path, count: int) -> list[Path]:
@@ -57,7 +71,6 @@ def test_two_hundred_quick_jobs_leave_nothing_behind(directory: Path) -> None:
         places = directories_in(directory, 200)
         first = await launcher.launch(shell(directory, "sleep 1000"))
         spawner = spawner_of(first.shim_pid)
-        descriptors = spawner.num_fds()
         own = psutil.Process().num_fds()
 
         async def one(place: Path) -> None:
@@ -67,10 +80,8 @@ def test_two_hundred_quick_jobs_leave_nothing_behind(directory: Path) -> None:
                 assert isinstance(last, Exited) and last.exit_code == 3
 
         await asyncio.gather(*map(one, places))
-        shims = {first.shim_pid}
-        while {child.pid for child in spawner.children()} - shims:
+        while len(spawner.children()) != 1 + STOCK or spawner.num_fds() != DESCRIPTORS:
             await asyncio.sleep(0.01)
-        assert spawner.num_fds() == descriptors
         assert psutil.Process().num_fds() == own
         await launcher.close()
 
@@ -119,6 +130,70 @@ def test_a_spawner_that_dies_over_a_launch_is_replaced(directory: Path) -> None:
 
 def _child_called(name: str) -> psutil.Process:
     return next(child for child in psutil.Process().children() if child.name() == name)
+
+
+def test_the_stock_is_refilled_and_ends_with_the_spawner(directory: Path) -> None:
+    one, two, three = directories_in(directory, 3)
+
+    async def scenario() -> set[int]:
+        launcher = Launcher()
+        started = await launcher.launch(shell(one, "sleep 1000"))
+        spawner = spawner_of(started.shim_pid)
+        first = await filled(spawner, set())
+        taken = (await launcher.launch(shell(two, "sleep 1000"))).shim_pid
+        assert taken in first
+        second = await filled(spawner, first)
+        for pid in second:
+            os.kill(pid, signal.SIGKILL)
+        last = await launcher.launch(shell(three, "sleep 1000"))
+        assert last.shim_pid not in second
+        stock = await filled(spawner, second)
+        spawner.kill()
+        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, stock)))
+        assert all(map(is_running, (started.shim_pid, taken, last.shim_pid)))
+        await launcher.close()
+        return stock
+
+    async def filled(spawner: psutil.Process, used: set[int]) -> set[int]:
+        while len(stock_of(spawner)) < STOCK or stock_of(spawner) == used:
+            await asyncio.sleep(0.01)
+        return stock_of(spawner)
+
+    assert len(run(scenario())) == STOCK
+    for place in (one, two, three):
+        end_shim(place)
+
+
+def test_the_stock_ends_with_the_launcher(directory: Path) -> None:
+    async def scenario() -> None:
+        launcher = Launcher()
+        started = await launcher.launch(shell(directory, "sleep 1000"))
+        spawner = spawner_of(started.shim_pid)
+        while len(stock_of(spawner)) < STOCK:
+            await asyncio.sleep(0.01)
+        stock = stock_of(spawner)
+        await launcher.close()
+        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, stock)))
+        assert is_running(started.shim_pid)
+
+    run(scenario())
+
+
+def test_a_spawner_that_cannot_fork_refuses_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reply, status = os.pipe()
+    with Path(os.devnull).open("rb") as request, ours, theirs:
+        socket.send_fds(ours, [b"L"], [request.fileno(), status])
+        os.close(status)
+        ours.shutdown(socket.SHUT_WR)
+        monkeypatch.setattr(os, "fork", fork)
+        _keep_stock(theirs, None)
+    with os.fdopen(reply, "rb") as lines:
+        failed = json.loads(lines.read())["failed"]
+    assert (failed["step"], failed["errno"]) == ("fork", errno.EAGAIN)
 
 
 DAEMON = """
@@ -191,6 +266,8 @@ def test_the_spawner_has_nothing_of_the_daemon(
         launcher = Launcher()
         started = await launcher.launch(shell(directory, "sleep 1000"))
         spawner = spawner_of(started.shim_pid)
+        while len(stock_of(spawner)) < STOCK:
+            await asyncio.sleep(0.01)
         seen = spawner.environ(), spawner.cwd(), spawner.num_fds()
         await launcher.close()
         return seen
@@ -198,7 +275,7 @@ def test_the_spawner_has_nothing_of_the_daemon(
     environment, cwd, descriptors = run(scenario())
     assert "DAEMONS_SECRET" not in environment
     assert cwd == "/"
-    assert descriptors == 4  # three streams and the channel
+    assert descriptors == DESCRIPTORS
 
 
 def test_spawner_and_shims_load_nothing_heavy() -> None:
