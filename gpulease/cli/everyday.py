@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from gpulease.cli.quick_parser import parse, with_defaults
-from gpulease.locations import environment, personal_config
+from gpulease.cli.quick_parser import NotUnderstood, parse, with_defaults
+from gpulease.errors import GpuleaseError
+from gpulease.locations import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-_OFF = "GPULEASE_QUICK_PARSER"
+_SWITCH = "GPULEASE_QUICK_PARSER"
 """Set to "off", all lines are read by typer: for tests of both ways."""
-
-
 _VERBS = {
-    "run": ("run_job", "run_everyday"),
     "status": ("status_page", "print_status"),
     "list": ("list_page", "print_list"),
     "show": ("show_jobs", "print_jobs"),
@@ -26,22 +24,35 @@ _VERBS = {
 
 def run_everyday(line: Sequence[str]) -> int | None:
     """Run a command line, and return its exit code; None if typer has to read the line."""
-    if environment().get(_OFF) == "off" or (parsed := parse(line)) is None:
+    if environment().get(_SWITCH) == "off" or (parsed := parse(line)) is None:
         return None
     verb, typed = parsed
-    if verb == "run" and _has_users_defaults(typed):
-        return None
+    if verb == "run":
+        return _run(typed)
     module, function = _VERBS[verb]
     perform = getattr(__import__(f"gpulease.cli.{module}", fromlist=[function]), function)
     return perform(**with_defaults(verb, typed)) or 0
 
 
-def _has_users_defaults(typed: Mapping[str, Any]) -> bool:
-    """Return whether options of `run` may come from a file or a variable, see `run_defaults`."""
-    is_within = environment().get("GPULEASE_JOB") and not typed.get("new_lease")
-    if typed.get("no_defaults") or is_within:
-        return False
+def _run(typed: dict[str, Any]) -> int | None:
+    from gpulease.cli.quick_defaults import quick_defaults
+    from gpulease.cli.request import RunOptions
+    from gpulease.cli.run_job import run_job
+
     try:
-        return bool(environment().get("GPULEASE_RUN_OPTIONS") or personal_config())
-    except OSError:
-        return True  # typer's way says what is wrong
+        defaults = quick_defaults(typed, environment())
+    except NotUnderstood:
+        return None
+    values = with_defaults("run", {name: each.value for name, each in defaults.items()} | typed)
+    command, socket = values.pop("command") or [], values.pop("socket")
+    del values["no_defaults"]
+    for name in ("gpu", "after"):
+        values[name] = tuple(values[name] or ())
+    try:
+        return run_job(RunOptions(**values), command, socket, must_copy="snapshot" in typed)
+    except GpuleaseError as error:
+        if in_effect := [each for name, each in defaults.items() if name not in typed]:
+            from gpulease.cli.run_defaults import name_sources
+
+            name_sources(error, in_effect)
+        raise

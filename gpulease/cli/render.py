@@ -6,10 +6,8 @@ import io
 import os
 import sys
 
-from gpulease.cli.waiting_line import WaitingLine
 from gpulease.locations import environment
 from gpulease.record import record
-from gpulease.wire.frames import FrameKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +16,9 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from gpulease.cli.tables import Page
+    from gpulease.cli.waiting_line import WaitingLine
     from gpulease.errors import GpuleaseError
+    from gpulease.wire.frames import FrameKind
 else:
     from _datetime import datetime, timezone
 
@@ -156,6 +156,8 @@ def stderr_status(delay: float = 0.5) -> StderrStatus:
 
     The line is shown after `delay` seconds: most jobs start at once.
     """
+    from gpulease.cli.waiting_line import WaitingLine
+
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     rewrites = is_terminal and environment().get("TERM", "dumb") != "dumb"
     return StderrStatus(

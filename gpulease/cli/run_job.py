@@ -25,7 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import Any
 
     from gpulease.cli.follow import FollowOptions
     from gpulease.client import Transport
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
 
 _SHOWN_AFTER_S = 0.3
 """Once the daemon has said that the job still waits, which takes it 0.2 seconds."""
-
-
-def run_everyday(**values: Any) -> int:
-    """Run a command line that was read without typer; `values` are those of all parameters."""
-    command, socket = values.pop("command") or (), values.pop("socket")
-    del values["no_defaults"]
-    values["gpu"], values["after"] = tuple(values["gpu"] or ()), tuple(values["after"] or ())
-    return run_job(RunOptions(**values), command, socket, must_copy=True)
 
 
 def run_job(
