@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 REMOVED_COPY = "removed.backup"
 """The suffix of the copy of a database that is no longer at its path."""
+SKIPPED_IDS = 1000
+"""Ids to skip if the last id given is unknown."""
 
 
 class FilePresence:
