@@ -12,7 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import command, jobs, planning, reaction, rest, start, store, streams, submissions
+from benchmarks import (
+    answers,
+    command,
+    jobs,
+    planning,
+    reaction,
+    rest,
+    start,
+    store,
+    streams,
+    submissions,
+)
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
 
@@ -24,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "start": start.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
+    "answers": answers.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }
