@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import (
+    answers,
     command,
     connections,
     jobs,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "submissions": submissions.run,
     "jobs": jobs.run,
     "shims": shims.run,
+    "answers": answers.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }

@@ -112,7 +112,8 @@ def reserve(
 ) -> Reservation | None:
     """Reserve GPUs for a claim that does not fit now; None if no end of a job makes it fit.
 
-    `ends` are in the order of their latest instants. The job must not start on a GPU after the instant in `latest_starts`, in seconds.
+    `ends` are in the order of their latest instants. The job must not start on a GPU after the
+    instant in `latest_starts`, in seconds.
     """
     later = {room.uuid: room.copy() for room in rooms}
     servers: dict[str, list[Room]] = {}
