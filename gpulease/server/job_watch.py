@@ -20,6 +20,16 @@ class JobWatch:
         self._waiting: dict[asyncio.Future[None], Job] = {}
         """What wakes each stream, and its job as the stream has seen it."""
         self._looking: asyncio.Task[None] | None = None
+        self._live: tuple[asyncio.Event | None, frozenset[JobId]] = None, frozenset()
+        """The jobs that wait or hold memory, until the next change."""
+
+    def live(self) -> frozenset[JobId]:
+        """Return the jobs that wait or hold memory: one set for all streams until a change."""
+        change = self._context.scheduler.next_change
+        if self._live[0] is not change:
+            ids = frozenset(job.id for job in self._context.scheduler.store.live())
+            self._live = change, ids
+        return self._live[1]
 
     async def change_of(self, job: Job, within_s: float) -> None:
         """Wait until the store has another version of `job`, for at most `within_s` seconds."""

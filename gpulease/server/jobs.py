@@ -226,9 +226,10 @@ class JobHandlers:
         deadline = inf if timeout_s is None else clock() + timeout_s
         while True:
             change = context.scheduler.next_change
-            live = {job.id for job in context.scheduler.store.live()}
-            for number in sorted(waiting - live):
+            for number in sorted(waiting - self._watch.live()):
                 job = self._job(number)
+                if job.state is not State.ENDED:
+                    continue  # queued since the last change
                 yield msgspec.json.encode(context.view_for(caller, job)) + b"\n"
                 waiting.remove(number)
                 if job.usage.retried_as is not None:

@@ -22,6 +22,10 @@ class Jobs:
         self.jobs = {number: _job(number) for number in range(1, count + 1)}
         self.looks = 0
 
+    def live(self) -> list[Job]:
+        self.looks += 1
+        return list(self.jobs.values())
+
     def job(self, number: int) -> Job | None:
         self.looks += 1
         return self.jobs.get(number)
@@ -83,3 +87,14 @@ def test_a_job_that_has_changed_already_is_not_waited_for() -> None:
         await JobWatch(context).change_of(_job(1), LONG_S)
 
     asyncio.run(check())
+
+
+def test_the_live_jobs_are_read_once_for_each_change() -> None:
+    scheduler = Scheduler(Jobs(2))
+    context: Any = SimpleNamespace(scheduler=scheduler)
+    watch = JobWatch(context)
+    assert [watch.live() for _ in range(100)] == [{1, 2}] * 100
+    assert scheduler.store.looks == 1
+    del scheduler.store.jobs[2]
+    scheduler.changes.notify()
+    assert watch.live() == {1}
