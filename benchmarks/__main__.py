@@ -20,6 +20,7 @@ from benchmarks import (
     planning,
     reaction,
     rest,
+    shims,
     start,
     store,
     streams,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "start": start.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
+    "shims": shims.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }

@@ -7,7 +7,6 @@ otherwise compute their job again for each change of another one.
 import asyncio
 import contextlib
 
-from gpulease.domain.gpu import JobId
 from gpulease.domain.job import Job
 from gpulease.server.context import RequestContext
 
@@ -20,20 +19,10 @@ class JobWatch:
         self._waiting: dict[asyncio.Future[None], Job] = {}
         """What wakes each stream, and its job as the stream has seen it."""
         self._looking: asyncio.Task[None] | None = None
-        self._live: tuple[asyncio.Event | None, frozenset[JobId]] = None, frozenset()
-        """The jobs that wait or hold memory, until the next change."""
-
-    def live(self) -> frozenset[JobId]:
-        """Return the jobs that wait or hold memory: one set for all streams until a change."""
-        change = self._context.scheduler.next_change
-        if self._live[0] is not change:
-            ids = frozenset(job.id for job in self._context.scheduler.store.live())
-            self._live = change, ids
-        return self._live[1]
 
     async def change_of(self, job: Job, within_s: float) -> None:
         """Wait until the store has another version of `job`, for at most `within_s` seconds."""
-        if self._context.scheduler.store.job(job.id) is not job:
+        if self._has_changed(job):
             return
         changed = asyncio.get_running_loop().create_future()
         self._waiting[changed] = job
@@ -50,11 +39,10 @@ class JobWatch:
         """Look at the watched jobs at each change of any job."""
         while self._waiting:
             change = self._context.scheduler.next_change
-            # Of a job that has ended, each reading comes from the disk.
-            now: dict[JobId, Job | None] = {}
             for changed, job in self._waiting.items():
-                if job.id not in now:
-                    now[job.id] = self._context.scheduler.store.job(job.id)
-                if now[job.id] is not job and not changed.done():
+                if self._has_changed(job) and not changed.done():
                     changed.set_result(None)
             await change.wait()
+
+    def _has_changed(self, job: Job) -> bool:
+        return self._context.scheduler.store.live_job(job.id) is not job
