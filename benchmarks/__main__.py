@@ -12,7 +12,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import command, jobs, planning, reaction, rest, start, store, streams, submissions
+from benchmarks import (
+    answers,
+    command,
+    connections,
+    jobs,
+    memory,
+    planning,
+    reaction,
+    rest,
+    shims,
+    start,
+    store,
+    streams,
+    submissions,
+)
 from benchmarks.figures import Figure, table
 from benchmarks.machine import machine
 
@@ -20,10 +34,14 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Figure | str]]] = {
     "planning": planning.run,
     "command": command.run,
     "rest": rest.run,
+    "memory": memory.run,
+    "connections": connections.run,
     "store": store.run,
     "start": start.run,
     "submissions": submissions.run,
     "jobs": jobs.run,
+    "shims": shims.run,
+    "answers": answers.run,
     "streams": streams.run,
     "reaction": reaction.run,
 }

@@ -225,10 +225,10 @@ class JobHandlers:
         """Yield the jobs that end, each as a line, and empty lines as keep-alives."""
         context, clock = self._context, asyncio.get_running_loop().time
         deadline = inf if timeout_s is None else clock() + timeout_s
+        live_job = context.scheduler.store.live_job
         while True:
             change = context.scheduler.next_change
-            live = {job.id for job in context.scheduler.store.live()}
-            for number in sorted(waiting - live):
+            for number in sorted(each for each in waiting if live_job(each) is None):
                 job = self._job(number)
                 yield msgspec.json.encode(context.view_for(caller, job)) + b"\n"
                 waiting.remove(number)
