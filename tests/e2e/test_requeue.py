@@ -161,7 +161,7 @@ def test_a_job_that_a_shutdown_ended_is_queued_again_after_the_boot(
 
 def _shim_of(daemon: Daemon, job: int) -> int:
     record = (daemon.state / f"jobs/{job}/record").read_text()
-    marker = '"shim_pid": '
+    marker = '"shim_pid":'
     start = record.index(marker) + len(marker)
     return int(record[start:].split(",")[0].split("}")[0])
 
